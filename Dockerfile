@@ -40,7 +40,8 @@ COPY --from=build /opt/palimpsest /opt/palimpsest
 ENV PATH=/opt/palimpsest/bin:$PATH \
     PALIMPSEST_SERVER__HOST=0.0.0.0 \
     PALIMPSEST_SERVER__PORT=8080 \
-    PALIMPSEST_STORE__URL=sqlite:////var/lib/palimpsest/palimpsest.db
+    PALIMPSEST_STORE__URL=sqlite:////var/lib/palimpsest/palimpsest.db \
+    PALIMPSEST_STORE__SPOOL=/var/lib/palimpsest/spool
 
 # Checks that the program runs, and compiles the standard library, which the base image does not.
 RUN palimpsest schema > /dev/null

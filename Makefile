@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format bench record-sdks strategies pins
+.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format attack bench record-sdks strategies pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-ready
 READY := $(VENV)/.ready
 MODEL_SERVER := $(VENV)/.model-server-ready
+ATTACK := $(VENV)/.attack-ready
 ARGS ?=
 # Floors whose own tests must reach every branch of them; those that take longest come first.
 PURE := trimming dialects textscan conversation
@@ -38,6 +39,10 @@ $(READY): requirements-dev.txt pyproject.toml
 
 $(MODEL_SERVER): requirements-model-server.txt $(READY)
 	$(call install,requirements-model-server.txt)
+	@touch $@
+
+$(ATTACK): requirements-attack.txt $(READY)
+	$(call install,requirements-attack.txt)
 	@touch $@
 
 define install
@@ -90,6 +95,10 @@ check-rest: $(READY)
 	$(BIN)/yamllint --strict --config-data '$(YAML_RULES)' docker-compose.yml config.example.yaml examples/policies
 	$(BIN)/python -m pytest --quiet tests/test_docs.py
 
+attack: $(ATTACK) ## Attack with bodies, answers, routes and imports that no run had before (10 minutes each; SECONDS=60).
+	PALIMPSEST_ATTACK_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest --quiet -m "attack or not attack" \
+		tests/hostile/test_fuzz.py tests/hostile/test_openapi.py $(ARGS)
+
 bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "--only NAME", "--profile"). Linux, with a C compiler.
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -110,4 +119,5 @@ pins: ## Choose the newest versions anew and pin them with their hashes (needs u
 	$(COMPILE) --upgrade pyproject.toml --group build -o requirements.txt
 	$(COMPILE) --upgrade pyproject.toml --group dev -o requirements-dev.txt
 	$(COMPILE) --upgrade --group psycopg --constraint requirements-dev.txt -o requirements-psycopg.txt
+	$(COMPILE) --upgrade --group attack --constraint requirements-dev.txt -o requirements-attack.txt
 	$(COMPILE) --upgrade --group model-server -o requirements-model-server.txt

@@ -10,13 +10,15 @@
         · TimedOut            408  it did not come in time
         · TooLarge            413  it is over a configured limit
         · LineTooLong         414  its first line is over the limit
-        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
+        · UpgradeRefused      426  it asks for another protocol
+      · HeadersTooLarge     431  its headers, or its trailers, are over a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
         · UpstreamTimeout     504  no connection or no answer in time
       · InternalError         500  a bug in this project
       · Overloaded            503  no memory, or no connection, is left for the request
+      · Stopping              503  the process stops
       · StoreUnavailable      503  the database cannot be read or written
       · ConfigurationError         stops the start (exit code 2)
       · ClientLeft                 the client closed its connection; nothing can be sent
@@ -110,6 +112,13 @@ class LineTooLong(RequestError):
     default_code = "uri_too_long"
 
 
+class UpgradeRefused(RequestError):
+    """The request asks for a protocol that is not served."""
+
+    status = 426
+    default_code = "upgrade_refused"
+
+
 class HeadersTooLarge(RequestError):
     """The headers, or the trailers, are over a limit."""
 
@@ -158,12 +167,21 @@ class Overloaded(PalimpsestError):
     retry_after = 1
 
 
+class Stopping(PalimpsestError):
+    """The process stops before the answer was complete."""
+
+    status = 503
+    default_code = "stopping"
+    retry_after = 1
+
+
 class StoreUnavailable(PalimpsestError):
     """The database cannot be read or written. Nothing was acknowledged."""
 
     status = 503
     type = "server_error"
     default_code = "store_unavailable"
+    retry_after = 1
 
 
 class ConfigurationError(PalimpsestError):

@@ -123,6 +123,7 @@ def test_every_field_of_the_log_line_is_documented() -> None:
     report = PlanReport(
         session="s",
         exchange="e",
+        kind="first",
         plan=bypass((), PlanningContext(count=lambda _: 0)),
         warnings=(),
         messages_before=0,
@@ -133,7 +134,7 @@ def test_every_field_of_the_log_line_is_documented() -> None:
     )
     part = API.partition("\n## The log line\n")[2].partition("\n## ")[0]
     documented = {name for cell in re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE) for name in cell.split(", ")}
-    assert documented == {f"`{name}`" for name in log_line(report, "first", "complete", 1.0)}
+    assert documented == {f"`{name}`" for name in log_line(report, "complete", 1.0)}
 
 
 def test_the_words_of_warnings_are_those_of_the_code() -> None:

@@ -10,7 +10,7 @@ report        the result as tables, HTML and JSON
 
 from __future__ import annotations
 
-from proxy.backtest.comparison import Backtest
+from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, class_of, standard_classes
 from proxy.backtest.histories import SessionHistory, read_file, stored, synthetic_agents
 from proxy.backtest.replay import ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline

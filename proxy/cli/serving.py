@@ -5,7 +5,8 @@ With workers, the parent serves nothing. It holds the listening sockets and watc
 - A worker is forked from the parent, which has loaded what all need; what nobody writes to is in memory once. The
   parent has one thread, no event loop and no connections. Where fork is not safe (macOS), a worker is a new
   interpreter ("spawn").
-- A worker reports once that it serves. If one ends before that, at the first start, the start has failed.
+- A worker reports once that it serves. If it ends before that, at the first start, it is tried again twice; then the
+  start has failed.
 - A worker that ends later is replaced: at once the first time, after growing pauses if that does not help.
   The new one gets the marks of its predecessors and gives up their pending exchanges.
 - A signal to stop goes to all workers, and a second one kills them. A worker whose parent is gone stops.
@@ -32,7 +33,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import typer
 import uvicorn
@@ -41,20 +42,23 @@ from uvicorn.config import STARTUP_FAILURE
 from proxy import __version__
 from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
+from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.limits import limited_http
 from proxy.store import Store
 from proxy.telemetry import set_up_logging
 from proxy.tokens import TokenCounter
 
-GRACE_SECONDS: Final = 30  # how long running streams may go on after a signal to stop
+GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
-_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end: first the streams, then the store
+_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
+_START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail because of its start
 _LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
@@ -87,12 +91,13 @@ def serve(
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
     try:
-        asyncio.run(_prepare_store(settings, gives_up=several))
+        prepared = asyncio.run(_prepare_store(settings, gives_up=several))
         show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
         if several:
             if FORKS:
                 _load_for_all(settings)
-            crew = Workers(settings.server.workers, _work, (loaded,), sockets, _PATIENCE_SECONDS)
+            patience = settings.server.drain_timeout + _PATIENCE_SECONDS
+            crew = Workers(settings.server.workers, _work, (loaded, prepared), sockets, patience)
             succeeded = crew.run(show_banner)
         else:
             succeeded = _serve_alone(loaded, sockets, show_banner)
@@ -120,7 +125,7 @@ def server_config(
         "date_header": False,
         "proxy_headers": False,  # the client's address is not used
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
-        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "timeout_graceful_shutdown": settings.server.drain_timeout + GRACE_SECONDS,
     }
     return uvicorn.Config(Application(settings, worker, loaded), **(chosen | changes))
 
@@ -139,8 +144,11 @@ def _load_for_all(settings: Settings) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server with a callback once it serves."""
 
-    def __init__(self, config: uvicorn.Config, serves: Callable[[], None], *, is_worker: bool = False) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain_timeout: float, serves: Callable[[], None], *, is_worker: bool = False
+    ) -> None:
         super().__init__(config)
+        self._drain_timeout = drain_timeout
         self._serves = serves
         self._is_worker = is_worker
 
@@ -161,16 +169,29 @@ class _Server(uvicorn.Server):
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a worker not for Ctrl-C: the parent gets it too, and a second signal would cut streams off."""
-        if sig != signal.SIGINT or not self._is_worker:
-            super().handle_exit(sig, frame)
+        """Stop, and at a second signal end at once; a worker not for Ctrl-C, which the parent gets too."""
+        if sig == signal.SIGINT and self._is_worker:
+            return
+        if self.should_exit:
+            os._exit(1)  # what was acknowledged is durable
+        self._application.stop()
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running answers end; cut off those that take too long; then close the application."""
+        asyncio.get_running_loop().call_later(self._drain_timeout, self._application.cut_off)
+        await super().shutdown(sockets)
+
+    @property
+    def _application(self) -> Application:
+        return cast("Application", self.config.app)
 
 
 def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
     """Serve in this process until a signal to stop; return False if it could not start."""
     # uvicorn shuts down and then raises the signal again. That is not a failure.
     signal.signal(signal.SIGTERM, _exit)
-    server = _Server(server_config(loaded.settings, loaded=loaded), serves)
+    server = _Server(server_config(loaded.settings, loaded=loaded), loaded.settings.server.drain_timeout, serves)
     try:
         server.run(sockets)
     except KeyboardInterrupt:
@@ -180,12 +201,16 @@ def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[
     return server.started
 
 
-def _work(loaded: Loaded, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]) -> None:
-    """Serve as one of several workers. The store is migrated already."""
+def _work(
+    loaded: Loaded, prepared: bool, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]
+) -> None:
+    """Serve as one of several workers. `prepared`: the store is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    migrated = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    _Server(server_config(migrated, worker, loaded), serves, is_worker=True).run(sockets)
+    if prepared:
+        settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
+    config = server_config(settings, worker, loaded)
+    _Server(config, settings.server.drain_timeout, serves, is_worker=True).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
@@ -215,15 +240,30 @@ def _cannot_listen(host: str, port: int, why: OSError) -> str:
     return f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
 
 
-async def _prepare_store(settings: Settings, *, gives_up: bool) -> None:
-    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`."""
-    store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
+    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`.
+
+    Return False where the store is away and requests can be served without it.
+    """
+    try:
+        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+    except StoreUnavailable as why:
+        if not can_serve_without(settings):
+            raise
+        _LOG.error("starting without the store: %s", why)
+        return False
     try:
         await store.ready()
         if gives_up:
             await give_up_pending(store)
+    except StoreUnavailable as why:
+        if not can_serve_without(settings):
+            raise
+        _LOG.error("starting without the store: %s", why)
+        return False
     finally:
         await store.close()
+    return True
 
 
 def _banner(settings: Settings, port: int | None = None) -> str:
@@ -339,7 +379,7 @@ class Workers:
                 if place.serves:
                     place.ended.clear()  # the worker gave up their exchanges before it served
             if ended and place.process is not None:
-                if not self._serving and not place.serves:
+                if not self._serving and not place.serves and place.failures + 1 >= _START_TRIES:
                     _LOG.error("a worker (process %s) did not start", place.process.pid)
                     return False
                 self._bury(place, place.process)

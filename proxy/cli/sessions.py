@@ -25,6 +25,7 @@ from proxy.pipeline import (
     session_document,
     session_id_of,
     session_view,
+    spool_at,
     summary_document,
     timestamp,
     valid_id,
@@ -134,6 +135,7 @@ def delete(
         return row
 
     row = _with_store(config, work)
+    spool_at(load(config)).drop(row.key)
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 
@@ -179,7 +181,9 @@ def compact_session(
                 raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
             # One response may be rejected, and a long history takes several.
             patience = 3 * settings.summarizer.timeout
-            return await compact(row, now, now.policy, Caller(tenant=row.tenant), means, patience=patience)
+            return await compact(
+                row, now, now.policy, Caller(tenant=row.tenant, dialect=row.dialect), means, patience=patience
+            )
 
     made = asyncio.run(run())
     if as_json:

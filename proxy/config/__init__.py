@@ -31,4 +31,4 @@ from proxy.config.settings import (
     VirtualToolSettings,
     store_url,
 )
-from proxy.config.source import ConfigSource, Loaded, json_schema, load
+from proxy.config.source import ConfigSource, Loaded, json_schema, load, policy_of

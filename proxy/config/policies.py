@@ -26,7 +26,7 @@ BUILT_IN: Final = Policy.model_validate(
         "trigger": {"cost": "auto", "ratio": 0.9},
         "keep": {"rounds": 1, "spans": 3, "first_user": True},
         "edits": [
-            {"type": "clear_tool_results", "keep": 5, "digest_chars": 600, "clear_inputs": True},
+            {"type": "clear_tool_results", "keep": 10, "digest_chars": 600, "clear_inputs": True},
             {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
         ],
     }

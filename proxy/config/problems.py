@@ -18,7 +18,9 @@ Location: TypeAlias = tuple[str | int, ...]  # the path to a value: keys of mapp
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
-_SECRET: Final = frozenset({"key", "keys", "api_key", "admin_key", "url", "base_url"})
+_SECRET: Final = frozenset(
+    {"key", "keys", "api_key", "anthropic_api_key", "admin_key", "url", "base_url", "anthropic_base_url"}
+)
 _KINDS: Final = {
     "dict": "a mapping",
     "list": "a list",

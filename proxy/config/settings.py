@@ -233,6 +233,8 @@ class ServerSettings(_Section):
     Without it, half of what the machine or the container has."""
     max_connections_per_address: Annotated[int, Field(ge=0)] = 0
     """Most connections from one address to one worker. 0: any number."""
+    drain_timeout: Annotated[int, Field(ge=0)] = 30
+    """Seconds that running answers may take after a signal to stop. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
     """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
 
@@ -255,6 +257,10 @@ class UpstreamSettings(_Section):
     """Address of the provider's API. It replaces the client's `/v1`."""
     api_key: Key | None = None
     """The proxy's own key. Without it, the client's `Authorization` header is forwarded."""
+    anthropic_base_url: BaseUrl = "https://api.anthropic.com/v1"
+    """Address of the provider of `/v1/messages`, the Messages API."""
+    anthropic_api_key: Key | None = None
+    """The proxy's own key there. Without it, the client's key is forwarded; `api_key` never goes there."""
     connect_timeout: Seconds = 10.0
     """Seconds to wait for a connection."""
     read_timeout: Seconds = 600.0
@@ -278,8 +284,13 @@ class StoreSettings(_Section):
     """Address of the database: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
     """Whether `serve` migrates the database's tables at the start."""
-    on_failure: Literal["reject"] = "reject"
-    """What happens while the database cannot be reached. `reject`: requests are refused with 503."""
+    on_failure: Literal["forward", "reject"] = "forward"
+    """What happens while the database cannot be used. `forward`: requests that bring their whole history are
+    served, and stored later. `reject`: requests are refused with 503."""
+    spool: Text = "palimpsest-spool"
+    """Folder of this machine for what waits for the database."""
+    spool_max_bytes: Count = 1_073_741_824
+    """Most bytes that may wait there. Beyond it requests get 503."""
 
 
 class AuthKey(_Section):
@@ -321,13 +332,22 @@ class SessionSettings(_Section):
     headers: tuple[HeaderName, ...] = ("X-Session-ID",)
     """Headers that may hold the session id. The first one in the request is used."""
     body_fields: tuple[FieldPath, ...] = ()
-    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending."""
+    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending, but for those
+    that mean something to a provider: `metadata.user_id`, `prompt_cache_key`, `conversation`."""
     missing: Literal["infer", "stateless", "reject"] = "infer"
     """What happens without an id. `infer` recognises the session by its earlier replies, or starts a new one.
     `stateless` stores nothing. `reject` answers with 400."""
     on_disconnect: Literal["cancel", "finish"] = "cancel"
     """What happens when the client disconnects early. `cancel` ends the upstream request, `finish` completes
     and stores it."""
+
+
+class ResponsesSettings(_Section):
+    """Requests to `/v1/responses` that name an earlier response."""
+
+    state: Literal["upstream", "proxy"] = "upstream"
+    """Who adds what came before where a request has `previous_response_id` or `conversation`. `upstream` passes it
+    on as it is. `proxy` takes the field out and sends the stored conversation, trimmed."""
 
 
 class TokenSettings(_Section):
@@ -452,6 +472,13 @@ class ModelRule(_Section):
     """How its provider caches."""
 
 
+class DashboardSettings(_Section):
+    """The pages at `/ui`."""
+
+    enabled: bool = True
+    """Whether there is a dashboard."""
+
+
 class TelemetrySettings(_Section):
     """Logs."""
 
@@ -479,6 +506,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     auth: AuthSettings = AuthSettings()
     sessions: SessionSettings = SessionSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""
@@ -489,6 +517,7 @@ class Settings(BaseSettings):
     """Facts about models, added to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
     """What is trimmed, by name. The first policy that matches a request is used."""
+    dashboard: DashboardSettings = DashboardSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
@@ -525,11 +554,12 @@ class Settings(BaseSettings):
                 "server",
                 "host",
             )
-        if self.auth.mode == "passthrough" and self.upstream.api_key is not None:
-            raise contradiction(
-                "auth.mode 'passthrough' forwards each client's own key: remove upstream.api_key, "
-                "or set auth.mode to 'keys'",
-                "upstream",
-                "api_key",
-            )
+        for name in ("api_key", "anthropic_api_key"):
+            if self.auth.mode == "passthrough" and getattr(self.upstream, name) is not None:
+                raise contradiction(
+                    f"auth.mode 'passthrough' forwards each client's own key: remove upstream.{name}, "
+                    "or set auth.mode to 'keys'",
+                    "upstream",
+                    name,
+                )
         return self

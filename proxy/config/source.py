@@ -30,11 +30,17 @@ from yaml.scanner import ScannerError
 from proxy.config.policies import ancestry, laid_over, unreachable
 from proxy.config.problems import Location, describe, line_about
 from proxy.config.settings import Settings
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.trimming import Policy
 
 DEFAULT_FILE: Final = Path("config.yaml")  # the file that is read if none is named. It need not exist.
 
-SECRETS: Final = frozenset({("upstream", "api_key"), ("auth", "key"), ("auth", "admin_key"), ("summarizer", "api_key")})
+SECRETS: Final = frozenset(
+    {
+        *(("upstream", "api_key"), ("upstream", "anthropic_api_key"), ("summarizer", "api_key")),
+        *(("auth", "key"), ("auth", "admin_key")),
+    }
+)
 """Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
 
 _PREFIX: Final = "PALIMPSEST_"
@@ -110,6 +116,35 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     return ConfigSource(path=path, overrides=overrides or {}).read().settings
 
 
+def policy_of(text: str, known: Mapping[str, Policy]) -> Policy:
+    """Return the policy that somebody typed as YAML; `known` are those that it may extend.
+
+    Raises `InvalidRequest` with a line for each mistake.
+    """
+    try:
+        _check_typed(text)
+        written = yaml.safe_load(text)
+        if not isinstance(written, dict):
+            raise InvalidRequest("Write a policy as YAML, such as {trigger: {tokens: 50000}, edits: […]}.")
+        return Settings(policies={**known, _TYPED: cast("Any", written)}).policies[_TYPED]
+    except yaml.YAMLError as why:
+        raise InvalidRequest(f"This is not YAML: {' '.join(str(why).split())}") from why
+    except ValidationError as why:
+        lines = describe(why, Settings, lambda _: "policy", lambda location: location, lambda _: None)
+        raise InvalidRequest("; ".join(line.replace(f"policies.{_TYPED}.", "") for line in lines)) from why
+
+
+def _check_typed(text: str) -> None:
+    """Refuse what would grow when it is read."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InvalidRequest("A policy that is typed here cannot repeat a part with *NAME.")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise InvalidRequest(f"A policy has no more than {_DEEPEST} levels.")
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the file, with a description of each setting."""
     schema = Settings.model_json_schema()
@@ -125,6 +160,8 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+_TYPED: Final = "typed"
+_DEEPEST: Final = 20
 _DATE: Final = "tag:yaml.org,2002:timestamp"
 _INT: Final = "tag:yaml.org,2002:int"
 _FLOAT: Final = "tag:yaml.org,2002:float"

@@ -2,6 +2,7 @@
 
     ids         names of messages at their place: a hash of the parent's and the canonical form
     reconcile   where an incoming request belongs in the log
+    evidence    what a reply is known by when a client that names no session sends it back
     placement   where new messages go, decided from what was read of the log
     spans       the smallest runs that can be removed without breaking the protocol, and rounds
 
@@ -10,6 +11,7 @@ Pure: no input or output, no clock, no store.
 
 from __future__ import annotations
 
+from proxy.conversation.evidence import TELLING, Evidence, Witness
 from proxy.conversation.ids import (
     ROOT,
     array_of,
@@ -18,6 +20,7 @@ from proxy.conversation.ids import (
     child,
     content_hash,
     content_key,
+    earlier_names,
     fingerprints,
     names_under,
     node_id,
@@ -34,6 +37,17 @@ from proxy.conversation.placement import (
     place_finished,
     takes_head,
 )
-from proxy.conversation.reconcile import APPENDING, Arrival, Incoming, Kind, Last, Log, Manner, Mode, reconcile
+from proxy.conversation.reconcile import (
+    APPENDING,
+    Arrival,
+    Incoming,
+    Kind,
+    Last,
+    Log,
+    Manner,
+    Mode,
+    known_prefix,
+    reconcile,
+)
 from proxy.conversation.spans import Round, open_calls, rounds, span_start, spans
 from proxy.dialects import body_id

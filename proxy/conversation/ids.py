@@ -72,6 +72,12 @@ def content_hash(message: Message) -> bytes:
     return content
 
 
+def earlier_names(parent: str, messages: Iterable[Message]) -> list[str]:
+    """Return the nodes of `messages` in a row under `parent` as older versions named them."""
+    forms = [(message, message.dialect.earlier_canonical(message)) for message in messages]
+    return names_under(parent, [content_hash(message) if form is None else hash_of(form) for message, form in forms])
+
+
 def body_of(message: Message) -> str:
     """Return the name of a message's text, its `body_id`."""
     facts = message.facts

@@ -175,7 +175,7 @@ def place_of_results(
 
 
 def _answers(branch: Sequence[Message], block: int, stop: int) -> set[str | None]:
-    return {result.answers for result in branch[block + 1 : stop]}
+    return {answered for result in branch[block + 1 : stop] for answered in result.answered}
 
 
 def _is_early(branch: Sequence[Message], block: int, stop: int) -> bool:

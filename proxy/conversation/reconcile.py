@@ -14,9 +14,12 @@ in which they are recognised:
     side      nothing of it is stored, it holds no assistant message, and the session resends: a question
               beside the conversation, a new root, and the head stays where it is
 
+A request that names a state which the provider keeps (`provider_state`) goes where that state is stored.
+
 A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
-are other than the conversation's, and so are its tools (the model, where neither has tools). A title is asked for in
-this manner, often with the first question word for word, and while that is answered.
+are other than the conversation's. A title is asked for in this manner, often with the first question word for word, and
+while that is answered. In a session that appends, instructions may change: there its tools must be others too (the
+model, where neither has tools).
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
 says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
@@ -30,6 +33,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.conversation.ids import ROOT, names_under
 
@@ -44,6 +48,7 @@ class Kind(StrEnum):
     WINDOWED = "windowed"
     FOREIGN = "foreign"
     SIDE = "side"
+    PROVIDER_STATE = "provider_state"
 
 
 class Mode(StrEnum):
@@ -133,6 +138,8 @@ class Arrival(Struct, frozen=True, kw_only=True):
     fresh: int  # number of its messages that the branch of `base` holds already: those from here on are new
     at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
+    expanded: bool = False  # whether the history comes from the store in the place of a provider's state
+    resends: bool = False  # whether the session is used by resending all the same: this brings results of calls alone
 
     @property
     def moves_head(self) -> bool:
@@ -142,7 +149,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     @property
     def composed(self) -> bool:
         """Whether the history comes from the store: the client sent only what is new."""
-        return self.kind is Kind.APPEND
+        return self.kind is Kind.APPEND or self.expanded
 
 
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
@@ -168,7 +175,9 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, fresh=stored)
     if not incoming.speaks:
         # Results without their calls go on with something, however the session is used.
-        return _append(incoming, log) if incoming.answers else Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+        if not incoming.answers:
+            return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+        return replace(_append(incoming, log), resends=True)
     return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
 
 
@@ -199,6 +208,8 @@ def _stands_aside(incoming: Incoming, log: Log) -> bool:
         return False
     if asked.instructions is None or asked.instructions == usual.instructions:
         return False
+    if log.arrival is None or log.arrival == Kind.FIRST:  # nobody knows yet whether the session appends
+        return True
     tools_count = asked.tools is not None or usual.tools is not None
     return asked.tools != usual.tools if tools_count else asked.model != usual.model
 

@@ -30,7 +30,11 @@ SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
-DIALECTS: Final[dict[str, str]] = {"chat": "proxy.dialects.chat"}
+DIALECTS: Final[dict[str, str]] = {
+    "chat": "proxy.dialects.chat",
+    "responses": "proxy.dialects.responses",
+    "messages": "proxy.dialects.messages",
+}
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
@@ -115,6 +119,7 @@ class Facts(Struct, kw_only=True, eq=False):
     content: bytes | None = None  # the content hash: see `conversation.content_hash`
     body: str | None = None  # the body id: see `conversation.body_of`
     step: tuple[str, str] | None = None  # the node of its last known parent, and its own node there
+    reshaped: bool = False  # whether an earlier version may have given it another canonical form
     ties: Any = None  # what the dialect remembers of it for pairing calls with results
 
 
@@ -207,6 +212,16 @@ class Message(ABC):
     # ------------------------------------------------------------------------------------- reading
 
     @property
+    def listed(self) -> tuple[bytes, ...]:
+        """The JSON texts that the API lists for it: its own, where it does not stand for several."""
+        return (self.raw,)
+
+    @property
+    def is_field(self) -> bool:
+        """Whether it stands for a field of the request, and is none of its entries."""
+        return False
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""
@@ -237,6 +252,13 @@ class Message(ABC):
         """The tool calls in order; empty for every message that is not an assistant's."""
 
     @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids by which its provider knows it: those of its calls, or of the call that it answers."""
+        if self.answers is not None:
+            return (self.answers,)
+        return tuple([call.id for call in self.calls if call.id])
+
+    @property
     @abstractmethod
     def is_result(self) -> bool:
         """Whether it carries what a tool gave."""
@@ -248,12 +270,47 @@ class Message(ABC):
 
     def answers_call(self, call: Call) -> bool:
         """Tell whether it is the result of `call`, which stands in the same span."""
-        return bool(call.id) and self.answers == call.id
+        return bool(call.id) and call.id in self.answered
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The ids of all calls that it answers; in most APIs a message holds one result."""
+        answers = self.answers
+        return () if answers is None else (answers,)
+
+    @property
+    def result_count(self) -> int:
+        """How many results it carries."""
+        return int(self.is_result)
+
+    @property
+    def results(self) -> tuple[Message, ...]:
+        """Each of its results as a message of its own; the very message where it is nothing but one result."""
+        return (self,) if self.is_result else ()
+
+    def with_results(self, results: Sequence[Message | None]) -> Message | None:
+        """Return it with these in the place of its `results`, None leaving one out; None where nothing is left."""
+        return results[0]
+
+    @property
+    def beside(self) -> str:
+        """The text that a user says in the same message as the results."""
+        return ""
 
     @property
     @abstractmethod
     def has_content(self) -> bool:
         """Whether an assistant message says anything beside its calls that can be sent back."""
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether it holds reasoning that what is changed before it may make invalid."""
+        return False
+
+    @property
+    def begins_turn(self) -> bool:
+        """Whether a user speaks."""
+        return self.role == "user" and not self.is_result
 
     @property
     @abstractmethod
@@ -310,6 +367,13 @@ class Message(ABC):
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Message:
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
 
+    def without_reasoning(self) -> Message | None:
+        """Return it without reasoning that is valid only behind the very entries that it was made behind.
+
+        The very same message where it has none; None where nothing is left of it.
+        """
+        return self
+
 
 # ------------------------------------------------------------------------------------------ requests
 
@@ -338,6 +402,11 @@ class Request(Struct, frozen=True, kw_only=True):
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
+    untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
+    state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
+    references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
+    keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
+    notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property
     def new_bytes(self) -> int:
@@ -395,6 +464,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions."""
 
     path: str  # where they are sent, after the upstream's base address
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
     parse: Callable[..., Request]
     """Reads a body; raises `InvalidRequest`.
 
@@ -420,6 +490,10 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]  # puts messages in such an order
     refuses_usage: Callable[[bytes], bool]
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
+    state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
+    opening_error: Callable[[bytes], bytes | None] | None = None
+    """Reads how a stream begins: the body of the error that it begins with, "" where it begins with none, None where
+    that is not told yet. None in the function's place: an error is told by the status."""
 
 
 # ------------------------------------------------------------------------------------------- replies
@@ -433,6 +507,7 @@ class Replies(Struct, frozen=True, kw_only=True):
     usage: JsonObject | None  # in the form of Chat Completions, which receipts and prices read
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
+    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
 
 
 class StreamReader(Protocol):
@@ -501,7 +576,13 @@ class StreamFilter(ToolFilter, Protocol):
 
     def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
 
-    def end(self) -> bytes: ...  # takes the round's stream for ended; returns what is still shown
+    def end(
+        self, event: Event | None = None
+    ) -> bytes: ...  # reads the event that ends the round's stream, or its close; returns what is still shown before it
+
+    def closing(
+        self, tail: bytes
+    ) -> bytes: ...  # returns that event, and what came after it, as the client is shown it
 
 
 class ReplySide(Struct, frozen=True, kw_only=True):
@@ -541,9 +622,18 @@ class Dialect(ABC):
     def result(self, call: str, text: str) -> Message:
         """Return a tool result that the proxy makes for the call with this id."""
 
+    def question(self, model: str, instructions: str, text: str) -> bytes:
+        """Return the body of a request of the proxy's own: instructions and one user message, nothing else."""
+        told = (self.spoken("system", instructions).raw, self.spoken("user", text).raw)
+        return b'{"model":%b,"messages":[%b]}' % (write(model), b",".join(told))
+
     @abstractmethod
     def canonical(self, message: Message) -> bytes:
         """Return the form by which a message is recognised when it comes back. Never sent, never raises."""
+
+    def earlier_canonical(self, message: Message) -> bytes | None:  # noqa: ARG002 - most dialects have had one form
+        """Return the form that older versions gave it, where nodes may still have their names by that; else None."""
+        return None
 
     @abstractmethod
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:

@@ -15,8 +15,10 @@ SESSION_MODE: Final = "x-session-mode"
 CONTEXT_POLICY: Final = "x-context-policy"
 AGENT_NAME: Final = "x-agent-name"
 
-# What a response carries besides: sizes if nothing were trimmed, and as sent; edits that changed something.
+# What a response carries besides: how the request relates to its session; sizes if nothing were trimmed, and as sent;
+# edits that changed something.
 EXCHANGE_ID: Final = "x-exchange-id"
+CONTEXT_KIND: Final = "x-context-kind"
 CONTEXT_TOKENS_BEFORE: Final = "x-context-tokens-before"
 CONTEXT_TOKENS_SENT: Final = "x-context-tokens-sent"
 CONTEXT_MESSAGES_BEFORE: Final = "x-context-messages-before"

@@ -28,9 +28,9 @@ def excess_of(text: bytes, max_values: int, max_items: int) -> Excess | None:
     no JSON, the number says nothing.
     """
     commas = text.count(b",")
-    most = 1 + commas + text.count(b"[") + text.count(b"{")  # strings hold some of these: an upper bound
-    if most <= max_values and commas < max_items:
-        return None
+    few = len(text) <= max_values  # a value has at least one byte of its own
+    if commas < max_items and (few or 1 + commas + text.count(b"[") + text.count(b"{") <= max_values):
+        return None  # strings hold some of these signs too: an upper bound
     values, depth, items = 1, 0, 0
     inside = 0  # whether the next byte stands in a string
     start = 0

@@ -21,6 +21,7 @@ ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])  # splits an array into t
 _SAFE_DIGITS: Final = 19  # whole numbers of fewer characters fit into 64 bits
 _LARGEST_PLAIN: Final = 10**300  # above some thousand digits Python refuses to write an integer in the plain way
 _KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # what stands in an object between two values
+_LEVELS: Final = 200  # levels of a value that are kept; orjson reads 1,024 of them and writes 254
 _COMMA: Final = re.compile(rb"\s*,")
 
 
@@ -62,11 +63,19 @@ def mended(value: Any) -> Any:
 
 
 def sound(value: Any) -> Any:
-    """Return the value itself if every parser takes it, else as `mended` makes it."""
+    """Return the value itself if every parser takes it, else as `mended` makes it, with null below `_LEVELS`."""
     try:
         orjson.dumps(value)
     except TypeError:  # as every refusal of orjson's
-        return mended(value)
+        return mended(_shallow(value, _LEVELS))
+    return value
+
+
+def _shallow(value: Any, levels: int) -> Any:
+    if is_object(value):
+        return {name: _shallow(each, levels - 1) for name, each in value.items()} if levels else None
+    if is_array(value):
+        return [_shallow(each, levels - 1) for each in value] if levels else None
     return value
 
 

@@ -92,8 +92,12 @@ _KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")  # hosts 
 
 
 def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
-    """Return how a model (`claude-…`, `anthropic/claude-…`) is cached at `base_url`; None if nothing is known."""
-    host = urlsplit(base_url or "").hostname or ""
+    """Return how a model (`claude-…`, `anthropic/claude-…`) is cached at `base_url`; None if nothing is known.
+
+    `base_url` may end with the path of the API: the Messages API of a provider caches where its others do not.
+    """
+    parts = urlsplit(base_url or "")
+    host = (parts.hostname or "") if not parts.path.endswith("/messages") else ""
     fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(model.lower()))
     rules = next(fitting, None)
     return replace(rules, key=True) if rules is not None and _KEYED.search(host) else rules

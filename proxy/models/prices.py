@@ -37,6 +37,8 @@ _WRITTEN: Final[_Paths] = (
     ("prompt_tokens_details", "cache_creation_tokens"),
     ("cache_creation_input_tokens",),
 )
+_LASTING: Final[_Paths] = (("cache_creation", "ephemeral_1h_input_tokens"),)
+_LASTING_WRITE: Final = 2.0  # the price of writing to Anthropic's cache for an hour, relative to that of input
 _REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
 
 
@@ -82,6 +84,8 @@ def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | No
         fresh = prompt
     rates = dollars.at(fresh + read + written)
     spent = fresh * rates.input + read * rates.cached_read + written * rates.cache_write
+    if written and rates.cache_write > rates.input:
+        spent += min(_tokens(usage, _LASTING), written) * (_LASTING_WRITE * rates.input - rates.cache_write)
     output, reasoning = _tokens(usage, (("completion_tokens",),)), _tokens(usage, _REASONING)
     if reasoning and _tokens(usage, (("total_tokens",),)) == prompt + output + reasoning:
         output += reasoning  # as a rule, reasoning is part of the completion

@@ -9,6 +9,7 @@
     relay             the upstream's answer on its way to the client
     own_tools         calls of the proxy's own tools, their answers, and asking upstream again
     own_tools_relay   an answer of a model that may call them, on its way to the client
+    outage            while the store is away: what is served, and storing it later
     settle            what is stored of the exchange
     receipt           response headers, the stored receipt, the log line
     session_view      a session without a request: as it stands now, as JSON, as an export
@@ -25,6 +26,7 @@ from proxy.pipeline.background import Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id
 from proxy.pipeline.exchange import ChatCompletions
 from proxy.pipeline.history import HistoryLoader
+from proxy.pipeline.outage import can_serve_without, spool_at
 from proxy.pipeline.own_tools import Rounds
 from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
 from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import anyio.to_thread
 
@@ -26,12 +26,20 @@ TRIMMING: Final = 2  # trimming a text may take this many times longer than pars
 _LOG: Final = logging.getLogger("palimpsest.background")
 
 
+class Stoppable(Protocol):
+    """Who is told, before its task is cancelled, that this is because the process stops."""
+
+    stopping: bool
+
+
 class Background:
     """The tasks that are running. One for the life of the process."""
 
     def __init__(self) -> None:
         """Start with no tasks."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.requests: dict[asyncio.Task[Any], Stoppable] = {}
+        """The requests that are being served."""
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` in a task that no request can cancel."""
@@ -49,6 +57,12 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (why := task.exception()) is not None:
             _LOG.error("background work failed: %s", why)
+
+    def stop_requests(self) -> None:
+        """End every request: its client hears that the process stops."""
+        for task, client in self.requests.items():
+            client.stopping = True
+            task.cancel("the proxy stopped")
 
     async def drain(self) -> None:
         """Wait until every task is done. Errors belong to the callers."""

@@ -55,7 +55,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     @property
     def caller(self) -> Caller:
         """On whose behalf a summary is made."""
-        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query)
+        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query, dialect=self.dialect.name)
 
 
 class RequestContext(Struct, frozen=True, kw_only=True):
@@ -84,8 +84,9 @@ def read_context(
     retries = sent.get(_RETRY_COUNT)
     key = _header(sent, "Idempotency-Key")
     agent = _header(sent, headers.AGENT_NAME)
-    if agent is None and request.has_own_fields and request.messages:
-        agent = request.messages[-1].agent
+    if agent is None and request.has_own_fields:  # the system message says who asks, else the newest message
+        named = [message.agent for message in (*request.messages[-1:], *request.instructions)]
+        agent = next((name for name in reversed(named) if name is not None), None)
     return RequestContext(
         dialect=call.dialect,
         tenant=call.tenant,

@@ -71,7 +71,7 @@ class ChatCompletions:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(exchange.prepared, exchange.replanned)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.untrimmed)
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
@@ -81,7 +81,7 @@ class ChatCompletions:
             # The client left, the server stops, or this is a bug: the exchange must not stay pending.
             answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
             if isinstance(why, asyncio.CancelledError):
-                answered = Answered(status=Status.CANCELLED, error="the client left")
+                answered = Answered(status=Status.CANCELLED, error=str(why) or "the client left")
             await self._settle(exchange, answered)
             raise
 
@@ -100,7 +100,7 @@ class ChatCompletions:
             exchange.mark("answered")
             stream = _is_stream(answer, asked=prepared.request.stream)
             if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
-                await relay_whole(dialect, answer, client, headers_of(answer), settle)
+                await relay_whole(dialect, answer, client, headers_of, settle)
                 return
             await exchange.opened()
             if prepared.own_tools:
@@ -125,8 +125,10 @@ class ChatCompletions:
                 relay = StreamRelay(dialect, answer, client, headers_of, hides_usage=sent.attempt.adds_usage)
             try:
                 await relay.run(settle)
-            except asyncio.CancelledError:
-                await settle(relay.answered(left=True))
+            except asyncio.CancelledError as why:
+                answered = relay.answered(left=True)
+                answered.error = str(why) or answered.error
+                await settle(answered)
                 raise
         finally:
             await answer.aclose()
@@ -136,7 +138,7 @@ class ChatCompletions:
         await exchange.opened()
         prepared, services, api = exchange.prepared, self._services, exchange.prepared.call.dialect.replies
         reply = entry.message
-        if prepared.stored:
+        if prepared.stored and prepared.history.unplaced is None:
             found = await services.store.body(prepared.key, name_in(entry.ref) or "")
             reply = found[1].without_own_fields() if found is not None else reply
         await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(api.calling,)))
@@ -156,7 +158,7 @@ class ChatCompletions:
         """Wait for the summary that a trim asks for, and plan with it."""
         prepared = exchange.prepared
         policy = prepared.context.policy
-        if policy is None or not prepared.stored or not wanted.urgent:
+        if policy is None or not prepared.stored or not wanted.urgent or prepared.history.unplaced is not None:
             return
         await exchange.opened()  # among workers one makes it: the session must be there for that
         attempt = await self._services.summaries.make(summary_work(prepared, policy, wanted))

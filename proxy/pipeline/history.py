@@ -14,22 +14,28 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, body_id, body_of, fingerprints, version_of
-from proxy.dialects import Message, ReasoningMode, Request
+from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body_id, body_of, fingerprints, version_of
+from proxy.dialects import Dialect, Message, ReasoningMode, Request
+from proxy.errors import NotFound
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.prefix import KnownRequest
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
     Body,
+    Doubt,
     HistoryQuery,
     HistorySnapshot,
+    Inferred,
     Mark,
     NodeRow,
+    ProviderState,
+    Room,
     Source,
     StandingCut,
     Store,
     SummaryRow,
+    UnnamedRequest,
     session_key,
 )
 from proxy.tokens import TokenCounter
@@ -39,7 +45,19 @@ _MARK_WORK: Final = 1024  # work of making an entry of a resent message, in byte
 _VARIANTS: Final = 100_000  # variants that one process remembers at most: some 40 MB
 WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
+_SESSIONS: Final = 100_000  # sessions that one process remembers at most
+_UNKNOWN: Final = (None, ROOT)
+_RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
+
 _NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
+
+
+class Unplaced(Struct, frozen=True, kw_only=True):
+    """What gives a request its place in the history later, when the store can be used."""
+
+    incoming: Incoming
+    infers: bool  # whether its session is to be found out by its last reply
+    room: Room  # in the spool
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -70,7 +88,11 @@ class History(Struct, frozen=True, kw_only=True):
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
     known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
+    doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
+    heard: tuple[int, Hidden] | None = None
+    """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
     vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
+    unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
     @property
     def fork(self) -> int | None:
@@ -82,13 +104,18 @@ class History(Struct, frozen=True, kw_only=True):
 class HistoryLoader:
     """Finds the place of one request after another. One for the life of the process."""
 
-    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode) -> None:
-        """Read from `store`; count new messages with `counter`."""
+    def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
+        """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
+        self._expands = expands
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
         self._offering = threading.Lock()  # `_put_together` may run in several threads
+        self._usage: FIFOCache[str, tuple[Kind, str]] = FIFOCache(_SESSIONS)
+        """By session, how it was asked last, and its first message then: whether it resends its history."""
+        self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_SESSIONS)
+        """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
 
     async def load(
         self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
@@ -97,23 +124,56 @@ class HistoryLoader:
 
         `known` is the request before, with which this one has its first `request.known` messages in common.
 
-        A request that names no session goes on with the one session of the tenant that holds the last reply
-        that the client sends, with every reply before it, as recorded from upstream. Where several sessions
-        do, nobody knows which is meant: it becomes a new session.
+        A request that names no session goes on with the session of the tenant that its replies came from: see
+        `store.evidence`. Where nobody knows which is meant, it becomes a new session.
         """
         size = request.new_bytes if known is not None else len(request.raw)
         incoming = await compute(size, _incoming, request, context, known)
+        if request.state:
+            return await self._of_provider(request, incoming, context, whole=whole)
         if context.session is not None:
             return await self._load(request, incoming, context.session, context, whole=whole, known=known)
-        vouched = 0
-        if incoming.replies:
-            last = incoming.replies[-1]
-            found = await self._store.recorded(context.tenant, incoming.names[last], context.dialect.name)
-            if len(found) == 1:
-                return await self._load(request, incoming, found[0], context, whole=whole)
-            vouched = last + 1 if found else 0
+        found = Inferred()
+        if incoming.replies or incoming.answers:
+            found = await self._store.infer(
+                UnnamedRequest(
+                    tenant=context.tenant,
+                    dialect=context.dialect.name,
+                    messages=request.messages,
+                    names=incoming.names,
+                    contents=incoming.contents,
+                    instructions=version_of(request.instructions) if request.instructions else None,
+                )
+            )
+            if found.session is not None:
+                return await self._load(request, incoming, found.session, context, whole=whole)
         new = f"ses_{secrets.token_hex(16)}"
-        return replace(await self._load(request, incoming, new, context, whole=whole), vouched=vouched)
+        made = await self._load(request, incoming, new, context, whole=whole)
+        return replace(made, vouched=found.vouched, doubt=found.doubt)
+
+    async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
+        """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.
+
+        With a key that tenants share the provider itself cannot tell whose it is.
+        """
+        for name in await self._store.foreign_ids(tenant, dialect.name, names):
+            raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
+
+    async def _of_provider(
+        self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool
+    ) -> History:
+        """Find the place of a request that goes on from what the provider holds."""
+        place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
+        if self._expands and place is None:
+            raise NotFound(
+                f"Previous response with id '{request.state}' not found.",
+                param=context.dialect.requests.state_fields[0],
+                code="previous_response_not_found",
+            )
+        session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
+        node = place.node if place is not None and place.session == session else None
+        state = ProviderState(node=node, expands=self._expands)
+        return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:
         """Return the request as if it stood alone: nothing is read, nothing is known."""
@@ -130,6 +190,39 @@ class HistoryLoader:
             instructions=request.instructions,
             size=size,
         )
+
+    def is_full(self, request: Request, context: RequestContext) -> bool:
+        """Tell whether a request surely brings its whole history."""
+        if context.mode is Mode.APPEND:
+            return False
+        if request.replies or context.session is None or context.mode is Mode.FULL:
+            return True
+        kind, first = self._usage.get(session_key(context.tenant, context.session, context.dialect.name), _UNKNOWN)
+        if kind is Kind.FIRST and request.messages:  # the first request of a session, once more
+            return fingerprints(ROOT, request.messages[:1])[0][0] == first
+        return kind in _RESENDING
+
+    async def unplaced(self, request: Request, context: RequestContext, room: Room) -> History:
+        """Return a request with a whole history as if it stood alone; its place is found later."""
+        alone = await self.without_store(request)
+        incoming = await compute(len(request.raw), _incoming, request, context)
+        session, infers = context.session, False
+        if session is None and incoming.replies:
+            reply = incoming.names[incoming.replies[-1]]
+            session = self._replies.get((context.tenant, context.dialect.name, reply))
+            infers = session is None
+        return replace(
+            alone,
+            id=session or f"ses_{secrets.token_hex(16)}",
+            arrival=replace(alone.arrival, kind=Kind.RESEND if incoming.replies else Kind.FIRST),
+            digest=incoming.digest,
+            unplaced=Unplaced(incoming=incoming, infers=infers, room=room),
+        )
+
+    def remember(self, context: RequestContext, session: str, replies: Iterable[str]) -> None:
+        """Remember the session of replies to a request that named none."""
+        for reply in replies:
+            self._replies[context.tenant, context.dialect.name, reply] = session
 
     def branch(
         self,
@@ -156,6 +249,7 @@ class HistoryLoader:
         *,
         whole: bool,
         known: KnownRequest | None = None,
+        state: ProviderState | None = None,
     ) -> History:
         policy = context.policy
         snapshot = await self._store.recall(
@@ -169,10 +263,14 @@ class HistoryLoader:
                 agent=context.agent,
                 idempotency=context.idempotency,
                 whole=whole,
+                merging=policy is not None and policy.agents == "merge",
                 instructed=bool(request.instructions),
                 recipe=policy.summarizing.recipe if policy is not None else None,
+                state=state,
             )
         )
+        if snapshot.names:
+            incoming = replace(incoming, names=snapshot.names)
         made = _made_before(request, snapshot, known)
         work = _MARK_WORK * (len(snapshot.marks) - len(made))
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
@@ -194,7 +292,11 @@ class HistoryLoader:
         arrival, model = snapshot.arrival, request.model
         fresh = self._bodies(request.messages[arrival.fresh :], model)
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.kind is Kind.APPEND
+        composed = arrival.composed
+        key = session_key(context.tenant, session, context.dialect.name)
+        if arrival.kind is not Kind.SIDE:
+            with self._offering:
+                self._usage[key] = (arrival.kind, incoming.names[0] if incoming.names else ROOT)
         if composed:
             known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
             nodes = tuple([row.node for row in snapshot.rows])
@@ -203,17 +305,20 @@ class HistoryLoader:
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
-            key = session_key(context.tenant, session, context.dialect.name)
             variants = self._new_variants(key, messages, marks)
+        new = _new_entries(fresh, snapshot.depth)
+        heard = self._heard(snapshot, fresh, model) if snapshot.others else None
+        if heard is not None:
+            new = tuple([replace(e, hidden=heard[1]) if number == heard[0] else e for number, e in enumerate(new)])
         return History(
             id=session,
             arrival=arrival,
             composed=composed,
             digest=incoming.names[-1] if incoming.names else ROOT,
-            entries=known + _new_entries(fresh, snapshot.depth),
+            entries=known + new,
             nodes=nodes,
             fresh=fresh,
-            instructions=request.instructions or snapshot.instructions,
+            instructions=_instructions(request, snapshot),
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -223,6 +328,7 @@ class HistoryLoader:
             prepared=snapshot.prepared,
             attempt=snapshot.attempt,
             carried=snapshot.carried,
+            heard=heard,
             known=_known_of(request, incoming, snapshot, known) if request.ends else None,
         )
 
@@ -249,6 +355,20 @@ class HistoryLoader:
                 new.append((mark.node, message))
         return tuple(new)
 
+    def _heard(self, snapshot: HistorySnapshot, fresh: Sequence[Body], model: str) -> tuple[int, Hidden] | None:
+        """Return what other agents said since, and before which new message it is sent: the newest of a user.
+
+        Between calls and their results nothing may stand: what is said meanwhile waits for the next question.
+        """
+        turns = [number for number, body in enumerate(fresh) if body.message.begins_turn]
+        told = {message.raw for hidden in snapshot.hidden.values() for message in hidden.before}
+        said = [as_said(row) for row in snapshot.others if row.message.text.strip()]
+        new = tuple([message for message in said if message.raw not in told])
+        if not turns or not new:
+            return None
+        tokens = sum(self._counter.messages(new, model))
+        return turns[-1], Hidden(before=new, reply=None, after=(), tokens=tokens)
+
     def _bodies(self, messages: Sequence[Message], model: str) -> tuple[Body, ...]:
         counts = self._counter.messages(messages, model)
         return tuple([Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)])
@@ -269,6 +389,12 @@ class HistoryLoader:
             is_internal=message.is_internal,
             hidden=hidden,
         )
+
+
+def as_said(row: NodeRow) -> Message:
+    """Return a reply of another agent as the one that asks hears it: with the name of who said it."""
+    agent = "".join([letter for letter in row.agent or "" if letter not in "<>"])
+    return row.message.dialect.spoken("user", f"<{agent}>{row.message.text.strip()}</{agent}>")
 
 
 def size_of(messages: Iterable[Message]) -> int:
@@ -309,6 +435,15 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
         answers=answers,
         manner=manner,
     )
+
+
+def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
+    if not snapshot.arrival.expanded:
+        return request.instructions or snapshot.instructions
+    fields = [message for message in request.instructions if message.is_field]
+    items = [message for message in snapshot.instructions if not message.is_field]
+    return (*fields, *items, *[message for message in request.instructions if not message.is_field])
 
 
 def _known_of(

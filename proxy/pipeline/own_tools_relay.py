@@ -199,6 +199,7 @@ class VirtualStream(StreamRelay):
             if calls.own and calls.others:
                 await self._rounds.answer_mixed(calls)
         await settle(self.answered())
+        self._tail = self._filter.closing(self._tail)
         await self._close(last)
         return False
 
@@ -213,8 +214,8 @@ class VirtualStream(StreamRelay):
             return shown
         return shown + b"\n\n" if shown and event.data is not None else b""  # other events follow it
 
-    def _read_end(self, event: Event) -> bytes:  # noqa: ARG002 - it says nothing beside
-        return self._filter.end()
+    def _read_end(self, event: Event) -> bytes:
+        return self._filter.end(event)
 
     async def _go_on(self, settle: Settle) -> bool:
         """Answer what the round called, and ask again; tell whether there is an answer to be relayed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
@@ -14,24 +16,42 @@ from cachetools import FIFOCache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.config import Policies, Settings
+from proxy.config import OFF, Policies, Settings
 from proxy.conversation import Kind
 from proxy.dialects import LONG_BODY, Message, Request
+from proxy.errors import StoreUnavailable
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
 from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
+from proxy.pipeline.outage import AWAY
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import StandingCut, SummaryRow, SummaryStatus, session_key
-from proxy.trimming import Cut, Entry, Plan, PlanningContext, Policy, ReadySummary, SummaryRequest, bypass, plan
+from proxy.store import Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.trimming import (
+    Cut,
+    Entry,
+    Plan,
+    PlanningContext,
+    Policy,
+    ReadySummary,
+    SummaryRequest,
+    bypass,
+    plan,
+    untrimmed,
+)
 from proxy.upstream import Destination
 
+_LOG: Final = logging.getLogger("palimpsest.clients")
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
 """The warning of an exchange for which upstream was not asked."""
+_PRODUCT: Final = re.compile(
+    r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
+)  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
+_CLIENTS: Final = 256  # types of clients that the log tells of at most; their names come from strangers
 _TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
 
@@ -78,6 +98,8 @@ class Preparer:
         self._prefixes = KnownPrefixes(settings.sessions.headers)
         self._process_mark = process_mark
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
+        self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
+        self._unnamed: set[str] = set()  # types of clients that were told of
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
@@ -86,8 +108,10 @@ class Preparer:
         key = self._prefixes.key_of(call) if len(call.body) >= LONG_BODY else None
         request, known = await self._read(call, key)
         context = read_context(call, request, settings.sessions, self.policies)
-        destination = services.upstream.destination(request.model)
-        facts = services.knowledge.facts_at(request.model, destination.base_url)
+        destination = services.upstream.destination(request.model, call.dialect.name)
+        kept_there = request.untouched or request.references
+        context = await self._with_provider(call, request, context, destination) if kept_there else context
+        facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
@@ -98,10 +122,9 @@ class Preparer:
             own, tools = offer.names, offer.tools
         whole = False
         while True:
-            if stateless:
-                history = await services.loader.without_store(request)
-            else:
-                history = await services.loader.load(request, context, whole=whole, known=known)
+            history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            if history.unplaced is not None:
+                own, tools = (), request.tools  # what they do needs the store
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -114,9 +137,14 @@ class Preparer:
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
         warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
+        warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
         if finishing is None and made.summary_request is not None and settings.summarizer.background:
             no_summary = services.summaries.none_begins(request.model, call.caller)
             warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
+        if context.session is None and not stateless:
+            self._tell_unnamed(call)
+            if history.doubt is not None:
+                warnings += (resemblance(history.doubt, request, self._session_header),)
         return Prepared(
             received=received,
             call=call,
@@ -130,8 +158,9 @@ class Preparer:
             report=report_of(
                 made,
                 planning,
-                session=history.id,
+                session=history.id if history.unplaced is None or not history.unplaced.infers else None,
                 exchange=self._new_id(),
+                kind=history.arrival.kind,
                 instructions=len(history.instructions),
                 warnings=warnings,
             ),
@@ -140,6 +169,49 @@ class Preparer:
             finishing=finishing,
             no_summary=no_summary,
         )
+
+    def _tell_unnamed(self, call: ClientRequest) -> None:
+        """Say in the log, once for each type of client, that it names no session, and how it could."""
+        agent = next((value for name, value in call.headers if name.lower() == b"user-agent"), b"")
+        found = _PRODUCT.match(agent.decode("latin-1"))
+        client = found[0] if found is not None else "a client without User-Agent"
+        if client not in self._unnamed and len(self._unnamed) < _CLIENTS:
+            self._unnamed.add(client)
+            _LOG.info(
+                "%s sends no session id: its conversations are told apart by the replies that it sends back. "
+                "To name them, let it send the header %s",
+                client,
+                self._session_header,
+            )
+
+    async def _history(
+        self,
+        call: ClientRequest,
+        request: Request,
+        context: RequestContext,
+        known: KnownRequest | None,
+        *,
+        whole: bool,
+        stateless: bool,
+    ) -> History:
+        """Find the place of a request; see `HistoryLoader.load`."""
+        services = self._services
+        if stateless:
+            return await services.loader.without_store(request)
+        try:
+            return await services.loader.load(request, context, whole=whole, known=known)
+        except StoreUnavailable as why:
+            return await services.outage.history(request, context, len(call.body), why)
+
+    async def _with_provider(
+        self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
+    ) -> RequestContext:
+        """Check what a request names that the provider keeps. What the provider adds to is not trimmed here."""
+        if request.references and not destination.forwards_credentials:
+            await self._services.loader.check_owned(call.tenant, call.dialect, request.references)
+        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
+            return replace(context, policy_name=OFF, policy=None)
+        return context
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""
@@ -165,16 +237,33 @@ class Preparer:
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
-        warnings += _absent_tools(prepared.tools, made.view)
+        warnings += _absent_tools(prepared.tools, made.view) + prepared.request.notes
         report = report_of(
             made,
             planning,
             session=history.id,
             exchange=prepared.report.exchange,
+            kind=prepared.report.kind,
             instructions=len(history.instructions),
             warnings=warnings,
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
+
+    async def untrimmed(self, prepared: Prepared) -> Plan | None:
+        """Return the plan that sends the request as it was before trimming; None where that is not known any more."""
+        history, context = prepared.history, prepared.context
+        policy, entries = context.policy, history.entries
+        if policy is None:
+            return None
+        if history.composed and history.standing is not None:  # what the cut dropped was not read
+            whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
+            if whole.arrival.base != history.arrival.base:
+                return None
+            entries = whole.entries
+        made = await compute(
+            history.size, untrimmed, entries, policy, context.policy_name, prepared.planning, composed=history.composed
+        )
+        return replace(made, decided=tuple([entry.arrival or () for entry in history.entries]))
 
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
@@ -194,9 +283,9 @@ class Preparer:
             updated_at=history.updated_at,
             scale=history.scale,
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
-            keeps=history.id is not None,
+            keeps=history.id is not None and history.unplaced is None,
         )
-        return planning, lead
+        return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
 
     async def _plan(
         self, history: History, context: RequestContext, model: str, planning: PlanningContext
@@ -240,12 +329,27 @@ async def plan_of(
     )
 
 
+def resemblance(doubt: Doubt, request: Request, header: str) -> str:
+    """Return the warning that a request resembles a session and was not taken for a part of it."""
+    if doubt.rivals > 1:
+        why = f"this history fits {doubt.rivals} sessions alike, {doubt.session} among them"
+    elif doubt.instructions:
+        why = f"this history resembles session {doubt.session}, but its instructions differ"
+    elif doubt.differs is None:
+        why = f"this history resembles session {doubt.session}"
+    else:
+        role = request.messages[doubt.differs].role
+        number = len(request.instructions) + doubt.differs
+        why = f"this history resembles session {doubt.session}, but messages[{number}] ({role}) differs"
+    return f"{why}: it became a session of its own. To name its session, send {header}"
+
+
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:
     """Return the reply that finishes a task, where nothing came after it but results of its calls.
 
     An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
     """
-    last = next((entry for entry in reversed(entries) if not entry.message.is_result), None)
+    last = next((each for each in reversed(entries) if not each.message.is_result or each.message.beside), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
     return last if finishes else None
 

@@ -24,6 +24,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
 
     session: str | None
     exchange: str
+    kind: str  # how the request relates to its session
     plan: Plan
     warnings: tuple[str, ...]  # every warning, those of the plan first
     messages_before: int  # messages of the request if nothing were trimmed
@@ -42,6 +43,7 @@ def report_of(
     *,
     session: str | None,
     exchange: str,
+    kind: str,
     instructions: int,
     warnings: tuple[str, ...] = (),
 ) -> PlanReport:
@@ -51,6 +53,7 @@ def report_of(
     return PlanReport(
         session=session,
         exchange=exchange,
+        kind=kind,
         plan=plan,
         warnings=plan.warnings + warnings,
         messages_before=instructions + plan.messages_before,
@@ -70,6 +73,7 @@ def response_headers(report: PlanReport) -> Headers:
     told = {
         headers.SESSION_ID: None if report.session is None else encode(report.session),
         headers.EXCHANGE_ID: report.exchange.encode(),
+        headers.CONTEXT_KIND: report.kind.encode(),
         headers.CONTEXT_POLICY: encode(report.plan.policy),
         headers.CONTEXT_TOKENS_BEFORE: b"%d" % report.tokens_before,
         headers.CONTEXT_TOKENS_SENT: b"%d" % report.tokens_sent,
@@ -235,14 +239,14 @@ def summary_request_of(
     }
 
 
-def log_line(report: PlanReport, kind: str, status: str, milliseconds: float) -> dict[str, Any]:
+def log_line(report: PlanReport, status: str, milliseconds: float) -> dict[str, Any]:
     """Return the fields of the one line that is logged of an exchange."""
     plan, window = report.plan, report.window
     before, sent = report.tokens_before, report.tokens_sent
     return {
         "session": report.session,
         "exchange": report.exchange,
-        "kind": kind,
+        "kind": report.kind,
         "status": status,
         "policy": plan.policy,
         "window": window,

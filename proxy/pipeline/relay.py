@@ -52,6 +52,7 @@ class Answered(Struct, kw_only=True):
     asked_again: bool = False  # whether upstream was asked again for the rest of the reply
     first_usage: JsonObject | None = None
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
+    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
 
 
 Settle = Callable[[Answered], Awaitable[None]]
@@ -59,11 +60,11 @@ HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an ans
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 
 
-async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: Headers, settle: Settle) -> None:
+async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
     """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
     body = await answer.read()
     await settle(read_answer(dialect, body, answer.status))
-    await send_whole(client, answer.status, headers, body)
+    await send_whole(client, answer.status, headers(answer), body)  # they tell how settling went
 
 
 async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
@@ -83,7 +84,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
     if not found.messages:
         error = found.error or _NO_REPLY
-        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status)
+        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids)
     return Answered(
         status=Status.COMPLETE,
         replies=tuple([(message, False) for message in found.messages]),
@@ -91,6 +92,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         usage=found.usage,
         model=found.model,
         upstream_status=status,
+        ids=found.ids,
     )
 
 
@@ -141,6 +143,7 @@ class StreamRelay:
             usage=found.usage,
             model=found.model,
             upstream_status=self._answer.status,
+            ids=found.ids,
         )
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(left=left)

@@ -1,15 +1,16 @@
 """A prepared request on its way to the upstream: sent, and sent again where that may help.
 
 It is sent again without the usage that the client did not ask for, where an upstream refuses that; with its
-roles in another order, where an upstream insists on one; and trimmed further, where it is too long.
+roles in another order, where an upstream insists on one; trimmed further, where it is too long; and untrimmed,
+where an upstream refuses it trimmed for any reason that lies in the request itself.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeAlias
 
 from cachetools import LRUCache
 from msgspec import Struct
@@ -20,22 +21,31 @@ from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, head
 from proxy.dialects.jsontext import write
 from proxy.pipeline.prepare import Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
-from proxy.trimming import Policy, merged
+from proxy.trimming import Plan, Policy, merged
 from proxy.upstream import Answer, Upstream
 
 RESCUED: Final = "upstream found the request too long: it was trimmed and sent once more"
 """The warning of a request that went through at the second try."""
+OPENED: Final = "upstream refused the trimmed request: the original was sent, and this session is not trimmed that way"
+"""The warning of a request that went through untrimmed."""
+REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
+"""The warning of a request that was refused either way."""
+_NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 429})
+"""Refusals that another body would get too: of credentials, and of too many requests."""
 _REORDERED: Final[Mapping[RoleOrder, str]] = {
     "alternate": "upstream wants the roles to alternate: neighbouring user messages were put together",
     "one_system": "upstream wants one system message: later ones were put at its end",
 }
 """The warning of a request whose roles were put in another order."""
 
+_PROVIDERS_OWN: Final = frozenset({"metadata.user_id", "prompt_cache_key", "conversation"})
+"""Fields that may name the session and mean something to the provider, too: they are sent."""
 _MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
 _LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names
 _MARGIN: Final = 0.8
 """How much of a window is filled after an overflow. What is left is text of another kind than what went, and
 the two counts of it may differ by a fourth; and the next turns need room too."""
+_OPENING_SECONDS: Final = 2.0  # how long the first events of a stream wait for the one that shows that all is well
 _TRIALS: Final = 2  # plans that are made after an overflow: a second one where the first seems too long by its bytes
 _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
 
@@ -58,6 +68,12 @@ class Sent(Struct, frozen=True, kw_only=True):
     answer: Answer  # to be closed by whoever holds this
 
 
+Replanned: TypeAlias = Callable[[PlanReport, str], None]
+"""Called with the report of another plan before that is sent, and with what upstream said of the one before."""
+Untrimmed: TypeAlias = Callable[[Prepared], Awaitable[Plan | None]]
+"""Returns the plan that sends a request as it was before trimming; None where there is none."""
+
+
 class UpstreamSender:
     """Sends one request after another. One for the life of the process."""
 
@@ -68,17 +84,14 @@ class UpstreamSender:
         self._cache_secret = cache_secret
         self._dropped = frozenset({b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)})
         """Headers that do not go upstream, beside those that never do."""
+        self._drop_fields = tuple([path for path in settings.sessions.body_fields if path not in _PROVIDERS_OWN])
         self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to be asked for their usage."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
 
-    async def send(self, prepared: Prepared, replanned: Callable[[PlanReport], None]) -> Sent:
-        """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer.
-
-        `replanned` is called with the report of a shorter plan before that is sent, so that an error that
-        follows is reported with it.
-        """
+    async def send(self, prepared: Prepared, replanned: Replanned, untrimmed: Untrimmed) -> Sent:
+        """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
         request, policy = prepared.request, prepared.context.policy
         model = (prepared.destination.base_url, request.model)
         known: frozenset[RoleOrder] = frozenset()
@@ -92,11 +105,15 @@ class UpstreamSender:
         )
         attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
         answer = await self._ask(attempt)
+        if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
+            answer = await self._past_opening(attempt, policy, answer, replanned)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
-                replanned(attempt.report)
+                replanned(attempt.report, "overflowed")
                 answer = await self._reordered(attempt, await self._ask(attempt))
+            elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
+                answer = await self._opened(attempt, answer, replanned, untrimmed)
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -138,9 +155,28 @@ class UpstreamSender:
             answer = await self._ask(attempt)
         return answer
 
-    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer) -> bool:
-        """Tell whether the request was refused for its length and got shorter; then the answer is closed."""
-        overflow = attempt.prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer))
+    async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer, replanned: Replanned) -> Answer:
+        """Ask again, for less, where a stream begins with the error that the request is too long."""
+        opening_error = attempt.prepared.call.dialect.requests.opening_error
+        if opening_error is None or not 200 <= answer.status < 300 or not answer.readable:
+            return answer
+        try:
+            error = await answer.opening(opening_error, _OPENING_SECONDS)
+        except BaseException:  # nobody else holds the answer yet, and it occupies a connection
+            await answer.aclose()
+            raise
+        if not error or not await self._rescued(attempt, policy, answer, error):
+            return answer
+        replanned(attempt.report, "overflowed")
+        return await self._ask(attempt)
+
+    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer, error: bytes | None = None) -> bool:
+        """Tell whether the request was refused for its length and got shorter; then the answer is closed.
+
+        `error` is the body of an error that came in a stream.
+        """
+        status, body = (answer.status, await _read(answer)) if error is None else (400, error)
+        overflow = attempt.prepared.call.dialect.requests.overflow_of(status, body)
         if overflow is None:
             return False
         try:
@@ -151,6 +187,30 @@ class UpstreamSender:
         if shorter:
             await answer.aclose()
         return shorter
+
+    async def _opened(self, attempt: Attempt, answer: Answer, replanned: Replanned, untrimmed: Untrimmed) -> Answer:
+        """Send the original once where upstream refused it trimmed; what is refused either way stays as it was planned.
+
+        Only an original that goes through shows that trimming was the cause: then its plan is kept for the session.
+        """
+        prepared, first = attempt.prepared, attempt.report
+        if prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer)) is not None:
+            return answer
+        try:
+            made = await untrimmed(prepared)
+        except BaseException:  # cancelled too: nobody else holds the answer, and it occupies a connection
+            await answer.aclose()
+            raise
+        if made is None or (made.view == first.plan.view and first.plan.summary is None):
+            return answer
+        await answer.aclose()
+        attempt.report = _report(first, prepared, made, OPENED)
+        replanned(attempt.report, "refused")
+        answer = await self._ask(attempt)
+        if answer.status >= 400:
+            attempt.report = replace(first, warnings=(*first.warnings, REFUSED_BOTH))
+            replanned(attempt.report, "refused_again")
+        return answer
 
     async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:
         """Trim what upstream found too long to a safe size; return whether that makes it shorter."""
@@ -172,14 +232,7 @@ class UpstreamSender:
             if made.tokens_sent >= shortest:
                 break
             shortest = made.tokens_sent
-            attempt.report = report_of(
-                made,
-                planning,
-                session=first.session,
-                exchange=first.exchange,
-                instructions=len(history.instructions),
-                warnings=(*first.warnings[len(first.plan.warnings) :], RESCUED),
-            )
+            attempt.report = _report(first, prepared, made, RESCUED)
             if room is None or overflow.asked is None or not size:
                 break
             # Many short messages may count for more than their text: the bytes of the body tell.
@@ -229,17 +282,30 @@ class UpstreamSender:
             lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
             instructions, view = whole[:lead], whole[lead:]
         key = None
-        if settings.cache.key == "session" and facts.takes_key and history.id is not None:
+        if settings.cache.key == "session" and facts.takes_key and history.id is not None and not request.untouched:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
         return api.compose(
             request,
             instructions=instructions,
             messages=view,
             add_usage=add_usage,
-            drop_fields=settings.sessions.body_fields,
+            drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
             tools=prepared.tools if prepared.own_tools else None,
         )
+
+
+def _report(first: PlanReport, prepared: Prepared, made: Plan, warning: str) -> PlanReport:
+    """Return the report of another plan than the `first` for the same request."""
+    return report_of(
+        made,
+        prepared.planning,
+        session=first.session,
+        exchange=first.exchange,
+        kind=first.kind,
+        instructions=len(prepared.history.instructions),
+        warnings=(*first.warnings[len(first.plan.warnings) :], warning),
+    )
 
 
 def cache_key(secret: bytes, tenant: str, session: str) -> str:

@@ -11,10 +11,12 @@ import anyio.to_thread
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.dialects import Message
+from proxy.dialects import Dialect, Message
+from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline.background import Background
 from proxy.pipeline.history import HistoryLoader
+from proxy.pipeline.outage import Outage, serves_without, spool_of
 from proxy.recall import Recall
 from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
@@ -47,9 +49,9 @@ class Knowledge:
         self._calibration = calibration
         self._countable: set[str] = set()  # models whose vocabulary is there
 
-    def facts(self, model: str) -> ModelFacts:
-        """Return what is known of the model at the upstream that serves it."""
-        return self.catalogue.facts(model, self._upstream.destination(model).base_url)
+    def facts(self, model: str, dialect: Dialect) -> ModelFacts:
+        """Return what is known of the model at the upstream that serves it in this dialect."""
+        return self.facts_at(model, self._upstream.destination(model, dialect.name).base_url + dialect.requests.path)
 
     def facts_at(self, model: str, base_url: str) -> ModelFacts:
         """Return what is known of the model at an address."""
@@ -122,6 +124,7 @@ class AppServices(Struct, frozen=True, kw_only=True):
     upstream: Upstream
     background: Background
     loader: HistoryLoader
+    outage: Outage
     knowledge: Knowledge
     summaries: Summaries
     recall: Recall
@@ -135,14 +138,25 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
     async with AsyncExitStack() as stack:
-        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+        counter = TokenCounter(settings.tokens.method)
+        forwards = settings.store.on_failure == "forward"
+        spool = await anyio.to_thread.run_sync(spool_of, settings)
+        stack.callback(spool.close)
+        bare = serves_without(settings, spool)
+        store = await Store.open(settings.store.url, migrate=settings.store.migrate, spool=spool, bare=bare)
         stack.push_async_callback(store.close)
-        await store.ready()
+        try:
+            await store.ready()
+        except StoreUnavailable:
+            if not bare:
+                raise
+        expands = settings.responses.state == "proxy"
+        loader = HistoryLoader(store, counter, settings.upstream.reasoning, expands=expands)
+        outage = Outage(store, spool, loader, forwards=forwards)
         background = Background()
         stack.push_async_callback(background.drain)
         upstream = Upstream(settings.upstream, shares_key=settings.auth.mode == "keys")
         stack.push_async_callback(upstream.aclose)
-        counter = TokenCounter(settings.tokens.method)
         catalogue = Catalogue(settings.models)
         await anyio.to_thread.run_sync(catalogue.warm)
         calibration = counter.calibration if settings.tokens.calibrate else None
@@ -154,7 +168,8 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
             store=store,
             upstream=upstream,
             background=background,
-            loader=HistoryLoader(store, counter, settings.upstream.reasoning),
+            loader=loader,
+            outage=outage,
             knowledge=knowledge,
             summaries=summaries,
             recall=Recall(store),

@@ -77,7 +77,7 @@ async def session_view(
         COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
     )
     scale = session.scale if session.model == model else None
-    facts = knowledge.facts(model)
+    facts = knowledge.facts(model, dialect_named(session.dialect))
     known = knowledge.planning(model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
     nodes = [row.node for row in rows]
     standing, ready = None, None
@@ -137,7 +137,7 @@ def _preview(now: SessionView) -> dict[str, Any]:
     return {
         "policy": planned.policy,
         "model": now.model,
-        "messages": [orjson.Fragment(message.raw) for message in (*lead, *planned.view)],
+        "messages": [orjson.Fragment(raw) for message in (*lead, *planned.view) for raw in message.listed],
         "plan": gap_messages(planned.earlier, node_at, tokens) + plan_lines(planned.changes, node_at),
         "cut": None
         if planned.cut is None

@@ -20,7 +20,7 @@ from proxy.conversation import body_of
 from proxy.dialects import Call, Message, ToolDefinition
 from proxy.dialects.jsontext import is_array, is_object
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.recall.render import NOTHING_MORE, copied, findings, name_in, original, pattern_of, ref_of, span_of
+from proxy.recall.render import NOTHING_MORE, copied, findings, name_in, original, pattern_of, ref_of, referred, span_of
 from proxy.recall.search import search
 from proxy.store import Store
 from proxy.trimming import Entry
@@ -189,7 +189,8 @@ class Recall:
                 f"it was about. {NOTHING_MORE}"
             )
         body, message = found
-        return await anyio.to_thread.run_sync(partial(original, ref_of(body), message, span, pattern))
+        part = referred(copied(asked.ref), message) or message
+        return await anyio.to_thread.run_sync(partial(original, ref_of(body), part, span, pattern))
 
     async def _search(self, branch: RecallBranch, asked: Asked) -> str:
         async with self._searching:

@@ -22,7 +22,7 @@ _RE2: Final[Any] = re2
 _RANGE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 REF_PREFIX: Final = "ref_"
 REF_DIGITS: Final = 16
-_NAMED: Final = re.compile(r"(?:ref_)?([0-9a-f]{12,40})")
+_NAMED: Final = re.compile(r"(?:ref_)?([0-9a-f]{8,40})(?:-([0-9]{1,4}))?")
 _EDGES: Final = " \t\r\n\"'`[](){}<>.,;:"
 _LONGEST_REF: Final = 200
 LONGEST: Final = 2_000  # characters of a line; a longer one counts as several lines
@@ -51,9 +51,19 @@ def ref_of(body: str) -> str:
 
 
 def name_in(ref: str) -> str | None:
-    """Return the first 12 to 40 digits of the body id that a ref names; None for any other text."""
+    """Return the first 8 to 40 digits of the body id that a ref names; None for any other text."""
     found = _NAMED.fullmatch(ref)
     return found[1] if found else None
+
+
+def referred(ref: str, message: Message) -> Message | None:
+    """Return what of a stored message a ref means: one of several results, or all of it; None for what it lacks."""
+    found = _NAMED.fullmatch(ref)
+    results = message.results
+    if found is None or found[2] is None:
+        return results[0] if len(results) == 1 else message
+    place = int(found[2]) - 1
+    return results[place] if 0 <= place < len(results) else None
 
 
 def copied(ref: str) -> str:

@@ -6,11 +6,15 @@ There is no global state: two applications in one process share nothing that cha
 from __future__ import annotations
 
 import logging
+import re
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -21,6 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from proxy import __version__
 from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
@@ -36,8 +41,19 @@ from proxy.telemetry import set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _CHAT: Final = dialect_named("chat")
-_ROUTES: Final = {b"/v1/chat/completions": _CHAT, b"/chat/completions": _CHAT}  # the dialect that is spoken at a path
+_RESPONSES: Final = dialect_named("responses")
+_MESSAGES: Final = dialect_named("messages")
+_ROUTES: Final = {  # the dialect that is spoken at a path
+    b"/v1/chat/completions": _CHAT,
+    b"/chat/completions": _CHAT,
+    b"/v1/responses": _RESPONSES,
+    b"/responses": _RESPONSES,
+    b"/v1/messages": _MESSAGES,
+}
+_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
+_AZURE: Final = b"/openai/"
+_DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
@@ -66,19 +82,34 @@ class Application:
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
         self._api = _api(self._opened)
+        if settings.dashboard.enabled:
+            self._api.include_router(dashboard)
         self._chat: ChatEndpoint | None = None
         self._passthrough: Passthrough | None = None
         self._authenticator: Authenticator | None = None
+        self._services: Services | None = None
+
+    def stop(self) -> None:
+        """Be ready for nothing new."""
+        if self._services is not None:
+            self._services.stopping.set()
+
+    def cut_off(self) -> None:
+        """End what is still running: its clients hear why."""
+        if self._services is not None:
+            self._services.app.background.stop_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call."""
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
+            path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
             dialect = _ROUTES.get(path)
-            connection = ClientConnection(scope, receive, send, dialect or _CHAT)
+            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+            connection = ClientConnection(scope, receive, send, dialect or other)
             try:
                 if dialect is not None and scope["method"] == "POST" and self._chat is not None:
-                    await self._chat.serve(connection)
+                    await self._chat.serve(connection, model)
                     return
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
@@ -109,24 +140,38 @@ class Application:
         settings = self._settings
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings))
-            store = app.store
+            outage = app.outage
             authenticator = Authenticator(
-                settings.auth, await store.secret(_TENANT_SECRET), settings.server.allowed_origins
+                settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
             if self._ended != ():
-                await give_up_pending(store, self._ended)
-            secret = await store.secret(_CACHE_SECRET)
+                await outage.once_back(partial(give_up_pending, marks=self._ended))
+            secret = await outage.secret(_CACHE_SECRET, 1)
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
-            api.state.services = Services(
-                settings=settings, app=app, authenticator=authenticator, policies=chat.policies, budget=budget
+            self._services = api.state.services = Services(
+                settings=settings,
+                app=app,
+                authenticator=authenticator,
+                policies=chat.policies,
+                budget=budget,
+                stopping=threading.Event(),
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background)
+            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
             if self._loaded is not None:
                 await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
             yield
+
+
+def _of_azure(path: bytes) -> tuple[bytes, str]:
+    """Return the path below `/v1` that a path of Azure's stands for, and the model of a deployment's."""
+    found = _DEPLOYMENT.fullmatch(path)
+    if found is not None:
+        return b"/v1" + found[2], unquote(found[1].decode("latin-1"))
+    rest = path.removeprefix(_AZURE)
+    return b"/v1/" + rest.removeprefix(b"v1/"), ""
 
 
 def _takes(policies: Policies, knowledge: Knowledge) -> Takes:

@@ -18,9 +18,11 @@ from proxy.config import AuthSettings
 from proxy.errors import Forbidden, InvalidRequest, Unauthenticated
 from proxy.pipeline import DEFAULT_TENANT
 
-_SINGLE: Final = (b"authorization", b"host")
+_KEYS: Final = (b"authorization", b"x-api-key", b"api-key")  # where clients send their key
+_SINGLE: Final = (*_KEYS, b"host")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # they spend and change nothing
 _JSON: Final = b"application/json"
+_OWN_KEY: Final = "t_"  # what the names of tenants who bring their own key begin with
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -46,6 +48,7 @@ class Authenticator:
         self._mode = settings.mode
         self._secret = secret
         self._tenants = {_digest(key.key.get_secret_value()): key.tenant for key in settings.keys}
+        self._fingerprints = {self._fingerprint(digest): tenant for digest, tenant in self._tenants.items()}
         admin = settings.admin_key
         self._admin = None if admin is None else _digest(admin.get_secret_value())
 
@@ -64,7 +67,7 @@ class Authenticator:
             self._check_origin(headers)
         if self._mode == "none" and self._admin is None:
             return _EVERYBODY
-        token = _token(headers.get(b"authorization", b""))
+        token = _credential(headers)
         if token and self._admin is not None and hmac.compare_digest(_digest(token), self._admin):
             return Identity(tenant="", admin=True)
         if self._mode == "none":
@@ -72,11 +75,29 @@ class Authenticator:
         if not token:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
-            return Identity(tenant="t_" + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
+            return Identity(tenant=_OWN_KEY + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
         tenant = self._tenants.get(_digest(token))
         if tenant is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
         return Identity(tenant=tenant)
+
+    def fingerprint(self, identity: Identity, token: str) -> str:
+        """Return what `recognise` knows a caller by, without telling the key: for cookies."""
+        if self._mode == "passthrough" and not identity.admin:
+            return identity.tenant
+        return self._fingerprint(_digest(token))
+
+    def recognise(self, fingerprint: str) -> Identity | None:
+        """Return the caller with this fingerprint; None where the key is not accepted any more."""
+        if self._mode == "passthrough" and fingerprint.startswith(_OWN_KEY):
+            return Identity(tenant=fingerprint)
+        if self._admin is not None and hmac.compare_digest(fingerprint, self._fingerprint(self._admin)):
+            return Identity(tenant="", admin=True)
+        tenant = self._fingerprints.get(fingerprint) if self._mode == "keys" else None
+        return None if tenant is None else Identity(tenant=tenant)
+
+    def _fingerprint(self, digest: bytes) -> str:
+        return hmac.new(self._secret, b"fingerprint:" + digest, hashlib.sha256).hexdigest()
 
     def check_host(self, host: bytes | None) -> None:
         """Raise `Forbidden` if there is no authentication and `Host` is not a name of this machine."""
@@ -131,6 +152,14 @@ def _is_local(host: bytes) -> bool:
     text = host.decode("latin-1")
     name, _, port = text.rpartition(":")
     return (name if name and port.isdigit() else text).lower() in _LOCAL_NAMES
+
+
+def _credential(headers: Mapping[bytes, bytes]) -> str:
+    """Return the key of a request, empty without one; raises `Unauthenticated` for two that differ."""
+    found = {token for name in _KEYS if (value := headers.get(name)) and (token := _token(value))}
+    if len(found) > 1:
+        raise Unauthenticated("The headers Authorization, x-api-key and api-key hold different keys. Send one of them.")
+    return next(iter(found), "")
 
 
 def _token(authorization: bytes) -> str:

@@ -10,9 +10,13 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from proxy.config import Settings
 from proxy.dialects import Dialect, dialect_named
-from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, TooLarge
+from proxy.dialects.jsontext import RawFields, with_field, write
+from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation
@@ -24,6 +28,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 _CHAT: Final = dialect_named("chat")
+LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
@@ -39,6 +44,7 @@ class ClientConnection:
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
         self.gone = False
+        self.stopping = False  # whether the process stops, and has no time for this any more
         self._receive = receive
         self._send = send
         self._started = False
@@ -80,13 +86,18 @@ class ClientConnection:
         if mine is None:
             raise RuntimeError("a connection is served by a task")
         unwatched = loop.call_later(UNWATCHED_SECONDS, self._watch, mine, background, stops)
+        background.requests[mine] = self
         try:
             await work
         except asyncio.CancelledError:
-            if not (self.gone and stops):
+            if not (self.stopping or (self.gone and stops)):
                 raise
             mine.uncancel()
+            if self.stopping:
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self.fail(Stopping("The proxy stops. Try again."))
         finally:
+            del background.requests[mine]
             unwatched.cancel()
             if self._watching is not None:
                 self._watching.cancel()
@@ -152,6 +163,15 @@ async def bounded(
     raise TooLarge(f"The request body is larger than {limit} bytes. Send less, or raise server.max_body_bytes.")
 
 
+def _with_model(body: bytes, model: str) -> bytes:
+    """Return the body of a request with the model, if it names none; what is no object is told by who reads it."""
+    try:
+        fields = RawFields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    return body if "model" in fields or not fields else with_field(body, fields, "model", write(model))
+
+
 class ChatEndpoint:
     """The hot endpoint. One for the life of the process."""
 
@@ -172,11 +192,13 @@ class ChatEndpoint:
         self._authenticator = authenticator
         self._chat = chat
 
-    async def serve(self, connection: ClientConnection) -> None:
-        """Answer one request."""
+    async def serve(self, connection: ClientConnection, model: str = "") -> None:
+        """Answer one request; `model` is the one that its path names."""
         try:
             with self._budget.reserve() as memory:
                 call = await self._call(connection, memory)
+                if model:
+                    call = replace(call, body=_with_model(call.body, model))
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft:
             pass

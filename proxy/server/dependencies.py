@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ class Services(Struct, frozen=True, kw_only=True):
     authenticator: Authenticator
     policies: Policies
     budget: MemoryBudget
+    stopping: threading.Event  # set once the process stops
 
 
 def services_of(request: Request) -> Services:

@@ -44,7 +44,7 @@ async def list_exchanges(
 ) -> Response:
     """Return the session's exchanges, the newest first."""
     rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
-    past = await _past_of(rows, services.app.store)
+    past = await past_of(rows, services.app.store)
     return await compute(
         past.lines * _LINE_BYTES, lambda: json_response({"data": [receipt(row, past) for row in rows], "next": cursor})
     )
@@ -56,11 +56,11 @@ async def show_exchange(exchange: str, services: OpenServices, caller: CallerDep
     row = await services.app.store.exchange(unquote(exchange))
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    past = await _past_of([row], services.app.store)
+    past = await past_of([row], services.app.store)
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
 
 
-class _Past(Struct, frozen=True, kw_only=True):
+class Past(Struct, frozen=True, kw_only=True):
     """What receipts of one session speak of and do not hold themselves."""
 
     standing: Mapping[str, tuple[Change, ...]]
@@ -69,7 +69,8 @@ class _Past(Struct, frozen=True, kw_only=True):
     lines: int
 
 
-async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
+async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
+    """Return what `receipt` needs beside these exchanges, which are of one session."""
     cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
     standing: dict[str, tuple[Change, ...]] = {}
     ends: set[str] = set()
@@ -88,7 +89,7 @@ async def _past_of(rows: Sequence[ExchangeRow], store: Store) -> _Past:
         if told and row.base != ROOT:
             ends.add(row.base)
         lines += told
-    return _Past(
+    return Past(
         standing=standing, lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines=lines
     )
 
@@ -107,7 +108,7 @@ def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -
     )
 
 
-def receipt(row: ExchangeRow, past: _Past) -> dict[str, Any]:
+def receipt(row: ExchangeRow, past: Past) -> dict[str, Any]:
     """Return an exchange for a reader, each line of its plan with the node that it is about.
 
     What this exchange decided is told message by message, and so is what is sent in another form; what

@@ -7,7 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
-from proxy.errors import Forbidden
+from proxy.errors import Forbidden, Stopping
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -30,9 +30,16 @@ async def healthz() -> Response:
 
 @router.get("/readyz", dependencies=_OPEN)
 async def readyz(services: OpenServices) -> Response:
-    """Say whether the store can be used and its tables are those of this version; 503 where not."""
-    await services.app.store.ready()
-    return json_response({"status": "ready"})
+    """Say whether the store can be written and read; 503 where not.
+
+    `degraded`: requests that bring their whole history are served all the same, and stored later.
+    """
+    if services.stopping.is_set():
+        raise Stopping("The proxy stops.")
+    why = await services.app.store.health()
+    if why is None:
+        return json_response({"status": "ready"})
+    return json_response({"status": "degraded" if services.app.outage.forwards else "unavailable"} | why.body(), 503)
 
 
 @router.get("/tokens/cache", dependencies=AUTHENTICATED)

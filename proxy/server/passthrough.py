@@ -11,17 +11,37 @@ from typing import Final
 from unicodedata import category, normalize
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+from msgspec import Struct
+
 from proxy.config import Settings
-from proxy.dialects import headers
-from proxy.errors import ClientLeft, Forbidden, PalimpsestError
-from proxy.pipeline import Background
+from proxy.dialects import dialect_named, headers
+from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
+from proxy.pipeline import Background, HistoryLoader
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ClientConnection
-from proxy.upstream import Answer, Upstream
+from proxy.upstream import Answer, Destination, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
 """What no decoded segment may hold, or upstream could read another path than was checked."""
 _CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
+_NO_WEBSOCKETS: Final = "WebSockets are not served here. Send requests by HTTP, with `stream: true` for events."
+_RESPONSES: Final = b"/responses/"
+_ABOUT_INPUT: Final = frozenset({b"compact", b"input_tokens"})  # what is asked of an input, and names no response
+_ON_RESPONSES: Final = frozenset({"GET", "HEAD", "DELETE", "POST"})
+_API: Final = dialect_named("responses")
+
+
+class _Body(Struct, frozen=True, kw_only=True):
+    """What is read of a body that is passed on."""
+
+    model: str = ""
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+_MESSAGES: Final = b"/messages/"
+_COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
+_VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 """What a shared key may be used for: nobody deletes or replaces what belongs to all."""
 
@@ -30,8 +50,15 @@ class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
     def __init__(
-        self, settings: Settings, authenticator: Authenticator, upstream: Upstream, background: Background
+        self,
+        settings: Settings,
+        authenticator: Authenticator,
+        upstream: Upstream,
+        background: Background,
+        loader: HistoryLoader,
     ) -> None:
+        self._loader = loader
+        self._limit = settings.server.max_body_bytes
         self._authenticator = authenticator
         self._background = background
         self._upstream = upstream
@@ -41,16 +68,43 @@ class Passthrough:
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
+            if connection.first.get(b"upgrade", b"").lower() == b"websocket":
+                raise UpgradeRefused(_NO_WEBSOCKETS)
             caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
             if caller.admin:
                 raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
-            if not self._upstream.base.forwards_credentials:
-                self._check(connection.method, path)
-            await connection.serve(self._relay(connection, path), self._background)
+            if path == _COUNT and connection.method == "POST":
+                await connection.serve(self._count(connection, path), self._background)
+                return
+            anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
+            base = self._upstream.anthropic if anthropic else self._upstream.base
+            body: bytes | None = None
+            if not base.forwards_credentials:
+                if path.startswith(_RESPONSES):
+                    body = await self._check_owner(connection, path, caller.tenant)
+                else:
+                    self._check(connection.method, path)
+            await connection.serve(self._relay(connection, path, base, body), self._background)
         except ClientLeft:
             pass
         except PalimpsestError as why:
             await connection.fail(why)
+
+    async def _check_owner(self, connection: ClientConnection, path: bytes, tenant: str) -> bytes | None:
+        """Raise `NotFound` for a response that is none of the tenant's; return the body where it had to be read.
+
+        The provider sees one key of all tenants, and would show everybody's.
+        """
+        name, *rest = path.removeprefix(_RESPONSES).split(b"/")
+        api, names, body = _API.requests, [name.decode("latin-1")], None
+        odd = any(is_odd(unquote_to_bytes(segment)) or not segment for segment in (name, *rest))
+        if connection.method == "POST" and not rest and name in _ABOUT_INPUT:
+            body = await connection.body(self._limit)
+            names = list(api.parse(body).references)
+        elif odd or connection.method not in _ON_RESPONSES:
+            raise NotFound(f"There is no {connection.method} {path.decode('latin-1')} here.", code="unknown_url")
+        await self._loader.check_owned(tenant, _API, names)
+        return body
 
     def _check(self, method: str, path: bytes) -> None:
         segments = [unquote_to_bytes(segment) for segment in path.split(b"/")[1:]]
@@ -68,18 +122,24 @@ class Passthrough:
                 code="passthrough_not_allowed",
             )
 
-    async def _relay(self, connection: ClientConnection, path: bytes) -> None:
-        base = self._upstream.base
+    async def _count(self, connection: ClientConnection, path: bytes) -> None:
+        """Have tokens counted where the request itself would go: its model tells."""
+        body = await connection.body(self._limit)
+        await self._relay(connection, path, self._upstream.destination(_model_in(body), "messages"), body)
+
+    async def _relay(
+        self, connection: ClientConnection, path: bytes, base: Destination, read: bytes | None = None
+    ) -> None:
         sent = headers.to_upstream(
             connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
         )
         length = connection.first.get(b"content-length")
-        body: bytes | AsyncIterable[bytes] = connection.pieces()
-        if length is not None and length != b"0":
+        body: bytes | AsyncIterable[bytes] = connection.pieces() if read is None else read
+        if read is None and length is not None and length != b"0":
             sent.append((b"content-length", length))
-        elif connection.first.get(b"transfer-encoding") is None:
+        elif read is None and connection.first.get(b"transfer-encoding") is None:
             body = b"".join([piece async for piece in connection.pieces()])
-        target = path + (b"?" + connection.query if connection.query else b"")
+        target = path + (b"?" + connection.query if connection.query and base.forwards_query else b"")
         answer = await self._upstream.ask(base, connection.method, target.decode("latin-1"), sent, body)
         try:
             await _return(answer, connection)
@@ -101,6 +161,14 @@ def is_odd(segment: bytes) -> bool:
     if any(category(character) in _CONTROL for character in text) or "/" in text or "\\" in text:
         return True
     return text != "" and not text.strip(" .")
+
+
+def _model_in(body: bytes) -> str:
+    """Return the model that a body names; empty where it names none."""
+    try:
+        return _BODY.decode(body).model
+    except (msgspec.DecodeError, RecursionError):
+        return ""
 
 
 async def _return(answer: Answer, connection: ClientConnection) -> None:

@@ -28,7 +28,7 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, span_of
+from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.chat import bounded
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -81,7 +81,9 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     return json_response(
         session_document(found, services.settings.finish.tools)
         | {
-            "instructions": [orjson.Fragment(m.raw) for m in instructions.messages] if instructions else [],
+            "instructions": [orjson.Fragment(raw) for m in instructions.messages for raw in m.listed]
+            if instructions
+            else [],
             "branches": [
                 {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
                 for at in branches
@@ -119,7 +121,8 @@ async def list_messages(
         if channel is not None:
             data = display_of(rows)
         else:
-            data = [node_of(row) if meta else orjson.Fragment(row.message.raw) for row in rows]
+            listed = [(row, raw) for row in rows for raw in row.message.listed]
+            data = [node_of(row, raw) if meta else orjson.Fragment(raw) for row, raw in listed]
         return json_response({"data": data} | ({} if limit is None else {"next": following}))
 
     return await compute(sum(len(row.message.raw) for row in rows), told)
@@ -147,20 +150,21 @@ async def show_ref(
     """Return the original of something trimmed."""
     prefix = name_in(ref)
     body = await services.app.store.body(found.key, prefix) if prefix is not None else None
-    if body is None:
+    part = referred(ref, body[1]) if body is not None else None
+    if body is None or part is None:
         raise NotFound(
             f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
         )
     name, message = body
     span = span_of(lines) if lines is not None else slice(None)
     pattern = pattern_of(grep) if grep is not None else None
-    text = message.text
+    text = part.text
     found_lines = await compute(len(message.raw), lambda: chosen(text, span, pattern))
     return json_response(
         {
-            "ref": ref_of(name),
+            "ref": ref_of(name) + ref[len(ref.partition("-")[0]) :],
             "role": message.role,
-            "tool_call_id": message.answers,
+            "tool_call_id": part.answers,
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "lines": text.count("\n") + 1,
             "text": "\n".join(line for _, line in found_lines),
@@ -241,7 +245,7 @@ async def compact_session(
         found,
         now,
         now.policy,
-        Caller(tenant=found.tenant, headers=tuple(sent)),
+        Caller(tenant=found.tenant, headers=tuple(sent), dialect=found.dialect),
         services.app,
         patience=_TRIES * services.settings.summarizer.timeout,
     )
@@ -284,8 +288,8 @@ def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
     return told
 
 
-def node_of(row: NodeRow) -> dict[str, Any]:
-    """Return a message with what is known of it."""
+def node_of(row: NodeRow, raw: bytes) -> dict[str, Any]:
+    """Return a message, one of those that its API lists for the node, with what is known of it."""
     return {
         "node": row.node,
         "parent": row.parent or None,
@@ -296,7 +300,7 @@ def node_of(row: NodeRow) -> dict[str, Any]:
         "agent": row.agent,
         "exchange": row.exchange,
         "created_at": timestamp(row.created_at),
-        "message": orjson.Fragment(row.message.raw),
+        "message": orjson.Fragment(raw),
     }
 
 
@@ -339,12 +343,13 @@ def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
 def _unwrapped(text: str) -> tuple[str, str | None]:
     """Return a text without the mark in which another agent's words are wrapped, and that agent's name.
 
-    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one only before what tells
-    of a tool that was called: else it may be markup.
+    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one before what tells of a tool that
+    was called, and `<Name>…</Name>` around the whole text, where the name is written as no markup is.
     """
     found = _TYPED.match(text)
-    if found is None and broadcast_of(text, _PATTERNS, None) is not None:
-        found = _UNTYPED.match(text)
+    if found is None and (untyped := _UNTYPED.match(text)) is not None:
+        tells_of_a_call = broadcast_of(text, _PATTERNS, None) is not None
+        found = untyped if tells_of_a_call or _is_wrapped(text, untyped["agent"].strip()) else None
     if found is None:
         return text, None
     rest = text[found.end() :]
@@ -352,3 +357,10 @@ def _unwrapped(text: str) -> tuple[str, str | None]:
     if closing is not None and closing[1].strip() == found["opening"].strip():
         rest = rest[: closing.start()]
     return rest.strip(), found["agent"].strip()
+
+
+def _is_wrapped(text: str, agent: str) -> bool:
+    """Tell whether a text stands in a pair of marks with an agent's name; tags of markup are in lower case."""
+    closing = _CLOSING.search(text)
+    is_name = any(letter.isupper() or not letter.isascii() for letter in agent)
+    return is_name and closing is not None and closing[1].strip() == agent

@@ -3,6 +3,7 @@
     store       what the other rooms use; start here
     records     what goes in and what comes out, as plain data
     history     what is known of a conversation when a request comes in: one read
+    evidence    which session a request without an id belongs to
     exchanges   how an exchange begins and how it is settled: one transaction each
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
@@ -11,6 +12,8 @@
     schema      the tables
     migrate     making the tables, and bringing them up to date
     database    what a database offers: units of work; URLs; errors
+    circuit     whether the store can be used; asks again and again while it cannot
+    spool       a file of what waits until it can
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
 
@@ -22,17 +25,21 @@ from __future__ import annotations
 
 from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
+from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.records import (
     Body,
+    BranchRow,
     ExchangeRow,
     HistoryQuery,
     HistorySnapshot,
+    InstructionsRow,
     Kept,
     Mark,
     NodeRow,
     Opening,
+    ProviderState,
     Reply,
     SessionRow,
     Settled,
@@ -46,4 +53,5 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.schema import METADATA
+from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store

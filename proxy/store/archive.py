@@ -20,8 +20,9 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from proxy.conversation import ROOT, body_id, node_id
+from proxy.conversation import ROOT, body_id, earlier_names, node_id
 from proxy.dialects import DIALECTS, Dialect, JsonObject, Message, dialect_named
+from proxy.dialects.jsontext import write
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
@@ -169,11 +170,19 @@ def record_of(kind: _Kind, row: Mapping[str, Any]) -> JsonObject:
     record: JsonObject = {"record": kind.name}
     for name, value in row.items():
         if name == kind.text:
-            data = orjson.loads(value)  # it reads well where that loses nothing
-            record |= {"data": data} if orjson.dumps(data) == value.encode() else {"text": value}
+            data = orjson.loads(value)
+            record |= {"data": data} if _is_written_as(data, value) else {"text": value}
         else:
             record[name] = orjson.loads(value) if name in kind.json and value is not None else value
     return record
+
+
+def _is_written_as(data: Any, text: str) -> bool:
+    """Return whether a message reads well in an export without losing anything."""
+    try:
+        return orjson.dumps(data) == text.encode()
+    except TypeError:  # it has too many levels
+        return False
 
 
 def _columns(row: Row) -> JsonObject:
@@ -210,7 +219,7 @@ class _TextRecord(_ArchiveRecord, frozen=True, kw_only=True):
         if self.text is None:
             if self.data is msgspec.UNSET:
                 raise ValueError("it has neither `data` nor `text`")
-            return orjson.dumps(self.data)
+            return write(self.data)
         orjson.loads(self.text)
         return self.text.encode()
 
@@ -382,7 +391,8 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
         raise ValueError(f"there is no message with the text {record.body}")
     if record.parent != ROOT and record.parent not in archive.depths:
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
-    _same("node", record.node, node_id(record.parent, body.message))
+    if record.node not in earlier_names(record.parent, [body.message]):
+        _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
     arrival = None
     if record.arrival is not None:

@@ -193,7 +193,7 @@ def _records(connection: StoreConnection, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _rest(connection: StoreConnection, tables: Mapping[str, Table], key: str) -> Iterator[dict[str, Any]]:
-    for name in ("sessions", "pending", "leases", "summaries"):
+    for name in ("sessions", "pending", "leases", "summaries", "evidence", "provider_ids"):
         for rows in _pages(connection, tables[name], key):
             for row in rows:
                 yield row | {"record": name}

@@ -15,6 +15,7 @@ and of a cut also
            known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
     summary, account
            the summary that stands in the place of some gaps, and what input had cost
+    stale  [[start, stop], …]: where reasoning is left out
 
 `why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
 """
@@ -39,7 +40,7 @@ from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import RECORDS, is_against, pack, pack_against, unpack
 from proxy.store.records import StandingCut, dialect_of
 from proxy.store.schema import CUTS, insert_new, matching
-from proxy.trimming import Account, Change, Cut, Gap, Summary
+from proxy.trimming import Account, Change, Cut, Gap, Stretch, Summary
 
 # -------------------------------------------------------------------------------------- changes and cuts as text
 
@@ -47,6 +48,7 @@ _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]
 _Put: TypeAlias = tuple[int, int, int, int, int, str | None]
 _Gap: TypeAlias = tuple[int, int, int, int, int]
+_Stretch: TypeAlias = tuple[int, int]
 _Why: TypeAlias = dict[tuple[str, str], int]
 
 
@@ -71,6 +73,7 @@ class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
     kept: list[str] | None = None
     summary: Summary | None = None
     account: Account | None = None
+    stale: list[_Stretch] = []
 
 
 class Decided(Struct, frozen=True, kw_only=True):
@@ -81,6 +84,7 @@ class Decided(Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] | None  # the nodes before it that lie in no gap; None where it is not known
     summary: Summary | None = None
     account: Account | None = None
+    stale: tuple[Stretch, ...] = ()
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -110,6 +114,7 @@ def encode_cut(
     kept: Sequence[str] | None,
     summary: Summary | None = None,
     account: Account | None = None,
+    stale: Iterable[Stretch] = (),
 ) -> str:
     """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
 
@@ -122,7 +127,16 @@ def encode_cut(
     ]
     drop, put = _rows_of(changes, why)
     names = None if kept is None else list(kept)
-    cut = _CutText(why=list(why), drop=drop, put=put, gaps=rows, kept=names, summary=summary, account=account)
+    cut = _CutText(
+        why=list(why),
+        drop=drop,
+        put=put,
+        gaps=rows,
+        kept=names,
+        summary=summary,
+        account=account,
+        stale=[(each.start, each.stop) for each in stale],
+    )
     try:
         return _ENCODER.encode(cut).decode()
     except UnicodeEncodeError:
@@ -141,7 +155,14 @@ def decode_cut(text: str, dialect: Dialect) -> Decided:
         gaps.append(Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=tokens, tool_calls=tool_calls))
     kept = None if read.kept is None else tuple(read.kept)
     changes = _changes_in(read, dialect)
-    return Decided(changes=changes, gaps=tuple(gaps), kept=kept, summary=read.summary, account=read.account)
+    return Decided(
+        changes=changes,
+        gaps=tuple(gaps),
+        kept=kept,
+        summary=read.summary,
+        account=read.account,
+        stale=tuple([Stretch(start=start, stop=stop) for start, stop in read.stale]),
+    )
 
 
 def encode_data(data: Mapping[str, Any]) -> str:
@@ -356,6 +377,7 @@ def standing_cut(row: Any, decided: Decided) -> StandingCut:
         gaps=decided.gaps,
         summary=decided.summary,
         account=decided.account,
+        stale=decided.stale,
     )
     return StandingCut(cut=cut, node=row.node, kept=decided.kept)
 
@@ -376,7 +398,7 @@ def keep_cut(
     the branch.
     """
     cut, node = standing.cut, standing.node
-    changes = encode_cut(cut.changes, cut.gaps, standing.kept, cut.summary, cut.account)
+    changes = encode_cut(cut.changes, cut.gaps, standing.kept, cut.summary, cut.account, cut.stale)
     packed, base = pack_changes(connection, key, cut.policy, agent or "", changes, None if follows == node else follows)
     row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,

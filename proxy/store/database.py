@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -169,6 +170,12 @@ class Database(Protocol):
         """
         ...
 
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:
+        """Run a unit that writes and reads on a connection of its own, whatever the others do.
+
+        `same`: the database must be the one that was opened. A file may have been deleted, or put back, meanwhile.
+        """
+
     async def close(self) -> None:
         """Finish what was submitted, and let go of the database."""
 
@@ -216,6 +223,36 @@ class Tasks:
 def closed() -> StoreUnavailable:
     """Return what is raised after the store was closed."""
     return StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")
+
+
+class Unopened:
+    """Stands for a database that could not be opened yet."""
+
+    blocks: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True
+
+    def __init__(self, why: StoreUnavailable) -> None:
+        """Raise `why` whatever is asked."""
+        self._why = why
+
+    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - see `Database`
+        """Raise it."""
+        raise self._why
+
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:  # noqa: ARG002
+        """Raise it."""
+        raise self._why
+
+    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:  # noqa: ARG002
+        """Raise it."""
+        raise self._why
+
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002
+        """Raise it."""
+        raise self._why
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
 
 # ----------------------------------------------------------------------------------------- the URL
@@ -313,6 +350,8 @@ _POSTGRES: Final = {
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",
     "58": "The server has trouble with its disk or system: look at its log.",
+    "XX001": "The server found damaged data: look at its log.",
+    "XX002": "The server found a damaged index: look at its log.",
 }
 """By the beginning of PostgreSQL's SQLSTATE."""
 
@@ -382,8 +421,16 @@ def _is_failed_connection(error: BaseException) -> bool:
     )
 
 
+_REPEAT_SECONDS: Final = 30.0  # a store that is away is asked several times a second
+_last_said: tuple[str, float] = ("", 0.0)
+
+
 def _with(advice: str, cause: BaseException) -> StoreUnavailable:
-    """Return what the client hears, and log what the driver said."""
-    said = str(cause).strip().partition("\n")[0]
-    _LOG.warning("the store cannot be used: %s: %s", type(cause).__name__, said or "no more is known")
+    """Return what the client hears, and log what the driver said, unless that was logged just now."""
+    global _last_said  # noqa: PLW0603 - of the log
+    said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
+    now = time.monotonic()
+    if said != _last_said[0] or now - _last_said[1] > _REPEAT_SECONDS:
+        _last_said = said, now
+        _LOG.warning("the store cannot be used: %s", said)
     return StoreUnavailable(f"The store cannot be used. {advice}")

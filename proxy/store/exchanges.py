@@ -39,6 +39,7 @@ from proxy.conversation import (
     TWIN_MS,
     AnsweredEarlier,
     Placement,
+    Witness,
     body_of,
     content_hash,
     is_placed_anew,
@@ -52,6 +53,7 @@ from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
+from proxy.store.evidence import keep_evidence
 from proxy.store.packing import encode_exchange, encode_name, encode_session
 from proxy.store.records import (
     Body,
@@ -467,7 +469,8 @@ class ExchangeEnd:
         if moves_head:
             reply = settlement.replies[0]
             self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
-        self._keep_hidden(heads, carried, renamed)
+        self._keep_hidden(heads, nodes, carried, renamed)
+        self._keep_evidence(line, heads)
         head = heads[0] if moves_head else self._session.head
         return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
 
@@ -612,10 +615,18 @@ class ExchangeEnd:
     def _lies_before(position: int, line: Sequence[tree.NodePlace]) -> bool:
         return position < line[0].depth
 
-    def _keep_hidden(self, heads: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]) -> None:
-        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones."""
+    def _keep_hidden(
+        self, heads: Sequence[str], nodes: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]
+    ) -> None:
+        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones.
+
+        What other agents said, and was sent before one of the messages, stays before it.
+        """
         connection, session, settlement = self._connection, self._session, self._settlement
         hidden: dict[str, Hidden] = {}
+        if settlement.heard is not None:
+            number, said = settlement.heard
+            hidden[nodes[number]] = said
         for node, reply in zip(heads, settlement.replies, strict=True):
             if reply.hidden is not None:
                 hidden.setdefault(node, reply.hidden)  # of equal replies the first one counts
@@ -631,6 +642,19 @@ class ExchangeEnd:
                     count += tree.add_hidden(connection, session.key, [said], exchange=row.exchange)
         if count:
             self.session_row["hidden"] = session.hidden + count
+
+    def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
+        """Keep what the replies are known by when the client sends them back, those that it brought included."""
+        settlement = self._settlement
+        vouched = zip(line[: settlement.vouched], settlement.messages, strict=False)
+        said = [
+            *((place.node, body.message) for place, body in vouched),
+            *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
+        ]
+        witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
+        begins = settlement.base == ROOT and settlement.kind != "side"
+        first = line[0].node if line and begins else None
+        keep_evidence(self._connection, self._session.key, witness, said, first)
 
     def _asked(self) -> list[tree.NewNode]:
         """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
@@ -684,7 +708,7 @@ class ExchangeEnd:
                 "tools": state.tools,
                 "scale": session.scale if settlement.scale is None else settlement.scale,
             }
-        if settlement.kind != "side":
+        if settlement.kind != "side" and not settlement.resends:
             self.session_row["arrival"] = settlement.kind
 
 

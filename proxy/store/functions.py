@@ -1,8 +1,8 @@
 """Exchanges as PostgreSQL's own functions take them: those of many callers in one statement.
 
 What an exchange comes to is computed here, as if its base were the root of a tree, by the code that writes it anywhere
-else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migration 7
-makes, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
+else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migrations
+make, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
 cannot be computed without reading, and what does not hold, is left to `write_exchanges`.
 """
 
@@ -34,7 +34,7 @@ from proxy.store.packing import (
     is_against,
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
-from proxy.store.schema import BODIES, CUTS, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
+from proxy.store.schema import BODIES, CUTS, EVIDENCE, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
@@ -44,7 +44,7 @@ stand."""
 
 _ENCODERS: Final = {
     table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
-    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, EXCHANGES)
+    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, EXCHANGES, EVIDENCE)
 }
 _OF_A_FORM: Final = _ENCODERS["forms"] | {"said": encode_name}
 _OF_AN_END: Final = {
@@ -240,6 +240,7 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
             "new_bodies": [_encoded(each, _ENCODERS["bodies"]) for each in sorted(keeper.rows["bodies"], key=_BODIES)],
             "new_nodes": [_encoded(each, _ENCODERS["nodes"]) for each in keeper.rows["nodes"]],
             "cut": _encoded(cuts[0], _ENCODERS["cuts"]) if cuts else None,
+            "evidence": [_encoded(each, _ENCODERS["evidence"]) for each in keeper.rows["evidence"]],
         }
     return PlainEnd(row=row, settled=settled)
 

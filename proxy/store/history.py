@@ -19,7 +19,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
 
-from proxy.conversation import ROOT, Incoming, Kind, Last, Log, Manner, Mode, content_key, place_append, reconcile
+from proxy.conversation import (
+    ROOT,
+    Arrival,
+    Incoming,
+    Kind,
+    Last,
+    Log,
+    Manner,
+    Mode,
+    content_key,
+    earlier_names,
+    known_prefix,
+    names_under,
+    place_append,
+    reconcile,
+)
 from proxy.errors import Conflict
 from proxy.store import tree
 from proxy.store.cuts import changes_of, cut_places, cut_row, decode_cut, newest_cut, standing_at
@@ -32,6 +47,7 @@ from proxy.store.records import (
     HistorySnapshot,
     Mark,
     NodeRow,
+    ProviderState,
     SessionRow,
     StandingCut,
     Status,
@@ -154,9 +170,15 @@ class HistoryReader:
     def read(self) -> HistorySnapshot:
         """Read it all."""
         session, prefix, has_cuts = self._glance()
+        if session is None and self._question.state is not None:
+            arrival = Arrival(kind=Kind.PROVIDER_STATE, base=ROOT, fresh=0, at_head=True)
+            return HistorySnapshot(arrival=arrival)
         if session is None:
             # Another worker may begin it just now: what it stores meanwhile does not count.
             return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self, prefix=0)))
+        question = self._question
+        if question.state is not None:
+            return self._of_provider_state(session, question.state)
         incoming, last = self._repeated()
         manner = None
         if session.model is not None and session.arrival != FORKED:
@@ -172,18 +194,58 @@ class HistoryReader:
             prefix=prefix,
         )
         arrival = reconcile(incoming, log)
+        names = self._earlier_names(arrival)
+        if names:
+            self._question = replace(self._question, incoming=replace(incoming, names=names))
+            arrival = reconcile(self._question.incoming, replace(log, prefix=None))
         found = HistorySnapshot(
-            arrival=arrival, updated_at=session.updated_at, scale=session.scale, model=session.model
+            arrival=arrival, names=names, updated_at=session.updated_at, scale=session.scale, model=session.model
         )
         if arrival.kind is Kind.APPEND:
             found = self._of_append(session, found)
         elif arrival.fresh:
             found = self._of_resend(session, found, has_cuts=has_cuts)
+        found = self._with_hidden_and_summaries(session, found)
+        return self._with_others(found) if question.merging else found
+
+    def _of_provider_state(self, session: SessionRow, state: ProviderState) -> HistorySnapshot:
+        """Read what a request goes on from that an id names: nothing, unless the proxy is to send it."""
+        node = state.node if state.node and self.depths([state.node]) else None
+        arrival = Arrival(
+            kind=Kind.PROVIDER_STATE, base=node or session.head, fresh=0, at_head=node is None, expanded=state.expands
+        )
+        depth = self.depths([arrival.base]).get(arrival.base, 0) if arrival.base else 0
+        found = HistorySnapshot(
+            arrival=arrival, depth=depth, updated_at=session.updated_at, scale=session.scale, model=session.model
+        )
+        if not state.expands:
+            return found
+        rows, cut = self._rows_and_cut(arrival.base, depth)
+        known = tree.instructions_of(self._connection, self._key, None)
+        found = replace(found, rows=rows, cut=cut, instructions=known.messages if known is not None else ())
         return self._with_hidden_and_summaries(session, found)
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth of each of these nodes that is stored."""
         return tree.depths_of(self._connection, self._key, names)
+
+    def _earlier_names(self, arrival: Arrival) -> Sequence[str]:
+        """Return the nodes of the request's messages, if older versions named the first that is not known.
+
+        A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
+        """
+        messages, incoming, known = self._question.messages, self._question.incoming, arrival.fresh
+        if arrival.composed or known >= len(messages):
+            return ()
+        facts = messages[known].facts
+        if facts is not None and not facts.reshaped:
+            return ()
+        names = earlier_names(incoming.names[known - 1] if known else ROOT, messages[known:])
+        stored = known_prefix(names, self.depths) if names[0] != incoming.names[known] else 0
+        if not stored:
+            return ()
+        names = [*incoming.names[:known], *names[:stored]]
+        return [*names, *names_under(names[-1], incoming.contents[len(names) :])]
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of some stored messages with this content."""
@@ -356,6 +418,17 @@ class HistoryReader:
             ready, attempt = prepared_on(self._connection, self._key, known, recipe)
             found = replace(found, prepared=ready, attempt=attempt)
         return found
+
+    def _with_others(self, found: HistorySnapshot) -> HistorySnapshot:
+        """Read what other agents said since the last turn of the one that asks; its own client does not send it."""
+        question, arrival, agent = self._question, found.arrival, self._question.agent
+        if arrival.composed or agent is None:
+            return found  # the view holds what everybody said
+        pairs = zip(question.messages[: arrival.fresh], found.marks, strict=False)
+        turns = [mark.node for message, mark in pairs if message.begins_turn]
+        others = tree.said_by_others(self._connection, self._key, agent, turns[-1] if turns else None)
+        there = {mark.node for mark in found.marks}
+        return replace(found, others=tuple([row for row in others if row.node not in there]))
 
 
 def _last(row: Row) -> Last:

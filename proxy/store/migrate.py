@@ -16,24 +16,26 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sqlalchemy import Connection as Engaged
-from sqlalchemy import NullPool, text
+from sqlalchemy import Insert, NullPool, text
 
 from proxy.errors import StoreUnavailable
 from proxy.store import convert
 from proxy.store.database import PostgresServer, Result, SqliteFile, StoreConnection, address_of, translated
+from proxy.store.schema import METADATA, SECRETS, insert_into
 from proxy.store.sqlite import connect, create_file, sqlite_engine
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION: Final = "0010"
+REVISION: Final = "0014"
 """The newest migration: the tables that this version of the program works with."""
-_COMPACT: Final = "0009"
+_COMPACT: Final = "0013"
 """The migration that puts the tables of the old layout aside."""
 
 _LOG: Final = logging.getLogger("palimpsest.store")
@@ -59,6 +61,10 @@ _SIZE: Final = {
         "WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
     ),
 }
+
+_SHORT_WAIT: Final = text("SET LOCAL lock_timeout = '500ms'")
+_LOCK_ALL: Final = text(f"LOCK TABLE {', '.join(METADATA.tables)} IN ROW EXCLUSIVE MODE")
+"""What every write asks for of its table, and has at once unless somebody keeps all others away."""
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -128,6 +134,34 @@ def current(connection: StoreConnection) -> str | None:
     if connection.execute(_HAS_TABLES[connection.dialect.name]).scalar_one_or_none() is not None:
         found = connection.execute(_REVISION).scalar_one_or_none()
     return found
+
+
+def require_current(found: str | None) -> None:
+    """Raise `StoreUnavailable` if the tables, at the revision `found`, are not those of this version."""
+    if found != REVISION:
+        raise StoreUnavailable(
+            f"The store cannot be used. Its tables are at revision {found or 'none'}, not {REVISION}: "
+            "run `palimpsest upgrade` with this version, or start the version that they belong to."
+        )
+
+
+def probe(connection: StoreConnection) -> None:
+    """Read the revision and write a row; raises `StoreUnavailable` where the tables are not those of this version.
+
+    The row is one of `secrets`, and none of a session's.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_SHORT_WAIT)
+    require_current(current(connection))
+    if connection.dialect.name == "postgresql":
+        connection.execute(_LOCK_ALL)
+    connection.execute(_probing(connection.dialect.name), {"name": "probe", "value": token_hex(8)})
+
+
+@cache
+def _probing(dialect: str) -> Insert:
+    insert = insert_into(dialect, SECRETS)
+    return insert.on_conflict_do_update(index_elements=["name"], set_={"value": insert.excluded.value})
 
 
 def config() -> Config:

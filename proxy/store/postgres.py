@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, TypeAlias, cast
 import sqlalchemy
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import Executable, event
+from sqlalchemy import BigInteger, Executable, event
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -91,14 +91,16 @@ class PostgresDatabase:
         self._tasks = Tasks()
         # Without a pool: after a loss, a connection that was kept there may be lost too.
         connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool)
+        self._connecting = connecting
+        self._probing: asyncio.Task[None] | None = None
         self._readers = _Readers(connecting, self._tasks)
         self._writer = _ExchangeWriter(DriverConnection(connecting), self._tasks, self._write_exchanges)
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
         if short:
-            with translated():
-                return await self._readers.read(unit)
+            # In a task of its own: a driver that is cut off in a statement waits for the server's answer.
+            return await asyncio.shield(self._tasks.start(self._read_short(unit)))
         return await asyncio.shield(self._tasks.start(self._read(unit)))
 
     async def write(
@@ -132,6 +134,22 @@ class PostgresDatabase:
         await self._readers.close()
         await self._writer.close()
         await self._engine.dispose()
+
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
+        """Run `unit` in a transaction of a new connection."""
+        if self._probing is not None and not self._probing.done():
+            self._probing.cancel()
+        self._probing = self._tasks.start(self._probe(unit))
+        await asyncio.shield(self._probing)
+
+    async def _probe(self, unit: Unit[None]) -> None:
+        with translated():
+            async with self._connecting.begin() as connection:
+                await connection.run_sync(_taking(unit))
+
+    async def _read_short(self, unit: Unit[Result]) -> Result:
+        with translated():
+            return await self._readers.read(unit)
 
     async def _write_exchanges(self, items: Sequence[Opening | Settlement]) -> list[Any]:
         return await self._write(lambda connection: write_exchanges(connection, items), again=True)
@@ -265,7 +283,8 @@ class _PostgresStatement(CompiledStatement):
         numbers = {name: number for number, name in enumerate(order, 1)}
 
         def any_of(found: re.Match[str]) -> str:
-            kind = "BYTEA" if isinstance(self.binds[found[2]].type, StoredAsBytes) else "VARCHAR"
+            of = self.binds[found[2]].type
+            kind = "BYTEA" if isinstance(of, StoredAsBytes) else "BIGINT" if isinstance(of, BigInteger) else "VARCHAR"
             return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::{kind}[])"
 
         self.text = _LIST.sub(any_of, self.text)

@@ -206,6 +206,8 @@ class Settlement(Struct, frozen=True, kw_only=True):
     follows: str | None = None
     """The node of the cut that the branch had before, of the same policy and agent. The new one is stored as what
     differs from it; None: as a whole."""
+    heard: tuple[int, Hidden] | None = None
+    """What other agents said, as it was sent before one of `messages`: its number, and the text."""
     vouched: int = 0
     """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
     conversation, though the client brought them."""
@@ -216,6 +218,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     `moves_head`, the head goes to the last message (to `base` if there is none). For an append: results already
     there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
+    resends: bool = False  # whether the session is used by resending, though this request appends
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
@@ -316,6 +319,13 @@ class BranchRow(Struct, frozen=True, kw_only=True):
 DELETED: Final = "The session was deleted while this request was on its way. Send it again."
 
 
+class ProviderState(Struct, frozen=True, kw_only=True):
+    """What a request goes on from that does not say it: an earlier reply, by an id of the provider's."""
+
+    node: str | None  # the reply, where it is stored; None: where the session stands
+    expands: bool = False  # whether the proxy sends what came before, in the provider's place
+
+
 class HistoryQuery(Struct, frozen=True, kw_only=True):
     """A request, as far as what is read depends on it."""
 
@@ -327,15 +337,19 @@ class HistoryQuery(Struct, frozen=True, kw_only=True):
     agent: str | None
     idempotency: str | None = None  # hash of the client's key for this request; None where it gave none
     whole: bool = False  # whether the messages that a cut dropped are wanted too
+    merging: bool = False  # whether an agent that resends is to hear what the others said since
     instructed: bool = False  # whether it brings instructions of its own
     recipe: str | None = None  # recipe of the summaries that are wanted; None where there can be none
     dialect: str = CHAT
+    state: ProviderState | None = None  # what the request goes on from; None where it says or leaves that itself
 
 
 class HistorySnapshot(Struct, frozen=True, kw_only=True):
     """What is known of the conversation."""
 
     arrival: Arrival
+    names: Sequence[str] = ()
+    """The nodes of the request's messages, where older versions named some of them; empty where none did."""
     start: int = 0  # position in its branch of the first message that the request speaks of
     depth: int = 0  # number of messages of the branch that its new messages follow
     marks: Sequence[Mark] = ()  # what was noted about the messages that the client sends again, oldest first
@@ -350,6 +364,7 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     model: str | None = None  # the model that was last asked
     prepared: SummaryRow | None = None  # the ready summary that covers most of the branch
     attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
+    others: Sequence[NodeRow] = ()  # what other agents said since this one's last turn, oldest first
     hidden: Mapping[str, Hidden] = {}  # by node, what the client was not shown of the replies among `marks` and `rows`
 
 

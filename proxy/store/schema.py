@@ -215,6 +215,20 @@ FORMS: Final = Table(
 )
 """Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
 
+PROVIDER_IDS: Final = Table(
+    "provider_ids",
+    METADATA,
+    *_keys(BigInteger, "piece"),  # a number made of tenant, dialect and id
+    *_columns(HashName, "node"),
+    Index(None, "piece"),
+    sqlite_with_rowid=False,
+)
+"""Ids of responses and items that a provider keeps, each with the node of the reply; "" where it became none."""
+EVIDENCE: Final = Table(
+    "evidence", METADATA, *_keys(BigInteger, "piece"), Index(None, "piece"), sqlite_with_rowid=False
+)
+"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`."""
+
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
 
@@ -223,8 +237,10 @@ OF_A_SESSION: Final = (
     SUMMARIES,
     HIDDEN,
     FORMS,
+    PROVIDER_IDS,
     CUTS,
     PENDING,
+    EVIDENCE,
     EXCHANGES,
     NODES,
     BODIES,

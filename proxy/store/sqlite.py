@@ -22,7 +22,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
@@ -65,6 +65,8 @@ _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the even
 _LENT_SECONDS: Final = 0.01  # after this time the event loop goes on, whether the writer is done or not
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_PROBE_MS: Final = 500  # how long a probe waits for another process's lock
+_LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
 _CACHE_KB: Final = 16_384
 """Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of some dozen
@@ -103,8 +105,14 @@ def create_file(path: Path) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Connect without the module's own transactions, which begin too late."""
+    # Never create it: a file that was deleted is to be missed, and not to be replaced by an empty one.
     connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS,
     )
     connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
     # What SQLite has from 3.41 on, as `unhex`.
@@ -172,6 +180,7 @@ class SqliteDatabase:
                 f"PRAGMA cache_size=-{_CACHE_KB}; PRAGMA busy_timeout=0; PRAGMA temp_store=MEMORY"
             )
             near = connect(path)
+        self._file = _file_at(path)  # the file that is open, whatever `path` names later
         near.executescript("PRAGMA busy_timeout=0")  # an event loop waits for no lock
         self._near = near
         self._near_lock = threading.Lock()
@@ -179,6 +188,7 @@ class SqliteDatabase:
         self._readers = ThreadPoolExecutor(_READERS, "palimpsest-read")
         self._reader = threading.local()
         self._connections = [near]  # what the readers have opened
+        self._probing: asyncio.Future[None] | None = None
         # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
@@ -223,6 +233,15 @@ class SqliteDatabase:
         if is_first:
             loop.call_soon(self._hand_over)
         return future
+
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:
+        """Write and read the file that `path` names, in a thread of its own."""
+        if self._probing is not None and not self._probing.done():
+            raise StoreUnavailable("The store cannot be used. The disk does not answer: look at the system's log.")
+        future = self._probing = asyncio.get_running_loop().create_future()
+        probe = partial(_probe_file, unit, self._path, self._file if same else None)
+        threading.Thread(target=_in_thread, args=(probe, future), name="palimpsest-probe", daemon=True).start()
+        await asyncio.shield(future)
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -287,6 +306,8 @@ class SqliteDatabase:
         raw = self._writing
         durable = any(write.durable for write in writes)
         try:
+            if _file_at(self._path) != self._file:
+                raise _missed(self._path)
             if durable is not self._durable:
                 # A script: a statement that is kept prepared may have had its effect when it was prepared.
                 raw.executescript(_DURABLE if durable else _PASSING)
@@ -398,6 +419,62 @@ def _resolve(outcomes: list[_Outcome]) -> None:
             job.future.set_exception(error)
         else:
             job.future.set_result(result)
+
+
+def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
+    """Do `work`, and tell the future's event loop how it ended."""
+    failure: Exception | None = None
+    try:
+        work()
+    except Exception as why:  # noqa: BLE001 - it is the future's
+        failure = why
+
+    def tell() -> None:
+        if future.done():
+            return
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
+            future.exception()  # nobody may wait for it any more
+
+    with suppress(RuntimeError):  # the loop has ended
+        future.get_loop().call_soon_threadsafe(tell)
+
+
+def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> None:
+    """Write and read the file at `path`, which must be `file`, where that is given."""
+    found = _file_at(path)
+    if found is None or (file is not None and found != file):
+        raise _missed(path)
+    if hasattr(os, "statvfs"):
+        room = os.statvfs(path.absolute().parent)
+        if (room.f_bavail if os.geteuid() else room.f_bfree) * room.f_frsize < _LEAST_ROOM:
+            raise StoreUnavailable("The store cannot be used. The disk is full: make room.")
+    with translated(), closing(connect(path)) as raw:
+        raw.executescript(f"PRAGMA busy_timeout={_PROBE_MS}")
+        raw.execute("BEGIN IMMEDIATE")
+        try:
+            unit(SqliteConnection(raw))
+            raw.execute("COMMIT")
+        finally:
+            _roll_back(raw)
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Return what tells the file that `path` names from every other one; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _missed(path: Path) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The store cannot be used. Its file {str(path)!r} was deleted, or replaced by another one: put it back, "
+        "or start the proxy again."
+    )
 
 
 def _reported(why: Exception) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -12,12 +12,13 @@ from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
-from proxy.store.database import Database, SqliteFile, Tasks, address_of
+from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
+from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
+from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
-from proxy.store.migrate import MOST_BYTES, REVISION, current, upgrade
+from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.records import (
-    CHAT,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -36,10 +37,16 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
+from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.trimming import Cut, Hidden, Summary
 
+_LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
+_RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
+_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
+_HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
+_RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
 
 
@@ -51,50 +58,144 @@ class Store:
     stored is not there.
     """
 
-    def __init__(self, database: Database) -> None:
-        """Work on an open database; `open` is the usual way."""
+    def __init__(
+        self,
+        database: Database,
+        url: str = "",
+        spool: Spool | None = None,
+        *,
+        migrate: bool = False,
+        direct: bool = False,
+    ) -> None:
+        """Work on an open database; `open` is the usual way.
+
+        With a `url`, a database that failed is opened anew. While a record waits in `spool`, the circuit is open.
+        `direct`: there is no circuit.
+        """
         self._database = database
+        self._url = url
+        self._migrate = migrate
+        self._direct = direct
+        self._renewing: asyncio.Task[None] | None = None
+        self.spool: Final = spool
+        self.circuit: Final = Circuit(self._probe)
         self._branches = Branches()
-        self._forks = Tasks()
-        self.waits_for_beginnings: Final = not database.in_order
+        self._tasks = Tasks()
+        self._closed = False
+        self.waits_for_beginnings = not database.in_order
         """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
 
     @classmethod
-    async def open(cls, url: str, *, migrate: bool = True) -> Store:
+    async def open(cls, url: str, *, migrate: bool = True, spool: Spool | None = None, bare: bool = False) -> Store:
         """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
+
+        `bare`: the database was there before, and need not be there now; then the circuit is open.
 
         Raises `ConfigurationError` if it is no URL of a supported database.
         """
         address = address_of(url)
-        if migrate:
-            await upgrade(url, most=MOST_BYTES)
-        if not isinstance(address, SqliteFile):
-            from proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - SQLAlchemy's ORM comes with it
-
-            return cls(PostgresDatabase(address))
-        await asyncio.to_thread(create_file, address.path)
-        return cls(await asyncio.to_thread(SqliteDatabase, address.path))
+        try:
+            if migrate:
+                await upgrade(url, most=MOST_BYTES)
+            elif isinstance(address, SqliteFile) and not bare:
+                await asyncio.to_thread(create_file, address.path)
+            return cls(await _opened(address), url, spool)
+        except StoreUnavailable as why:
+            if not bare:
+                raise
+            store = cls(Unopened(why), url, spool, migrate=migrate)
+            store.circuit.open(why)
+            return store
 
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
-        await self._forks.close()
-        await self._database.close()
+        self._closed = True
+        await self.circuit.close()
+        closing = [self._tasks.close(), self._database.close()]
+        if self.circuit.down is None:
+            await asyncio.gather(*closing)
+        else:  # what is of value waits in the spool
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await asyncio.gather(*closing)
+
+    async def health(self) -> StoreUnavailable | None:
+        """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
+        found = self.circuit.down or await self.circuit.health(_HEALTH_SECONDS)
+        if found is not None and not self._closed:
+            self.circuit.open(found)
+        return found
+
+    def direct(self) -> Store:
+        """Return a store that asks the same database, even while the circuit is open. It need not be closed."""
+        return Store(self._database, direct=True)
 
     async def ready(self) -> None:
         """Return if the database answers and its tables are those of this version."""
-        found = await self._database.read(current)
-        if found != REVISION:
-            raise StoreUnavailable(
-                f"The store cannot be used. Its tables are at revision {found or 'none'}, not {REVISION}: "
-                "run `palimpsest upgrade` with this version, or start the version that they belong to."
-            )
+        require_current(await self._read(current))
+
+    async def renew(self) -> None:
+        """Open the database anew: what hangs there is left alone, and no connection is one to another file."""
+        if not self._url:
+            return
+        if self._migrate:
+            await upgrade(self._url)
+            self._migrate = False
+        opened = await _opened(address_of(self._url))
+        old, self._database = self._database, opened
+        self.waits_for_beginnings = not opened.in_order
+        self._branches = Branches()
+        self._tasks.follow(old.close())
+
+    async def _probe(self) -> None:
+        if isinstance(self._database, Unopened):
+            if self._renewing is None or self._renewing.done():
+                self._renewing = self._tasks.start(self.renew())
+            await asyncio.shield(self._renewing)
+        await self._database.probe(probe, same=self.circuit.down is None)
+
+    async def _guarded(self, ask: Callable[..., Awaitable[Any]], *given: Any, **named: Any) -> Any:
+        """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
+        if self._direct:
+            return await ask(*given, **named)
+        circuit, loop = self.circuit, asyncio.get_running_loop()
+        if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
+            circuit.returns = True
+            circuit.open(StoreUnavailable(_RETURNS))
+        if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
+            raise StoreUnavailable((circuit.down or _AWAY).message)
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                circuit.waiting[limit] = loop.time()
+                if not circuit.watched:
+                    circuit.watched = True
+                    loop.call_later(SLOW_SECONDS, circuit.watch)
+                try:
+                    return await ask(*given, **named)
+                finally:
+                    del circuit.waiting[limit]
+        except TimeoutError as why:
+            raise StoreUnavailable(circuit.down.message if circuit.down is not None else FROZEN) from why
+        except StoreUnavailable as why:
+            if not self._closed:
+                circuit.open(why)
+            raise
+
+    async def _read(self, unit: Unit[Result], *, short: bool = False) -> Result:
+        found: Result = await self._guarded(self._database.read, unit, short=short)
+        return found
+
+    async def _write(self, unit: Unit[Result], *, again: bool = True) -> Result:
+        made: Result = await self._guarded(self._database.write, unit, again=again)
+        return made
 
     async def secret(self, name: str) -> bytes:
         """Return 32 random bytes, made at the first call with this name and the same for ever after."""
-        found = await self._database.read(partial(secret_of, name=name))
+        found = await self._read(partial(secret_of, name=name))
         if found is not None:
             return found
-        return await self._database.write(partial(make_secret, name=name))
+        return await self._write(partial(make_secret, name=name))
 
     # ---------------------------------------------------------------------------------- sessions
 
@@ -107,7 +208,7 @@ class Store:
 
     async def session_at(self, key: str) -> SessionRow | None:
         """Return a session by its internal name."""
-        return await self._database.read(partial(tree.session_of, key=key))
+        return await self._read(partial(tree.session_of, key=key))
 
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
@@ -119,17 +220,19 @@ class Store:
         cursor = None if after is None else Cursor.read(after)
         if tenant is not None and not is_plain(tenant):
             return [], None
-        return await self._database.read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
+        return await self._read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them."""
         if not is_plain(session):
             return []
-        return await self._database.read(partial(tree.sessions_named, session=session))
+        return await self._read(partial(tree.sessions_named, session=session))
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
-        return await self._database.write(partial(tree.delete_session, key=key))
+        if self.spool is not None and self.spool.flag[0]:
+            await asyncio.to_thread(self.spool.drop, key)
+        return await self._write(partial(tree.delete_session, key=key))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -146,7 +249,7 @@ class Store:
         """
         archive = await asyncio.to_thread(read_records, records)
         unit = partial(load, tenant=tenant, session=session, archive=archive)
-        return await self._database.write(unit, again=False)  # it would find the session there
+        return await self._write(unit, again=False)  # it would find the session there
 
     async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
         """Make a session that has the history of another one up to `node`; see `fork`.
@@ -156,7 +259,7 @@ class Store:
         Raises `NotFound` if the tenant has no such session, or it has no such node, `Conflict` if there is a session
         with this id, or it was deleted while it was made, `InvalidRequest` if the id cannot be stored.
         """
-        return await asyncio.shield(self._forks.start(fork_session(self._database, tenant, source_key, node, as_id)))
+        return await asyncio.shield(self._tasks.start(fork_session(self._database, tenant, source_key, node, as_id)))
 
     # -------------------------------------------------------------------------------------- logs
 
@@ -165,58 +268,77 @@ class Store:
         unit = partial(recall, question=question, branches=self._branches)
         if self._database.blocks:
             with suppress(TooLong):
-                return await self._database.read(partial(unit, most=_FEW), short=True)
-            return await self._database.read(unit)
+                return await self._read(partial(unit, most=_FEW), short=True)
+            return await self._read(unit)
+        return await self._read(unit, short=True)
+
+    async def infer(self, request: UnnamedRequest) -> Inferred:
+        """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
+        if not is_plain(request.tenant):
+            return Inferred()
+        return await self._read(partial(infer, request=request), short=True)
+
+    async def provider_place(self, tenant: str, dialect: str, name: str) -> tree.ProviderPlace | None:
+        """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+        if not is_plain(tenant):
+            return None
+        unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
         return await self._database.read(unit, short=True)
 
-    async def recorded(self, tenant: str, node: str, dialect: str = CHAT) -> list[str]:
-        """Return the ids of up to two sessions that have this reply and all before it recorded from upstream."""
+    async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+        """Return those of the ids under which the tenant got nothing here that a provider keeps."""
         if not is_plain(tenant):
-            return []
-        return await self._database.read(
-            partial(tree.recorded_in, tenant=tenant, node=node, dialect=dialect), short=True
-        )
+            return list(names)
+        return await self._database.read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+
+    async def keep_provider_ids(
+        self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
+    ) -> None:
+        """Keep that these ids came with the reply at a node of a session."""
+        key = session_key(tenant, session, dialect)
+        unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
+        await self._database.write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
         if not node or not is_plain(node):
             return []
-        return await self._database.read(partial(tree.path_to, key=key, node=node, below=below))
+        return await self._read(partial(tree.path_to, key=key, node=node, below=below))
 
     async def lineage(self, key: str, ends: Collection[str]) -> Lineage:
         """Return the branches that end at these nodes, without their texts; see `lineage`."""
         asked = list(filter(is_plain, ends))
-        return await self._database.read(partial(lineage_of, key=key, ends=asked)) if asked else Lineage()
+        return await self._read(partial(lineage_of, key=key, ends=asked)) if asked else Lineage()
 
     async def branches(self, key: str) -> list[BranchRow]:
         """Return the leaves of the tree, newest first."""
-        return await self._database.read(partial(tree.leaves, key=key))
+        return await self._read(partial(tree.leaves, key=key))
 
     async def instructions(self, key: str, version: str | None = None) -> InstructionsRow | None:
         """Return a version of the instructions; where `version` is None, the newest that was answered."""
         if version is not None and not is_plain(version):
             return None
-        return await self._database.read(partial(tree.instructions_of, key=key, version=version))
+        return await self._read(partial(tree.instructions_of, key=key, version=version))
 
     async def cut(self, key: str, nodes: Collection[str], policy: str, agent: str | None) -> StandingCut | None:
         """Return the newest cut (the greatest position) of a policy and an agent at any of these nodes."""
         if not nodes or not _are_plain(policy, agent):
             return None
-        return await self._database.read(partial(cuts.newest_cut, key=key, branch=nodes, policy=policy, agent=agent))
+        return await self._read(partial(cuts.newest_cut, key=key, branch=nodes, policy=policy, agent=agent))
 
     async def cut_at(self, key: str, node: str, policy: str, agent: str | None) -> Cut | None:
         """Return the cut that was made at exactly this node."""
         if not _are_plain(node, policy, agent):
             return None
         unit = partial(cuts.standing_at, key=key, node=node, policy=policy, agent=agent)
-        found = await self._database.read(unit)
+        found = await self._read(unit)
         return None if found is None else found.cut
 
     async def summaries(self, key: str, head: str, policy: str, agent: str | None) -> list[tuple[Summary, int]]:
         """Return the summaries of the branch that ends at `head`, as `history.summaries_of` does."""
         if not head or not _are_plain(head, policy, agent):
             return []
-        return await self._database.read(partial(history.summaries_of, key=key, head=head, policy=policy, agent=agent))
+        return await self._read(partial(history.summaries_of, key=key, head=head, policy=policy, agent=agent))
 
     # --------------------------------------------------------------------------------- summaries
 
@@ -225,11 +347,11 @@ class Store:
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
-        return await self._database.write(partial(summaries.keep_summary, key=key, row=row))
+        return await self._write(partial(summaries.keep_summary, key=key, row=row))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
         """Return every summary by a model that was tried for the session, newest first."""
-        return await self._database.read(partial(summaries.summary_rows, key=key))
+        return await self._read(partial(summaries.summary_rows, key=key))
 
     async def prepared(
         self, key: str, nodes: Collection[str], recipe: str
@@ -240,13 +362,13 @@ class Store:
         """
         if not nodes or not is_plain(recipe):
             return None, None
-        return await self._database.read(partial(summaries.prepared_on, key=key, branch=nodes, recipe=recipe))
+        return await self._read(partial(summaries.prepared_on, key=key, branch=nodes, recipe=recipe))
 
     async def hidden(self, session: SessionRow, nodes: Collection[str]) -> dict[str, Hidden]:
         """Return, by node, what the client was not shown of those of `nodes` where there is something."""
         if not session.hidden or not nodes:
             return {}
-        return await self._database.read(partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden))
+        return await self._read(partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden))
 
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
         """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
@@ -254,28 +376,26 @@ class Store:
         It is free where it has expired by `at`; its holder may prolong it. It expires at `until`. False where there is
         no such session.
         """
-        return await self._database.write(
-            partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until)
-        )
+        return await self._write(partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until))
 
     async def release(self, key: str, name: str, holder: str) -> None:
         """Give a lease back; nothing happens where somebody else has it."""
-        await self._database.write(partial(summaries.release_lease, key=key, name=name, holder=holder))
+        await self._write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
-        """Return name and message of the text whose name begins with `prefix`, 12 to 40 hexadecimal digits.
+        """Return name and message of the text whose name begins with `prefix`, 8 to 40 hexadecimal digits.
 
         None where there is none, or more than one.
         """
-        return await self._database.read(partial(tree.message_of, key=key, prefix=prefix))
+        return await self._read(partial(tree.message_of, key=key, prefix=prefix))
 
     async def tools(self, key: str, body: str) -> bytes | None:
         """Return the JSON text of the tools with this name (`ExchangeRow.tools`)."""
         if not is_plain(body):
             return None
-        return await self._database.read(partial(tree.tools_of, key=key, body=body))
+        return await self._read(partial(tree.tools_of, key=key, body=body))
 
     # --------------------------------------------------------------------------------- exchanges
 
@@ -288,8 +408,19 @@ class Store:
             refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             refused.set_exception(why)
             return refused
+        if self.circuit.down is not None:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_exception(StoreUnavailable(self.circuit.down.message))
+            return refused
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        return self._database.start(write_exchanges, opening, durable=False)
+        future = self._database.start(write_exchanges, opening, durable=False)
+        future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
+        return future
+
+    async def began(self, future: asyncio.Future[None]) -> None:
+        """Wait for what `begin` returned."""
+        if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
+            await self._guarded(asyncio.shield, future)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -297,11 +428,14 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
+        return await self._guarded(self._settle, settlement, began)
+
+    async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if began is not None and not self._database.in_order:
-            await began
+            await asyncio.shield(began)
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
-            await began
+            await asyncio.shield(began)
         return settled
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
@@ -309,13 +443,13 @@ class Store:
 
         The process may live after all (another worker's, another host's): its own settling still counts.
         """
-        return await self._database.write(partial(exchanges.interrupt_pending, at=at, marks=marks))
+        return await self._write(partial(exchanges.interrupt_pending, at=at, marks=marks))
 
     async def exchange(self, exchange_id: str) -> ExchangeRow | None:
         """Return an exchange by its id, whoever owns it."""
         if not is_plain(exchange_id):
             return None
-        return await self._database.read(partial(exchanges.exchange_of, exchange=exchange_id))
+        return await self._read(partial(exchanges.exchange_of, exchange=exchange_id))
 
     async def exchanges(
         self, key: str, *, limit: int, after: str | None = None
@@ -325,7 +459,20 @@ class Store:
         Raises `InvalidRequest` if `after` is no cursor.
         """
         cursor = None if after is None else Cursor.read(after)
-        return await self._database.read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+        return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+
+def _noticed(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+async def _opened(address: Address) -> Database:
+    if not isinstance(address, SqliteFile):
+        from proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - SQLAlchemy's ORM comes with it
+
+        return PostgresDatabase(address)
+    return await asyncio.to_thread(SqliteDatabase, address.path)
 
 
 def _are_plain(*names: str | None) -> bool:

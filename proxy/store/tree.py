@@ -10,25 +10,14 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import (
-    FromClause,
-    ScalarSelect,
-    Select,
-    bindparam,
-    delete,
-    except_,
-    func,
-    literal_column,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import FromClause, ScalarSelect, Select, and_, bindparam, delete, except_, func, select, true, tuple_
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
@@ -51,11 +40,13 @@ from proxy.store.records import (
 )
 from proxy.store.schema import (
     BODIES,
+    EXCHANGES,
     FORMS,
     HIDDEN,
     INSTRUCTIONS,
     NODES,
     OF_A_SESSION,
+    PROVIDER_IDS,
     SECRETS,
     SESSIONS,
     insert_into,
@@ -192,7 +183,7 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 # ------------------------------------------------------------------------------------------------------ texts
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_PREFIX: Final = re.compile(r"[0-9a-f]{12,40}", re.ASCII)
+_PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
 _LETTERS: Final = 40  # of a name
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
@@ -233,7 +224,7 @@ def said_before(connection: StoreConnection, openings: Iterable[Opening]) -> dic
         if opening.forms:
             key = session_key(opening.tenant, opening.session, opening.dialect)
             for some in in_parts([node for node, _ in opening.forms]):
-                rows = connection.execute(_SAID, {"key": key, "nodes": some})
+                rows = connection.execute(_TEXTS_AT, {"key": key, "nodes": some})
                 said |= {(key, row[0]): row[1] for row in rows}
     return said
 
@@ -248,7 +239,7 @@ def form_text(connection: StoreConnection, key: str, row: Row) -> str:
     """Return the text of a row of `FORMS`."""
     said: str | None = None
     if is_against(row.text):
-        said = next((text for _, text in connection.execute(_SAID, {"key": key, "nodes": [row.node]})), None)
+        said = next((text for _, text in connection.execute(_TEXTS_AT, {"key": key, "nodes": [row.node]})), None)
     return unpack(row.text, said)
 
 
@@ -324,6 +315,7 @@ def is_message(raw: bytes) -> bool:
 
 # ------------------------------------------------------------------------------------------------------ nodes
 
+Name = TypeVar("Name")
 _AT_ONCE: Final = 500  # names in one question: databases limit them
 
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
@@ -340,21 +332,6 @@ _PARENTS: Final = (
 _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
 _MARK_COLUMNS: Final = Mark.__struct_fields__
 
-_RECORDED: Final = (
-    select(SESSIONS.c.id)
-    .join(NODES, NODES.c.session == SESSIONS.c.session)
-    .where(
-        # In the words of the index, which has no other rows.
-        literal_column("nodes.source = 'upstream' AND nodes.recorded IS NOT NULL"),
-        NODES.c.recorded == bindparam("tenant"),
-        NODES.c.node == bindparam("node"),
-        SESSIONS.c.dialect == bindparam("dialect"),
-        # What a fork was made with came in no exchange of its own: it is the other session's.
-        NODES.c.exchange.is_not(None),
-    )
-    .limit(2)
-)
-
 
 def _text_of(table: FromClause) -> ScalarSelect[str]:
     """Return what looks up the text of a row's message."""
@@ -363,7 +340,7 @@ def _text_of(table: FromClause) -> ScalarSelect[str]:
 
 
 _ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(*matching(NODES), _AMONG)
-_SAID: Final = select(NODES.c.node, _text_of(NODES)).where(*matching(NODES), _AMONG)
+_TEXTS_AT: Final = select(NODES.c.node, _text_of(NODES)).where(*matching(NODES), _AMONG)
 
 
 @cache
@@ -441,9 +418,66 @@ def parents_of(connection: StoreConnection, key: str, content: str, depth: int, 
     return [row.parent for row in connection.execute(_PARENTS, asked)]
 
 
-def recorded_in(connection: StoreConnection, tenant: str, node: str, dialect: str) -> list[str]:
-    """Return the ids of up to two sessions of a tenant that have this reply, recorded from upstream."""
-    return list(connection.execute(_RECORDED, {"tenant": tenant, "node": node, "dialect": dialect}).scalars())
+class ProviderPlace(Struct, frozen=True, kw_only=True):
+    """Where something came from that a provider keeps."""
+
+    session: str  # id of the session
+    node: str  # the reply; "" where it became none
+
+
+_PLACE_OF_PIECE: Final = (
+    select(SESSIONS.c.id, PROVIDER_IDS.c.node)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(
+        PROVIDER_IDS.c.piece == bindparam("piece", type_=PROVIDER_IDS.c.piece.type),
+        SESSIONS.c.tenant == bindparam("tenant"),
+        SESSIONS.c.dialect == bindparam("dialect"),
+    )
+    .order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session)
+    .limit(1)
+)
+
+
+def provider_place(connection: StoreConnection, tenant: str, dialect: str, name: str) -> ProviderPlace | None:
+    """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+    asked = {"piece": _piece(tenant, dialect, name), "tenant": tenant, "dialect": dialect}
+    row = connection.execute(_PLACE_OF_PIECE, asked).one_or_none()
+    return None if row is None else ProviderPlace(session=row.id, node=row.node)
+
+
+_KNOWN_PIECES: Final = (
+    select(PROVIDER_IDS.c.piece)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(
+        PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
+        SESSIONS.c.tenant == bindparam("tenant"),
+        SESSIONS.c.dialect == bindparam("dialect"),
+    )
+)
+
+
+def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
+    """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+    pieces = {name: _piece(tenant, dialect, name) for name in names}
+    known: set[int] = set()
+    for some in in_parts(list(pieces.values())):
+        asked = {"pieces": some, "tenant": tenant, "dialect": dialect}
+        known.update(connection.execute(_KNOWN_PIECES, asked).scalars())
+    return [name for name, piece in pieces.items() if piece not in known]
+
+
+def keep_provider_ids(
+    connection: StoreConnection, key: str, *, tenant: str, dialect: str, names: Collection[str], node: str
+) -> None:
+    """Keep that these ids came with the reply at a node of a session."""
+    pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
+    if session_of(connection, key) is not None:
+        insert_new(connection, PROVIDER_IDS, [{"session": key, "piece": piece, "node": node} for piece in pieces])
+
+
+def _piece(tenant: str, dialect: str, name: str) -> int:
+    named = f"{tenant}\x00{dialect}\x00{name}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(named, digest_size=8, person=b"palimpsest-prov").digest(), "big", signed=True)
 
 
 def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
@@ -475,6 +509,41 @@ def leaves(connection: StoreConnection, key: str) -> list[BranchRow]:
         BranchRow(head=row.node, depth=row.depth, updated_at=row.created_at)
         for row in connection.execute(_LEAVES, {"key": key})
     ]
+
+
+_SAID_MOST: Final = 200  # replies of others that are read at most
+_SAID_BEFORE: Final = 10_000
+"""Milliseconds before an agent's last turn from which others' replies are read again: they may have ended with it."""
+_ASKED_AT: Final = (
+    select(EXCHANGES.c.created_at)
+    .join(NODES, and_(NODES.c.session == EXCHANGES.c.session, NODES.c.exchange == EXCHANGES.c.id))
+    .where(*matching(NODES, "node"))
+)
+_SAID: Final = (
+    select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES))
+    .where(
+        *matching(NODES),
+        NODES.c.source == Source.UPSTREAM.value,
+        NODES.c.agent.is_not(None),
+        NODES.c.agent != "",
+        NODES.c.agent != bindparam("agent", type_=NODES.c.agent.type),
+        NODES.c.created_at > bindparam("since", type_=NODES.c.created_at.type),
+    )
+    .order_by(NODES.c.created_at.desc(), NODES.c.node)
+    .limit(_SAID_MOST)
+)
+
+
+def said_by_others(connection: StoreConnection, key: str, agent: str, turn: str | None) -> list[NodeRow]:
+    """Return the replies of other agents since the request that brought the node `turn`, oldest first.
+
+    None for `turn`: of all time. Those of some seconds before it are among them.
+    """
+    since: int | None = None
+    if turn is not None:
+        since = connection.execute(_ASKED_AT, {"key": key, "node": turn}).scalar_one_or_none()
+    asked = {"key": key, "agent": agent, "since": 0 if since is None else since - _SAID_BEFORE}
+    return [_node(row, dialect_of(key)) for row in connection.execute(_SAID, asked)][::-1]
 
 
 def insert_nodes(
@@ -540,7 +609,7 @@ def insert_node_rows(
     return [places[node] for _, node, _ in new_nodes]
 
 
-def in_parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
     for start in range(0, len(names), _AT_ONCE):
         yield names[start : start + _AT_ONCE]
@@ -627,7 +696,7 @@ def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tup
     The branch ends at the node `end`, which has this `depth`.
     """
     for row in reversed(path_to(connection, key, end, below=depth - _NEAR)):
-        if row.message.role != "tool":
+        if row.message.role != "tool" or row.message.beside:
             return calls_of(row.message, partial=row.partial)
     return ()
 

@@ -36,6 +36,7 @@ from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
 _LOG: Final = logging.getLogger("palimpsest.summaries")
+_CUT_OFF: Final = frozenset({"length", "max_tokens"})  # how an answer ends that was cut off
 _AT_ONCE: Final = 16  # summaries of one process at the same time; each holds messages and a connection
 _QUOTED: Final = re.compile(r"(?::| \().*", re.DOTALL)
 """The part of a reason that quotes the narrative. Receipts show it, logs do not."""
@@ -360,7 +361,7 @@ class Writer:
         """Return why an answer cannot be used; empty where it can."""
         if answer.calls:
             return "it called a tool instead of writing"
-        if answer.finish == "length":
+        if answer.finish in _CUT_OFF:
             return "it was cut off at the summarizer's limit of length"
         if answer.finish == "content_filter":
             return "the summarizer's provider filtered it"

@@ -148,6 +148,8 @@ def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
 def user_text(message: Message) -> str:
     """Return what the user said, or the operator inside the log; nothing for messages of agents and tools."""
     role = message.role
+    if message.is_result:
+        return message.beside.strip()
     if role not in {"user", "system", "developer"}:
         return ""
     text = message.text.strip()

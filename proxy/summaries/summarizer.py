@@ -1,6 +1,7 @@
 """The model that writes summaries: the target, the request, the answer, and the breaker.
 
-Each request is one Chat Completions request with a time limit. Content is neither logged nor part of an error.
+Each request is one Chat Completions request with a time limit; a session in the Messages API is summed up by its own
+provider, in that API. Content is neither logged nor part of an error.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from msgspec import Struct
 
 from proxy import __version__
 from proxy.config import SummarizerSettings
-from proxy.dialects import dialect_named
-from proxy.dialects.jsontext import is_object, read, write
+from proxy.dialects import Dialect, dialect_named
+from proxy.dialects.jsontext import is_object, read
 from proxy.errors import NoAnswer, UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.prompt import Prompt
 from proxy.upstream import Answer, Destination, Upstream
 
 _LONGEST_ANSWER: Final = 4 * 1024 * 1024  # bytes of the longest answer that is read
 _LONGEST_WAIT: Final = 20.0  # seconds of the longest `Retry-After` that is waited for
-_CHAT: Final = dialect_named("chat")  # what a summarizer is asked in, whatever the client speaks
+_CHAT: Final = dialect_named("chat")  # what a summarizer with an address or a key of its own is asked in
+_NATIVE: Final = frozenset({"messages"})  # dialects whose provider need not know Chat Completions
 _BUSY: Final = frozenset({429, 503, 529})  # statuses of a summarizer that is busy
 _OWN_HEADERS: Final = (
     (b"content-type", b"application/json"),
@@ -54,6 +56,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     tenant: str
     headers: tuple[tuple[bytes, bytes], ...] = ()  # those that identify it go where its requests go, and nowhere else
     query: bytes = b""  # query string of the client's request; some providers want one with each
+    dialect: str = "chat"  # what the session speaks
 
     def __repr__(self) -> str:
         return f"Caller(tenant={self.tenant!r})"
@@ -66,6 +69,7 @@ class SummarizerTarget(Struct, frozen=True, kw_only=True):
     destination: Destination
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
+    dialect: Dialect = _CHAT  # what it is asked in
     name: Hashable  # the breaker's key
 
     def __repr__(self) -> str:
@@ -156,23 +160,28 @@ class Summarizer:
         settings = self.settings
         asking, model = model, settings.model or model
         key = settings.api_key.get_secret_value() if settings.api_key is not None else None
-        destination = self._upstream.destination(model)
+        own = settings.base_url is not None or key is not None
+        dialect = dialect_named(caller.dialect) if caller.dialect in _NATIVE and not own else _CHAT
+        destination = self._upstream.destination(model, dialect.name)
         if settings.base_url is not None or key is not None:
             destination = Destination(
                 base_url=settings.base_url or destination.base_url,
                 authorization=None if key is None else f"Bearer {key}".encode(),
                 forwards_credentials=False,
             )
-        forwards = destination.forwards_credentials
+        asked = self._upstream.destination(asking, caller.dialect)
+        # A key that a client has for one provider is not shown to another.
+        forwards = destination.forwards_credentials and (dialect is not _CHAT or caller.dialect not in _NATIVE)
         headers = [pair for pair in caller.headers if forwards and pair[0].lower() in _FORWARDED]
         # Some providers want the query with each request (Azure's `api-version`). It may contain a key, too.
-        forwards_query = destination.forwards_query and self._upstream.destination(asking).forwards_query
+        forwards_query = destination.forwards_query and asked.forwards_query
         query = f"?{caller.query.decode('latin-1')}" if forwards_query and caller.query else ""
         return SummarizerTarget(
             model=model,
             destination=destination,
-            path=f"{_CHAT.requests.path}{query}",
-            headers=(*headers, *_OWN_HEADERS),
+            path=f"{dialect.requests.path}{query}",
+            headers=(*headers, *_OWN_HEADERS, *dialect.requests.headers),
+            dialect=dialect,
             # A client whose key is refused must not keep others from their summaries.
             name=(destination.base_url, model, caller.tenant if forwards else None),
         )
@@ -218,14 +227,11 @@ class Summarizer:
             raise NoAnswer(f"the summarizer did not answer within {seconds:g} s") from why
 
     async def _ask_once(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
-        body = b'{"model":%b,"messages":[%b]}' % (
-            write(target.model),
-            b",".join([_CHAT.spoken("system", prompt.system).raw, _CHAT.spoken("user", prompt.user).raw]),
-        )
+        body = target.dialect.question(target.model, prompt.system, prompt.user)
         try:
             response = await self._upstream.ask(target.destination, "POST", target.path, target.headers, body)
             try:
-                return await _read_answer(response, target.model)
+                return await _read_answer(response, target)
             finally:
                 await response.aclose()
         except UpstreamTimeout as why:
@@ -236,7 +242,7 @@ class Summarizer:
             raise NoAnswer("the summarizer cannot be reached, or the connection broke") from why
 
 
-async def _read_answer(response: Answer, model: str) -> ModelAnswer:
+async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswer:
     """Read an answer; raise `NoAnswer` where it is an error or no completion."""
     body = bytearray()
     async for part in response.chunks(plain=response.readable):
@@ -250,14 +256,14 @@ async def _read_answer(response: Answer, model: str) -> ModelAnswer:
     error = _code_in(data)
     status = response.status
     if not 200 <= status < 300:
-        overflow = _CHAT.requests.overflow_of(status, bytes(body))
+        overflow = target.dialect.requests.overflow_of(status, bytes(body))
         if overflow is not None:
             raise NoAnswer("the summarizer found the request too long", too_long=True, window=overflow.window)
         wait = _wait_of(response) if status in _BUSY else None
         raise NoAnswer(f"the summarizer answered {status}{error}", wait=wait)
     if data is None:
         raise NoAnswer("the summarizer's answer is not JSON")
-    found = _CHAT.replies.read(bytes(body))
+    found = target.dialect.replies.read(bytes(body))
     if not found.messages:
         what = "is not a completion" if found.error is None else f"is an error{error}"
         raise NoAnswer(f"the summarizer's answer {what}")
@@ -267,7 +273,7 @@ async def _read_answer(response: Answer, model: str) -> ModelAnswer:
         finish=found.finish_reasons[0],
         calls=bool(reply.calls),
         usage=found.usage,
-        model=found.model or model,
+        model=found.model or target.model,
     )
 
 

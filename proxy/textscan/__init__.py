@@ -15,7 +15,7 @@ No function fails on any text, and each takes time in proportion to it.
 
 from __future__ import annotations
 
-from proxy.textscan.digest import digest_of, words_of
+from proxy.textscan.digest import Mentions, digest_of, words_of
 from proxy.textscan.document import (
     Embedded,
     JsonValue,

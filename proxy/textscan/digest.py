@@ -20,7 +20,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import log
+from math import exp, log, log1p
+from operator import itemgetter, mul
 from typing import Final
 
 from msgspec import Struct
@@ -40,6 +41,7 @@ from proxy.textscan.scan import (
 
 HEAD: Final = 24_000  # characters of the beginning that are read
 TAIL: Final = 8_000  # characters of the end that are read
+ARGUMENT: Final = 100_000  # characters of an argument that are read
 CUT: Final = "…"  # stands where something is left out: what holds it is no value
 _TAGS: Final = 5  # so many closing tags make a page
 
@@ -234,15 +236,17 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     label: str  # the key that it stands under; empty where it stands under none
     worth: float
     place: int  # its place among the candidates of the text
+    kind: Kind | None = None  # how it looks; None for words that say what a program defines
     times: int = 1  # how often it stands there
 
 
-@lru_cache(maxsize=64)  # a digest that is too dear is made again
-def candidates_of(text: str) -> Sequence[Candidate]:
+@lru_cache(maxsize=256)  # the same texts come again at each request that a trim is tried out at
+def candidates_of(text: str, *, is_argument: bool = False) -> Sequence[Candidate]:
     """Return what may be kept of a text, each value once, first what is worth most for what it costs."""
     found = _in_document(text)
     if not found:
-        shown = readable(ends_of(text))
+        # What an agent writes it wrote for a use: it is read as it is, and more of it.
+        shown = text[:ARGUMENT] if is_argument else readable(ends_of(text))
         # What is not wrapped was no document before either.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
         found = _in_text(shown, values)
@@ -255,11 +259,11 @@ def _cost(candidate: Candidate) -> float:
     return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
 
 
-def _add(found: dict[str, Candidate], value: str, label: str, worth: float, times: int) -> None:
+def _add(found: dict[str, Candidate], value: str, kind: Kind | None, label: str, worth: float, times: int) -> None:
     place, held = len(found), found.get(value)
     if held is not None:
         label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times
-    found[value] = Candidate(text=value, label=label, worth=worth, place=place, times=times)
+    found[value] = Candidate(text=value, kind=kind, label=label, worth=worth, place=place, times=times)
 
 
 def _in_document(text: str) -> dict[str, Candidate]:
@@ -274,7 +278,7 @@ def _in_document(text: str) -> dict[str, Candidate]:
         worth = _worth(value.text, value.kind, value.label if value.is_leaf else None)
         if worth:
             label = value.label if value.is_leaf or value.kind == "number" else ""
-            _add(found, value.text, label, worth, times)
+            _add(found, value.text, value.kind, label, worth, times)
     return found
 
 
@@ -286,17 +290,17 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
         if is_cut and CUT in piece:
             continue
         if piece in defined:
-            _add(found, defined[piece], "", _DEFINED, times)
+            _add(found, defined[piece], None, "", _DEFINED, times)
             continue
         key = keys.get(piece)
         worth = _worth(piece, value.kind, key)
         if worth:
-            _add(found, piece, key or (value.label if value.kind == "number" else ""), worth, times)
+            _add(found, piece, value.kind, key or (value.label if value.kind == "number" else ""), worth, times)
     for word, key in keys.items():
         if kind_of(word) is None and len(word.split()) <= _MOST_WORDS and not _PROGRAM.search(word):
             worth = _worth(word, "text", key)
             if worth:
-                _add(found, word, key, worth, 1)
+                _add(found, word, "text", key, worth, 1)
     return found
 
 
@@ -349,8 +353,18 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     return worth * _factor(key) if key is not None else worth
 
 
+_KINDS: Final[Sequence[Kind | None]] = ("email", "path", "date", "id", "url", "quoted", "text", "number", "cjk", None)
+_KIND_FEATURES: Final = {kind: tuple([float(kind == each) for each in _KINDS]) for kind in _KINDS}
+WEIGHTS: Final[Sequence[float]] = (
+    # Of what `features_of` returns.
+    *(-3.7, 0.27, 0.8, 0.17, 0.1, -0.07, 0.5, -0.3, 0.23, 0.69, 0.11),
+    *(-0.27, 0.25, -0.47, 0.3, -0.61, -0.12, -0.75, -0.28, -1.47, -0.3),
+)
+_by_share: Final = itemgetter(0)
+
 _NEAR: Final = 100  # after so many characters of values their label is said again, so that it stands near each of them
 _LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
+_ERROR_LONGEST: Final = 300  # characters of an error line
 _ERROR_SHARE: Final = 2  # an error line takes up at most this part (a half) of the characters
 _ERROR_BEGINS: Final = 60  # characters of its line before the word that tells an error
 
@@ -364,24 +378,93 @@ _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|re
 _TO_QUOTE: Final = re.compile(r"[\s,]")
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
 _JOINTS: Final = re.compile(r"[./:@?=&#-]+")
+_PARTS: Final = re.compile(r"[./:@?=&#\s-]+")
 _EDGES: Final = ".:!?"
 
 
-def digest_of(text: str, budget: int, known: Collection[str] = frozenset()) -> str:
+class Mentions:
+    """What a conversation says of its words: in how many messages each stands, and whose these are."""
+
+    def __init__(self) -> None:
+        self.messages: Final = Counter[str]()  # by word the number of messages that hold it
+        self.agent: Final = Counter[str]()  # how many of them are the agent's own: its texts and its calls
+        self.user: Final = set[str]()  # words of the user's
+
+    def add(self, role: str, text: str, arguments: Iterable[str]) -> None:
+        """Count the words of a message: of its text, and of its calls' arguments in JSON."""
+        words = set(_RUNS.findall("\n".join([text, *(each.replace("\\n", " ") for each in arguments)])))
+        self.messages.update(words)
+        if role == "assistant":
+            self.agent.update(words)
+        elif role == "user":
+            self.user.update(words)
+
+
+NO_MENTIONS: Final = Mentions()
+
+
+def digest_of(
+    text: str,
+    budget: int,
+    known: Collection[str] = frozenset(),
+    mentions: Mentions = NO_MENTIONS,
+    *,
+    least: float = 0,
+    is_argument: bool = False,
+) -> str:
     """Return the values of a text that a later step is most likely to need, in at most `budget` characters.
 
-    `known` are words that stand elsewhere anyway (`words_of`), and need not be said again.
+    `known` are words that stand elsewhere anyway (`words_of`), and need not be said again. A value whose chance to be
+    used again is below `least` for each of its characters is left out. `is_argument`: the agent wrote the text.
     """
     if budget <= 0:
         return ""
-    error = _error_line(text, budget // _ERROR_SHARE)
+    error = _error_line(text, min(budget // _ERROR_SHARE, _ERROR_LONGEST))
     start = f"{error}; " if error else ""
-    chosen = _chosen(text, known, error, budget - len(start))
+    ranked = _ranked(text, mentions, least, is_argument=is_argument)
+    chosen = _chosen(ranked, known, error, budget - len(start))
     values = _rendered(chosen)
     while len(start) + len(values) > budget:
         chosen.pop()
         values = _rendered(chosen)
     return start + values if values else error
+
+
+def _ranked(text: str, mentions: Mentions, least: float, *, is_argument: bool) -> list[Candidate]:
+    """Return what may be kept of a text and is worth its characters, first what is most likely to be used again."""
+    found: list[tuple[float, Candidate]] = []
+    for candidate in candidates_of(text, is_argument=is_argument):
+        chance = chance_of(features_of(candidate, mentions, is_argument=is_argument))
+        share = chance / (len(candidate.text) + 2)
+        if share >= least:
+            found.append((-share, candidate))
+    found.sort(key=_by_share)
+    return [candidate for _, candidate in found]
+
+
+def features_of(candidate: Candidate, mentions: Mentions, *, is_argument: bool) -> list[float]:
+    """Return what the chance of a value to be used again depends on, in the order of `WEIGHTS`."""
+    text = candidate.text
+    held, said = mentions.messages[text], mentions.agent[text]
+    return [
+        1,
+        log1p(held),
+        held > 1,
+        log1p(said),
+        said > 0,
+        text in mentions.user,
+        log(candidate.worth),
+        log(len(text) + 2),
+        log(candidate.times),
+        is_argument,
+        bool(candidate.label),
+        *_KIND_FEATURES[candidate.kind],
+    ]
+
+
+def chance_of(features: Iterable[float], weights: Iterable[float] | None = None) -> float:
+    """Return how likely a value is to be used again by a later call; `weights` are `WEIGHTS` unless given."""
+    return 1 / (1 + exp(-sum(map(mul, WEIGHTS if weights is None else weights, features))))
 
 
 def words_of(text: str) -> set[str]:
@@ -415,12 +498,12 @@ def _error_line(text: str, most: int) -> str:
     return ""
 
 
-def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[Candidate]:
-    """Return the values worth most for their length that fit into the budget, the best first."""
+def _chosen(ranked: Iterable[Candidate], known: Collection[str], error: str, budget: int) -> list[Candidate]:
+    """Return the first of these that fit into the budget, without what is said elsewhere."""
     chosen: list[Candidate] = []
     labels: set[str] = set()
     said = error
-    for candidate in candidates_of(text):
+    for candidate in ranked:
         value, label = candidate.text, candidate.label
         if len(value) > budget or value in known or (" " in value and all(word in known for word in value.split())):
             continue
@@ -433,7 +516,8 @@ def _chosen(text: str, known: Collection[str], error: str, budget: int) -> list[
         budget -= cost
         if budget < _LEAST:
             break
-    return chosen
+    parts = {part for each in chosen for part in _PARTS.split(each.text) if part != each.text}
+    return [each for each in chosen if each.text not in parts]
 
 
 def _rendered(chosen: Iterable[Candidate]) -> str:

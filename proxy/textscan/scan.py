@@ -92,7 +92,7 @@ def shape_of(piece: str) -> Kind | None:
         if _DOTTED.fullmatch(piece):
             return "id"
     if not digits:
-        return "id" if "_" in piece.strip("_") or INNER_CAPITAL.search(piece) else None
+        return "id" if "_" in piece.rstrip("_") or INNER_CAPITAL.search(piece) else None
     # With letters, with a mark before it (#1042), or long enough for a number in groups (555-0199).
     named = piece[0] in "#@" or _LETTER.search(piece) is not None
     return "id" if named or ("-" in piece and len(piece) >= _GROUPED) else None

@@ -1,6 +1,6 @@
 """What is sent of a history, and why: `history + policy + context -> plan -> view`. Pure.
 
-    planner     `plan`, the entry point: what is sent for one request; also `bypass`, `compaction` and the view
+    planner     `plan`, the entry point: what is sent for one request; also `bypass`, `untrimmed`, `compaction`
     model       the records: entry, change, gap, summary, cut, context, plan, prices
     policy      a policy as the operator writes it: match, trigger, target, keep, pin, edits
     settings    what its settings are made of: numbers, patterns, triggers, targets
@@ -22,6 +22,8 @@ from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
+    SUMMARIZE,
+    UNTRIMMED,
     Account,
     Change,
     Cut,
@@ -34,10 +36,11 @@ from proxy.trimming.model import (
     PriceSource,
     ReadySummary,
     Step,
+    Stretch,
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import bypass, compaction, merged, plan
+from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Summary
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Stretch, Summary
 from proxy.trimming.settings import Target
 
 
@@ -17,7 +17,11 @@ class Result(Struct, frozen=True, kw_only=True):
     """A tool result that still stands."""
 
     place: int
-    message: Message
+    index: int  # which of the results of its message it is
+    message: Message  # the message, or what it would be with this result alone
+    original: Message  # the same of what arrived
+    ref: str  # the name under which the original can be read again
+    tokens: int  # tokens of the original
     span: Span
     call: Call | None  # the call that it answers, as it was before any trimming; None where it answers none
 
@@ -71,7 +75,7 @@ class Draft(Struct, frozen=True, kw_only=True):
         """How much would be sent."""
         left = [message for message in self.messages if message is not None]
         left += [message for hidden in self.hidden.values() for message in (*hidden.before, *hidden.after)]
-        return Size(tokens=self.total, messages=len(left), tool_calls=sum(message.is_result for message in left))
+        return Size(tokens=self.total, messages=len(left), tool_calls=sum(message.result_count for message in left))
 
     def within(self, target: Target | None = None) -> bool:
         """Tell whether no more is sent than `target`, or else the draft's own target; False without one."""
@@ -101,9 +105,18 @@ class Draft(Struct, frozen=True, kw_only=True):
         for span in self.spans:
             calls = self.entries[span.start].message.calls
             for place, message in self.remaining(span.start, span.stop):
-                if message.is_result:
-                    call = next((call for call in calls if message.answers_call(call)), None)
-                    yield Result(place=place, message=message, span=span, call=call)
+                for index, result, entry in results_of(message, self.entries[place]):
+                    call = next((call for call in calls if result.answers_call(call)), None)
+                    yield Result(
+                        place=place,
+                        index=index,
+                        message=result,
+                        original=entry.message,
+                        ref=entry.ref,
+                        tokens=entry.tokens,
+                        span=span,
+                        call=call,
+                    )
 
     def history_before(self, last: int) -> int:
         """Return where the newest `last` rounds of the history begin; 0 where there are no more.
@@ -149,6 +162,57 @@ class Draft(Struct, frozen=True, kw_only=True):
         return replace(self, messages=messages, tokens=tokens, made_by=made, summary=summary, hidden=hidden)
 
 
+class ResultChanges:
+    """Changes of single results by one edit. Of several in one message, each goes on from the one before."""
+
+    def __init__(self, draft: Draft, edit: str) -> None:
+        self._draft = draft
+        self._edit = edit
+        self._kept: dict[int, Change] = {}  # by place the last change that was kept
+
+    def change(self, result: Result, reason: str, message: Message) -> Change:
+        """Return the change that puts `message` in the place of a result; what stands beside it stays."""
+        before, draft = self._kept.get(result.place), self._draft
+        whole = before.message if before is not None else draft.messages[result.place]
+        results = list(whole.results) if whole is not None else []
+        results[result.index] = message
+        made = whole.with_results(results) if whole is not None else None
+        return Change(
+            position=result.place,
+            edit=self._edit,
+            reason=reason,
+            message=made,
+            tokens_before=before.tokens_after if before is not None else draft.tokens[result.place],
+            tokens_after=draft.count(made) if made is not None else 0,
+        )
+
+    def keep(self, change: Change) -> Change:
+        """Go on from a change; return it."""
+        self._kept[change.position] = change
+        return change
+
+
+def results_of(message: Message, entry: Entry) -> Iterator[tuple[int, Message, Entry]]:
+    """Yield the results of a message that stands for `entry`: index, result, the entry as if it held this one alone.
+
+    The ref of one among several says which it is.
+    """
+    results, originals = message.results, entry.message.results
+    if len(results) == 1 and len(originals) == 1 and results[0] is message:
+        yield 0, message, entry
+        return
+    known = {original.answers: place for place, original in enumerate(originals)}
+    size = max(sum([len(original.raw) for original in originals]), 1)
+    for index, result in enumerate(results):
+        place = known.get(result.answers)
+        if place is None:  # it was put in
+            continue
+        original = originals[place]
+        tokens = entry.tokens * len(original.raw) // size
+        ref = entry.ref if len(originals) == 1 else f"{entry.ref}-{place + 1}"
+        yield index, result, replace(entry, message=original, tokens=tokens, ref=ref)
+
+
 def overlay(
     messages: Sequence[Message | None], tokens: Sequence[int], changes: Iterable[Change]
 ) -> tuple[tuple[Message | None, ...], tuple[int, ...]]:
@@ -163,3 +227,14 @@ def clipped(gaps: Iterable[Gap], start: int, stop: int) -> tuple[Gap, ...]:
     """Return what of the gaps lies from `start` to before `stop`."""
     parts = ((max(gap.start, start), min(gap.stop, stop), gap) for gap in gaps)
     return tuple([gap.part(first, end - first) for first, end, gap in parts if first < end])
+
+
+def joined_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Return stretches in order; those that meet become one."""
+    found: list[Stretch] = []
+    for each in sorted(stretches, key=lambda each: each.start):
+        if found and each.start <= found[-1].stop:
+            found[-1] = Stretch(start=found[-1].start, stop=max(found[-1].stop, each.stop))
+        else:
+            found.append(each)
+    return tuple(found)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from proxy.conversation import span_start
 from proxy.dialects import Message, Span
 from proxy.trimming.draft import overlay
-from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, Summary
+from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, Stretch, Summary
 from proxy.trimming.policy import Policy
 
 _Item = TypeVar("_Item")
@@ -72,11 +72,12 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
     summary: Summary | None = None
     hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
+    stale: tuple[Stretch, ...] = ()  # where reasoning is left out
 
     @property
     def touched(self) -> bool:
         """Whether any of it is not as it arrived."""
-        return bool(self.changes or self.summary or self.hidden or self.log.changes)
+        return bool(self.changes or self.summary or self.hidden or self.log.changes or self.stale)
 
     @property
     def made_by(self) -> tuple[tuple[str, ...], ...]:
@@ -122,6 +123,12 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
     changes = tuple([change.at(places[change.position]) for change in cut.changes if change.position in places])
     messages, tokens = overlay(log.messages, log.tokens, changes)
     changed = {change.position for change in changes}
+    hidden = {place: each for place, each in log.hidden.items() if place not in changed and not log.decided[place]}
+    if cut.stale:
+        bound = [
+            at for at, entry in enumerate(log.entries) if any(s.start <= entry.position < s.stop for s in cut.stale)
+        ]
+        messages, hidden = without_reasoning(messages, hidden, bound)
     return TrimmedHistory(
         log=log,
         messages=messages,
@@ -129,9 +136,28 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         changes=changes,
         # One that ends before `start` stands for what the client left out itself.
         summary=summary if summary is not None and summary.until > start else None,
-        hidden={place: each for place, each in log.hidden.items() if place not in changed and not log.decided[place]},
+        hidden=hidden,
         gaps=cut.gaps,
+        stale=cut.stale,
     )
+
+
+def without_reasoning(
+    messages: Sequence[Message | None], hidden: Mapping[int, Hidden], places: Iterable[int]
+) -> tuple[tuple[Message | None, ...], dict[int, Hidden]]:
+    """Return messages, and what is hidden with them, without the reasoning at these places."""
+    left, beside = list(messages), dict(hidden)
+    for place in places:
+        message = left[place]
+        left[place] = message.without_reasoning() if message is not None else None
+        if (rounds := beside.get(place)) is not None:
+            before = [each.without_reasoning() for each in rounds.before]
+            beside[place] = replace(
+                rounds,
+                before=tuple([each for each in before if each is not None]),
+                reply=rounds.reply.without_reasoning() if rounds.reply is not None else None,
+            )
+    return tuple(left), beside
 
 
 def _decided(
@@ -153,7 +179,7 @@ def _decided(
             stop, size = next(absent, _NOTHING)
         tokens, count = tokens + entry.tokens, count + 1
         if counting:
-            calls += entry.message.is_result
+            calls += entry.message.result_count
         if entry.arrival is not None:
             yield entry.arrival
         elif not entry.message.is_result or is_pinned(originals, place, policy, run):
@@ -179,7 +205,7 @@ def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> 
     for edit in policy.arrival_edits:
         if edit.when is not None and not edit.when.holds(size, context):
             continue
-        shortened = edit.shorten(message, entry)
+        shortened = edit.shorten_all(message, entry)
         if shortened is not None and (after := context.count(shortened.message)) < tokens:
             yield Change(
                 position=entry.position,
@@ -243,7 +269,7 @@ def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Chang
             edit=why.edit,
             reason=why.reason,
             tokens=entry.tokens,
-            tool_calls=int(entry.message.is_result),
+            tool_calls=entry.message.result_count,
         )
         if gaps and gaps[-1].stop == gap.start and _why(gaps[-1]) == _why(gap):
             gaps[-1] = _together(gaps[-1], gap)

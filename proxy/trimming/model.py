@@ -134,6 +134,13 @@ class Gap(Struct, frozen=True, kw_only=True):
         return replace(self, start=start, stop=start + messages, tokens=tokens, tool_calls=tool_calls)
 
 
+class Stretch(Struct, frozen=True, kw_only=True):
+    """A part of a log."""
+
+    start: int  # position of its first message
+    stop: int  # position after its last message
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """What is sent in the place of the beginning of a log."""
 
@@ -182,6 +189,10 @@ class Account(Struct, frozen=True, kw_only=True):
     saved: float  # what trimming saved of that; negative where it cost more so far than it saved
 
 
+UNTRIMMED: Final = "untrimmed:"
+"""What the version of a cut begins with under which nothing is trimmed: upstream refused what that version made."""
+
+
 class Cut(Struct, frozen=True, kw_only=True):
     """Where the view is trimmed up to, and how: `trim(A[:position]) + A[position:]`.
 
@@ -199,6 +210,8 @@ class Cut(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()  # what is not sent at all, by position: whole spans, by this trim or by an earlier one
     summary: Summary | None = None  # what is sent in the place of some of that
     account: Account | None = None  # what input had cost when it was made; None where nobody reckoned
+    stale: tuple[Stretch, ...] = ()
+    """Where reasoning is left out, by position: it stands behind what a trim has changed, and was made before that."""
 
 
 class PlanningContext(Struct, frozen=True, kw_only=True):
@@ -213,6 +226,7 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     scale: float = 1.0  # how many tokens upstream counts for one that is counted here: limits are in upstream's
     prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
     keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
+    keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent
     fork: int | None = None
     """Position at which this request leaves others. If a trim changes nothing after it, the cut is put there, so
     that all of them can use it."""

@@ -22,17 +22,34 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
-from proxy.trimming.draft import Draft, clipped
+from proxy.trimming.draft import Draft, clipped, joined_stretches
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
-from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, Plan, PlanningContext, Size, Summary, SummaryRequest
+from proxy.trimming.model import (
+    UNTRIMMED,
+    Change,
+    Cut,
+    Entry,
+    Gap,
+    Hidden,
+    Plan,
+    PlanningContext,
+    Size,
+    Stretch,
+    Summary,
+    SummaryRequest,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
-from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim
+from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim, unbound
 
 OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
 ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
+
+REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
+
+_UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""
@@ -63,6 +80,10 @@ def plan(
         overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
             the trigger says, and what is oldest is dropped though no edit says so.
     """
+    if current is not None and overflow is None and current.version == UNTRIMMED + policy.version:
+        return replace(
+            untrimmed(entries, policy, name, context, composed=composed), cut=current, trimmed=False, fired=""
+        )
     if current is None and overflow is None and not composed:
         untouched = _untouched(entries, policy, name, context)
         if untouched is not None:
@@ -114,6 +135,28 @@ def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool
         decided=tuple([entry.arrival or () for entry in entries]),
         messages_before=len(entries),
     )
+
+
+def untrimmed(
+    entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext, *, composed: bool = False
+) -> Plan:
+    """Return the plan of a log that a provider refused as `policy` trims it: nothing is trimmed, now or later.
+
+    The entries must be the whole log. Another version of the policy begins anew, and so does an overflow.
+    """
+    plan = bypass(entries, context, composed=composed)
+    cut = Cut(
+        position=entries[-1].position + 1 if entries else 0,
+        policy=name,
+        version=UNTRIMMED + policy.version,
+        changes=(),
+        tokens=plan.tokens_sent,
+        messages=len(plan.view),
+        tool_calls=0,
+    )
+    aim = policy.target.within(context.context_window) if policy.target is not None else None
+    target = aim if aim is not None else _budget(policy, context)
+    return replace(plan, policy=name, version=policy.version, cut=cut, trimmed=True, fired=REFUSED, target=target)
 
 
 def compaction(
@@ -180,13 +223,18 @@ class _Planning:
         if context.context_window is None and policy.relies_on_window:
             warnings = (UNKNOWN_WINDOW,)
         fired, running = self._fired(view), policy
+        waits = bool(fired) and self._waits(view)
+        if waits:
+            fired = ""
         if self._is_asked():
             # Where nothing else fires, nothing else is done; under another version all begins anew.
             others = () if self.same and not fired else policy.edits
             first = policy.summarizing.model_copy(update={"when": None})
             running = policy.model_copy(update={"edits": (first, *others)})
             fired = "; ".join(filter(None, (ASKED, fired)))
-        costs = self._costs(always=bool(fired))
+        costs = self._costs(always=bool(fired)) if not waits or fired else None
+        if costs is not None and not fired and self._waits(view):
+            costs = None
         needs_whole = bool((fired or costs is not None) and not self.is_whole and not self.same)
         made: Trim | None = None
         if needs_whole:
@@ -196,6 +244,8 @@ class _Planning:
             warnings += more
         else:
             made, fired = self._trimmed(fired, running, costs)
+        if made is not None:
+            made = unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop)
         cut, earlier = self.cut, clipped(self.cut.gaps, self.start, self.end) if self.cut is not None else ()
         if made is not None:
             earlier = earlier if self.same else ()
@@ -248,6 +298,19 @@ class _Planning:
         counted = trigger.tool_calls is not None
         size = view.size if counted else Size(tokens=view.tokens, messages=len(view.messages))
         return trigger.fired(size, self.context, self.cut, self.aim)
+
+    def _waits(self, view: View) -> bool:
+        """Tell whether a trim waits for the next user message, since reasoning is sent that it would make invalid."""
+        policy, context, trigger = self.policy, self.context, self.policy.trigger
+        if policy.trim_at == "any" or trigger is None or trigger.every_request or self.overflow is not None:
+            return False
+        if not self.entries or self.entries[-1].message.begins_turn:
+            return False
+        if max(trigger.shares(view.size, context), default=0.0) > _UNTIMELY:
+            return False
+        if context.context_window is not None and view.tokens * context.scale > context.context_window:
+            return False
+        return any(message.has_reasoning for message in view.messages)
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
@@ -345,11 +408,22 @@ class _Planning:
             changes=below + made.changes,
             tokens=view.tokens - sum([draft.tokens[at] for at, _ in beyond]),
             messages=len(view.messages) - len(beyond),
-            tool_calls=view.size.tool_calls - sum([message.is_result for _, message in beyond]),
+            tool_calls=view.size.tool_calls - sum([message.result_count for _, message in beyond]),
             gaps=joined([*left, *made.gaps]),
             summary=summary,
+            stale=self._stale(made),
             account=account_after(costs, made.balance, self.tokens) if costs is not None else None,
         )
+
+    def _stale(self, made: Trim) -> tuple[Stretch, ...]:
+        """Return where reasoning is left out after a trim."""
+        stale = [] if made.stale is None else [made.stale]
+        for each in self.cut.stale if self.cut is not None else ():
+            # What lies before `start` was not looked at; of the rest another version decided anew.
+            stop = each.stop if self.same else min(each.stop, self.start)
+            if each.start < stop:
+                stale.append(replace(each, stop=stop))
+        return joined_stretches(stale)
 
     def _is_shared(self, made: Trim, view: View, fork: int) -> bool:
         """Tell whether a trim can be kept at `fork`: there is no other one, and nothing beyond is changed."""
@@ -358,6 +432,7 @@ class _Planning:
         if view.notes:  # what was repaired depends on all of it
             return False
         reaches = [change.position + 1 for change in made.changes] + [gap.stop for gap in made.gaps]
+        reaches += [made.stale.stop] if made.stale is not None else []
         summary = made.draft.summary
         return max(reaches, default=0) <= fork and (summary is None or summary.until <= fork)
 
@@ -459,7 +534,7 @@ class View(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> Size:
         """How much it is. Each message is read for its tool results: ask only where these matter."""
-        calls = sum([message.is_result for message in self.messages])
+        calls = sum([message.result_count for message in self.messages])
         return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
 
 

@@ -26,6 +26,8 @@ Place: TypeAlias = tuple[str | int, ...]  # the way from a policy to something i
 _KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_images": "keep"}
 """Edits that leave the newest of something, and the setting that says how many."""
 
+_ROOM: Final = 0.1  # the least part of a trigger that a trim should leave free
+
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -39,7 +41,11 @@ class Match(Section, frozen=True):
 
     def covers(self, tenant: str, model: str) -> bool:
         """Tell whether requests of `tenant` for `model` are meant. Case counts."""
-        return _fits(tenant, self.tenants) and _fits(model, self.models)
+        return self.covers_tenant(tenant) and _fits(model, self.models)
+
+    def covers_tenant(self, tenant: str) -> bool:
+        """Tell whether any requests of `tenant` are meant."""
+        return _fits(tenant, self.tenants)
 
 
 class Keep(Section, frozen=True):
@@ -63,7 +69,9 @@ class Pin(Section, frozen=True):
 
     def fits(self, message: Message) -> bool:
         """Tell whether `message` is pinned."""
-        return message.role in self.roles and is_found(self.regex, message.text)
+        if message.role in self.roles:
+            return is_found(self.regex, message.text)
+        return message.is_result and "user" in self.roles and is_found(self.regex, message.beside)
 
 
 def _only_tool_output(edit: Edit) -> Edit:
@@ -84,6 +92,11 @@ class Policy(Section, frozen=True):
     """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
     """How far to trim; without it each edit runs once."""
+    trim_at: Literal["turn", "any"] = "turn"
+    """`turn`: where reasoning is sent, a trim waits for the next user message, unless the request would pass 1.25 times
+    the trigger, or the window. Trimming makes reasoning behind it invalid. Never under `every_request`."""
+    agents: Literal["separate", "merge"] = "separate"
+    """`merge`: an agent that resends its own history is also sent what other agents of the session said since."""
     keep: Keep = Keep()
     """What is sent verbatim, whatever the edits say."""
     pin: tuple[Pin, ...] = ()
@@ -138,12 +151,26 @@ class Policy(Section, frozen=True):
                     after = ", ".join(dict.fromkeys(later.type for later in self.edits[place + 1 :]))
                     said = f"drop_oldest goes on until the target is met, and leaves nothing to {after}"
                     found.append((f"{said}: put it last", "edits", place))
-        return tuple(found)
+        return (*found, *self._too_near())
+
+    def _too_near(self) -> Iterator[tuple[str, *Place]]:
+        """Yield what a trim may leave that is so near to the trigger that the next request fires it again."""
+        for unit in ("tokens", "ratio"):
+            above = getattr(self.trigger, unit, None)
+            named: list[tuple[float | None, Place]] = [(getattr(self.target, unit, None), ("target", unit))]
+            for place, edit in enumerate(self.edits):
+                own = edit if edit.type == "recent_window" and unit == "tokens" else getattr(edit, "target", None)
+                named.append((getattr(own, unit, None), ("edits", place)))
+            for below, way in named:
+                if above is not None and below is not None and above * (1 - _ROOM) < below <= above:
+                    said = f"{below} is too near to trigger.{unit} ({above})"
+                    yield f"{said}: the next requests trim again, and nothing stays cached; leave a tenth", *way
 
     @cached_property
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        content = self.model_dump(mode="json", exclude={"match", "extends"}, exclude_none=True)
+        beside = {"match", "extends", "trim_at", "agents"}  # they say when to trim and what there is to trim, not how
+        content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     @cached_property

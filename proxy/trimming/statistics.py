@@ -178,10 +178,11 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
                 seen |= dict.fromkeys(identifiers(beginning_of(call.arguments, _READ)), _OFTEN)
                 calls[call.name] += 1
             values.update(seen)
-            if message.is_result and _FAILED.match(text):
-                name = names.get(message.answers or "", message.name)
-                calls[name] += 0
-                errors[name] += 1
+            for result in message.results:
+                if _FAILED.match(result.text):
+                    name = names.get(result.answers or "", result.name)
+                    calls[name] += 0
+                    errors[name] += 1
             if message.role == "user":
                 line, _, more = text.strip().partition("\n")
                 near = line[: _REQUEST * 4]

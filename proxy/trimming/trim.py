@@ -20,8 +20,8 @@ from proxy.trimming.edits import BaseEdit
 from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
-from proxy.trimming.history import TrimmedHistory, gaps_of
-from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, Summary, SummaryRequest
+from proxy.trimming.history import TrimmedHistory, gaps_of, without_reasoning
+from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, Stretch, Summary, SummaryRequest
 from proxy.trimming.policy import Keep, Policy
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
@@ -48,6 +48,7 @@ class Trim(Struct, frozen=True, kw_only=True):
     last: int | None  # the last place of that log that was changed and is no gap now; None where there is none
     draft: Draft  # all of that as the edits left it
     request: SummaryRequest | None  # a summary by a model that would have been used, and was not there
+    stale: Stretch | None = None  # where reasoning is left out from now on
 
 
 class ReleaseHidden(BaseEdit, frozen=True):
@@ -126,9 +127,17 @@ def protected(
         whole.update(inside[max(0, len(inside) - keep.spans) :])
     if spans and (not users or open_calls(messages)):
         whole.add(spans[-1])  # without a question of a user's something must be left to answer
+    newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
+    if newest is not None and messages[newest].is_result:
+        whole.update(span for span in spans if span.start <= newest < span.stop)
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
+
+
+def _speaks(message: Message) -> bool:
+    """Tell whether a user says something in a message, be it beside the results of tools."""
+    return message.role == "user" or (message.is_result and bool(message.beside))
 
 
 def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]) -> frozenset[int]:
@@ -189,6 +198,40 @@ def trim(
         draft=edited,
         request=request,
     )
+
+
+def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_loop: bool = False) -> Trim:
+    """Return a trim that leaves out the reasoning which it makes invalid: all from the first change on.
+
+    Providers take reasoning only behind the very messages that it was made behind. `before` is what was sent until
+    now, of the log that `base` is. With `keeps_loop` the reasoning of a tool loop that is under way stays.
+    """
+    draft = made.draft
+    sent = base.sent_as(before)
+    changed = (
+        at
+        for at, (message, _) in enumerate(sent)
+        if message != draft.messages[at] or before.hidden.get(at) != draft.hidden.get(at)
+    )
+    first = 0 if draft.summary != before.summary else next(changed, None)
+    if first is None:
+        return made
+    reach = range(first, _loop_start(draft) if keeps_loop else len(sent))
+    messages, hidden = without_reasoning(draft.messages, draft.hidden, reach)
+    bound = [at for at in reach if messages[at] is not draft.messages[at] or hidden.get(at) != draft.hidden.get(at)]
+    if not bound:
+        return made
+    tokens = tuple([0 if message is None else count for message, count in zip(messages, draft.tokens, strict=True)])
+    stretch = Stretch(start=draft.position(first), stop=draft.position(bound[-1]) + 1)
+    return replace(made, draft=replace(draft, messages=messages, tokens=tokens, hidden=hidden), stale=stretch)
+
+
+def _loop_start(draft: Draft) -> int:
+    """Return the place where a tool loop begins that is under way; that after the last message where none is."""
+    entries = draft.entries
+    if not entries[-1].message.is_result:
+        return len(entries)
+    return next((at + 1 for at in range(len(entries) - 1, -1, -1) if entries[at].message.role == "user"), 0)
 
 
 def rescue(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Final, Protocol
 
 import aiohttp
 from msgspec import Struct
+from msgspec.structs import replace
 from multidict import CIMultiDict
 from pydantic import SecretStr
 from yarl import URL
@@ -23,6 +26,8 @@ from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
+LAST_STATUS: Final = 599
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
@@ -46,6 +51,7 @@ class Destination(Struct, frozen=True, kw_only=True):
     forwards_credentials: bool  # whether the client's own `Authorization` goes along
     forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
     setting: str = "upstream.base_url"  # the setting that names the address, for error messages
+    api_key: bytes | None = None  # the `x-api-key` to send instead of the client's, where the API wants that
 
 
 class _Decompressor(Protocol):
@@ -129,9 +135,27 @@ class Answer:
         self._error_of = error_of
         self._body: bytes | None = None
         self._inflater: Inflater | None = None
+        self._ahead = b""  # what was read of the body and is to be read again
         encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
         """The content encoding in lower case; empty where the body is sent as it is."""
+
+    async def opening(self, told: Callable[[bytes], bytes | None], seconds: float) -> bytes | None:
+        """Return what `told` returns of the beginning of the body, which is read again afterwards.
+
+        None where it has returned nothing else in so many seconds, or by the end.
+        """
+        text, found = b"", None
+        try:
+            async with asyncio.timeout(seconds):
+                while found is None and (piece := await self.chunk(plain=True)):
+                    text += piece
+                    found = told(text)
+        except (TimeoutError, UpstreamError):  # whoever reads on meets it
+            pass
+        finally:
+            self._ahead = text
+        return found
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this name."""
@@ -146,7 +170,7 @@ class Answer:
     @property
     def ended(self) -> bool:
         """Whether all of the body is known to have been returned."""
-        return self._content.at_eof() and (self._inflater is None or self._inflater.complete)
+        return not self._ahead and self._content.at_eof() and (self._inflater is None or self._inflater.complete)
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         """Return what has come of the body since the last call, at least one byte; nothing at its end.
@@ -154,6 +178,9 @@ class Answer:
         `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
         for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
         """
+        if self._ahead:
+            ahead, self._ahead = self._ahead, b""
+            return ahead
         if plain and self.encoding:
             return await self._decoded()
         return await self._piece()
@@ -227,7 +254,17 @@ class Upstream:
             forwards_credentials=settings.api_key is None and not shares_key,
             forwards_query=True,
         )
-        """Where everything goes that no route takes."""
+        """Where everything goes that no route takes, and that is for no other provider."""
+        self.anthropic: Final = Destination(
+            base_url=settings.anthropic_base_url,
+            authorization=None,
+            forwards_credentials=settings.anthropic_api_key is None and not shares_key,
+            forwards_query=True,
+            setting="upstream.anthropic_base_url",
+            api_key=_plain(settings.anthropic_api_key),
+        )
+        """Where the Messages API goes that no route takes."""
+        self._bases = {"messages": self.anthropic}  # by dialect; all others go to `base`
         self._routes = [
             (
                 route.models,
@@ -240,6 +277,11 @@ class Upstream:
             )
             for route in settings.routes
         ]
+        self._keyed = [
+            replace(destination, api_key=_plain(route.api_key))
+            for route, (_, destination) in zip(settings.routes, self._routes, strict=True)
+        ]
+        """The routes in their order, as the Messages API is sent there."""
         self._session = open_session(
             connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout, limit=settings.max_connections
         )
@@ -248,15 +290,15 @@ class Upstream:
         """Close every connection."""
         await self._session.close()
 
-    def destination(self, model: str) -> Destination:
-        """Return where a request for `model` goes: the first route that matches, else the base.
+    def destination(self, model: str, dialect: str = "chat") -> Destination:
+        """Return where a request for `model` goes: the first route that matches, else the base of its dialect.
 
-        The client's own key goes to the base only, never to a route, and so does its query string.
+        The client's own key goes to a base only, never to a route, and so does its query string.
         """
-        for patterns, destination in self._routes:
+        for place, (patterns, destination) in enumerate(self._routes):
             if any(fnmatchcase(model, pattern) for pattern in patterns):
-                return destination
-        return self.base
+                return self._keyed[place] if dialect in self._bases else destination
+        return self._bases.get(dialect, self.base)
 
     async def ask(
         self,
@@ -273,6 +315,8 @@ class Upstream:
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
+        if destination.api_key is not None:
+            headers = [*headers, (b"x-api-key", destination.api_key)]
         if not path.isascii():  # bytes that no URL may hold
             path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
         body: RequestBody | AsyncIterable[bytes] | None = None
@@ -292,6 +336,11 @@ class Upstream:
             )
         except _FAILURES as why:
             raise error_of(why) from why
+        if response.status > LAST_STATUS or _CONTROL.search(b"".join(chain.from_iterable(response.raw_headers))):
+            response.close()
+            raise UpstreamUnreachable(
+                f"{origin_of(destination.base_url).name} did not answer with valid HTTP. Check {destination.setting}."
+            )
         return Answer(response, error_of)
 
 
@@ -351,6 +400,10 @@ def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
     if number is None and (found := _ERRNO.search(str(why.os_error))) is not None:  # several addresses failed
         number = int(found[1])
     return os.strerror(number).lower() if number is not None else "no address answers"
+
+
+def _plain(key: SecretStr | None) -> bytes | None:
+    return None if key is None else key.get_secret_value().encode()
 
 
 def _bearer(key: SecretStr | None) -> bytes | None:

@@ -129,6 +129,18 @@ class _Request(aiohttp.ClientRequest):
     protocol: ResponseHandler | None = None
     reused = False  # whether that connection served an earlier request
     needs_new_connection = False
+    unwritten = False  # whether that connection was found closed before a byte was written
+
+    async def write_bytes(
+        self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
+    ) -> None:
+        """Write the request, unless the server closed the connection since it was chosen."""
+        protocol = self.protocol
+        if self.reused and protocol is not None and (protocol.should_close or _has_input(protocol.transport)):
+            self.unwritten = True
+            protocol.set_exception(aiohttp.ClientConnectionResetError("the server closed the connection"))
+            return
+        await super().write_bytes(writer, conn, content_length)
 
     def update_headers(self, headers: LooseHeaders | None) -> None:
         """Take the headers after `Host`. aiohttp's own way copies them one by one."""
@@ -206,7 +218,7 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
 
 
 async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request, and once more if it may arrive twice and was lost on a reused connection.
+    """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
 
     Any other lost POST is an error: a completion that is asked for twice is paid for twice. aiohttp repeats a
     lost GET itself.
@@ -217,9 +229,11 @@ async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandler
         answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
         spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone
         repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
-        if not isinstance(request, _Request) or not request.reused or answered or not repeatable:
+        if not isinstance(request, _Request) or not request.reused or answered:
             raise
-        request.needs_new_connection = True
+        if not repeatable and not request.unwritten:
+            raise
+        request.needs_new_connection, request.unwritten = True, False
         response = await send_once(request)
     announced = response.headers.get("Keep-Alive")
     if announced is not None and isinstance(request, _Request) and request.protocol is not None:

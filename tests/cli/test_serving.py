@@ -85,7 +85,7 @@ def test_the_server_adds_no_headers_and_has_a_grace_period() -> None:
     config = server_config(Settings(server={"port": 81}), port=82)  # type: ignore[arg-type]  # pydantic reads it
     assert (config.host, config.port, config.lifespan, config.access_log) == ("127.0.0.1", 82, "on", False)
     assert (config.server_header, config.date_header) == (False, False)
-    assert config.timeout_graceful_shutdown == serving.GRACE_SECONDS
+    assert config.timeout_graceful_shutdown == 30 + serving.GRACE_SECONDS
 
 
 def test_a_name_with_several_addresses_gets_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_two_proxies_cannot_serve_on_one_port(tmp_path: Path, caplog: pytest.Log
     (theirs,) = serving._bound("127.0.0.1", ours.getsockname()[1])
     with ours, theirs:
         theirs.listen()
-        server = serving._Server(server_config(settings), lambda: told.append("serves"))
+        server = serving._Server(server_config(settings), 1, lambda: told.append("serves"))
         with pytest.raises(SystemExit) as end:
             server.run([ours])
     assert (end.value.code, told) == (3, [])

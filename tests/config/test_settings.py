@@ -27,11 +27,14 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "max_json_values": 2000000,
             "max_memory": None,
             "max_connections_per_address": 0,
+            "drain_timeout": 30,
             "allowed_origins": [],
         },
         "upstream": {
             "base_url": "https://api.openai.com/v1",
             "api_key": None,
+            "anthropic_base_url": "https://api.anthropic.com/v1",
+            "anthropic_api_key": None,
             "connect_timeout": 10,
             "read_timeout": 600,
             "max_connections": 1000,
@@ -40,7 +43,13 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "passthrough": ["models", "embeddings"],
             "routes": [],
         },
-        "store": {"url": "sqlite+aiosqlite:///palimpsest.db", "migrate": True, "on_failure": "reject"},
+        "store": {
+            "url": "sqlite+aiosqlite:///palimpsest.db",
+            "migrate": True,
+            "on_failure": "forward",
+            "spool": "palimpsest-spool",
+            "spool_max_bytes": 1073741824,
+        },
         "auth": {"mode": "none", "keys": [], "admin_key": None},
         "sessions": {"headers": ["X-Session-ID"], "body_fields": [], "missing": "infer", "on_disconnect": "cancel"},
         "tokens": {"method": "tiktoken", "calibrate": True},
@@ -50,6 +59,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "cache": {"key": "none", "breakpoints": "auto"},
         "models": [],
         "policies": {},
+        "dashboard": {"enabled": True},
         "telemetry": {"log_format": "text", "log_level": "info"},
     }
 
@@ -68,7 +78,7 @@ def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
     [
         ({"server": {"workers": 0}}, "greater than or equal to 1"),
         ({"server": {"port": 65536}}, "less than or equal to 65535"),
-        ({"store": {"on_failure": "forward"}}, "'reject'"),
+        ({"store": {"on_failure": "ignore"}}, "'forward' or 'reject'"),
         ({"auth": {"mode": "keys"}}, "needs at least one entry"),
         (
             {

@@ -12,6 +12,7 @@ from proxy.conversation.ids import (
     chain,
     content_hash,
     content_key,
+    earlier_names,
     names_under,
     node_id,
     version_of,
@@ -110,3 +111,13 @@ def test_a_known_message_is_hashed_once() -> None:
     message._data = OTHER.data
     assert (chain(ROOT, [message]), content_hash(message), body_of(message)) == names
     assert chain(names[0][0], [message]) == chain(names[0][0], [ASK])
+
+
+def test_older_versions_named_messages_in_another_form_otherwise() -> None:
+    spaced = ChatMessage(b'{"role":"assistant","content":"hello "}')
+    stripped = ChatMessage(b'{"role":"assistant","content":"hello"}')
+    assert chain(ROOT, [ASK, spaced, OTHER]) == chain(ROOT, [ASK, stripped, OTHER])
+    older = earlier_names(ROOT, [ASK, spaced, OTHER])
+    assert older[0] == node_id(ROOT, ASK)
+    assert not set(older[1:]) & set(chain(ROOT, [ASK, spaced, OTHER]))
+    assert earlier_names(ROOT, [ASK, stripped]) == chain(ROOT, [ASK, stripped])

@@ -147,7 +147,7 @@ def test_a_strange_question_in_a_session_that_resends_stands_aside() -> None:
 def test_results_alone_go_on_with_their_calls_in_a_session_that_resends_too() -> None:
     log = _log("u1", "a1", arrival="resend")
     assert reconcile(Incoming(names=["r1"], answers=True), log) == Arrival(
-        kind=Kind.APPEND, base="a1", fresh=0, at_head=True
+        kind=Kind.APPEND, base="a1", fresh=0, at_head=True, resends=True
     )
 
 
@@ -272,6 +272,18 @@ def test_another_model_alone_is_no_question_beside() -> None:
         reconcile(Incoming(names=["x"], manner=Manner(instructions="v2", tools=None, model="big")), log).kind
         is Kind.APPEND
     )
+
+
+@pytest.mark.parametrize("name", ["x", "u1"])
+def test_other_instructions_alone_ask_beside_until_the_session_appends(name: str) -> None:
+    asked = Manner(instructions="title", tools="t1", model="big")
+    for arrival, kind in (("first", Kind.SIDE), ("append", Kind.APPEND)):
+        log = _log("u1", "a1", arrival=arrival, manner=_USUAL)
+        assert reconcile(Incoming(names=[name], manner=asked), log).kind is kind
+        assert reconcile(Incoming(names=[name], manner=asked, mode=Mode.APPEND), log).kind is Kind.APPEND
+    resending = _log("u1", "a1", arrival="resend", manner=_USUAL)
+    kind = Kind.REWIND if name == "u1" else Kind.SIDE  # the first question asked again, under changed instructions
+    assert reconcile(Incoming(names=[name], manner=asked), resending).kind is kind
 
 
 @pytest.mark.parametrize("arrival", ["append", "resend"])

@@ -39,6 +39,7 @@ def test_names_are_those_of_the_documentation_in_lower_case() -> None:
         "x-context-policy",
         "x-agent-name",
         "x-exchange-id",
+        "x-context-kind",
         "x-context-tokens-before",
         "x-context-tokens-sent",
         "x-context-messages-before",

@@ -57,6 +57,16 @@ def test_a_value_that_no_parser_takes_is_mended(value: Any) -> None:
     assert orjson.loads(orjson.dumps(made)) == made == mended(value)
 
 
+@pytest.mark.parametrize("levels", [255, 1000])
+def test_what_no_parser_reads_for_its_depth_ends_in_null(levels: int) -> None:
+    value = {"kept": 1, "deep": orjson.loads(b'[{"a":' * (levels // 2) + b"1" + b"}]" * (levels // 2))}
+    made = sound(value)
+    assert made["kept"] == 1
+    text = orjson.dumps(made)
+    assert text.count(b"[") == 100
+    assert b"null" in text
+
+
 def test_a_sound_value_is_left_alone() -> None:
     value = {"a": [1, 2**63 - 1, "😀", None]}
     assert sound(value) is value

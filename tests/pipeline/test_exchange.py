@@ -18,13 +18,13 @@ import orjson
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.errors import StoreUnavailable, UpstreamBusy, UpstreamError
+from proxy.errors import UpstreamBusy, UpstreamError
 from proxy.pipeline import ClientRequest, settle
 from proxy.pipeline.exchange import _is_stream
 from proxy.pipeline.settle import settlement_of
 from proxy.store import Status
 from proxy.upstream import Answer
-from tests.support.house import KEY, LONG, Heard, House, opened
+from tests.support.house import LONG, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
@@ -141,42 +141,6 @@ async def test_one_line_is_logged_of_an_exchange(
     expected = ("s", "first", "complete", "lean", "drop_oldest")
     assert tuple(told[name] for name in ("session", "kind", "status", "policy", "edits")) == expected
     assert told["fired"].startswith("tokens")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_store_that_cannot_begin_lets_nothing_through(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
-    def fail(*_: Any) -> asyncio.Future[None]:
-        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        failed.set_exception(StoreUnavailable("The store cannot be used."))
-        return failed
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(house.store, "begin", fail)
-        client = await house.ask(stream=stream)
-    assert isinstance(client.error, StoreUnavailable)
-    assert (client.status, client.got) == (0, b"")
-    assert await house.store.exchanges(KEY, limit=1) == ([], None)
-    assert (await house.ask()).status == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_store_that_cannot_settle_lets_no_end_through(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
-    async def fail(_settlement: Any, opening: Any) -> None:
-        await opening
-        raise StoreUnavailable("The store cannot be used.")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(house.store, "settle", fail)
-        client = await house.ask(stream=stream)
-    assert isinstance(client.error, StoreUnavailable)
-    assert not client.ended
-    assert b"[DONE]" not in client.got
-    assert (await house.last()).status is Status.PENDING  # a restart marks it
-    assert (await house.ask()).status == 200
 
 
 async def test_who_leaves_is_settled_and_frees_the_connection(house: House, provider: Provider) -> None:

@@ -98,7 +98,9 @@ def report(plan: Plan, instructions: int = 1, *, session: str | None = "s", **co
     """Return the report of a plan; `context` are fields of the planning context."""
     warnings = context.pop("warnings", ())
     planning = PlanningContext(count=lambda _: 10, **context)
-    return report_of(plan, planning, session=session, exchange="e1", instructions=instructions, warnings=warnings)
+    return report_of(
+        plan, planning, session=session, exchange="e1", kind="resend", instructions=instructions, warnings=warnings
+    )
 
 
 def gaps_told(*gaps: Gap) -> list[dict[str, Any]]:
@@ -192,7 +194,7 @@ def test_tokens_are_told_as_upstream_counts_them() -> None:
     headers = dict(response_headers(scaled))
     assert (headers[b"x-context-tokens-before"], headers[b"x-context-tokens-sent"]) == (b"260", b"65")
     assert receipt_of(scaled, None)["calibration"] == 1.3
-    line = log_line(scaled, "resend", "complete", 1.0)
+    line = log_line(scaled, "complete", 1.0)
     told = ("instructions_tokens", "tokens_before", "tokens_sent", "window", "ratio")
     assert [line[name] for name in told] == [26, 260, 65, 1_000, 0.26]
 
@@ -206,7 +208,7 @@ def test_a_merged_summary_without_instructions_counts_as_one_more_message() -> N
 
 
 def test_the_log_line_without_a_known_window() -> None:
-    line = log_line(report(_plan()), "resend", "complete", 1.0)
+    line = log_line(report(_plan()), "complete", 1.0)
     assert (line["window"], line["ratio"], line["budget"]) == (None, None, None)
 
 
@@ -264,7 +266,9 @@ def test_a_report_tells_what_is_known_of_an_exchange() -> None:
     messages = (message("user", "a"), message("assistant", "b"), message("user", "c"))
     entries = [Entry(message=each, tokens=10, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)]
     known = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
-    told = report_of(bypass(entries, known), known, session="s", exchange="e", instructions=1, warnings=("told",))
+    told = report_of(
+        bypass(entries, known), known, session="s", exchange="e", kind="first", instructions=1, warnings=("told",)
+    )
     assert (told.session, told.exchange, told.window) == ("s", "e", 1_000)
     assert (told.messages_before, told.messages_sent) == (4, 4)
     assert (told.tokens_before, told.tokens_sent, told.instructions_tokens) == (70, 70, 10)
@@ -272,5 +276,5 @@ def test_a_report_tells_what_is_known_of_an_exchange() -> None:
 
 
 def test_the_log_line_says_how_much_was_saved() -> None:
-    line = log_line(report(_plan()), "resend", "complete", 12.4)
+    line = log_line(report(_plan()), "complete", 12.4)
     assert (line["saved_percent"], line["ms"], line["kind"]) == (75.0, 12, "resend")

@@ -236,7 +236,7 @@ async def test_a_json_answer_is_settled_before_it_is_sent() -> None:
     client = _Client()
     body = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'
     answer: Any = _Answer(body)
-    await relay_whole(CHAT, answer, client, [], client.settle)
+    await relay_whole(CHAT, answer, client, lambda _: [], client.settle)
     assert (client.got, client.seen_at_settling) == (body, b"")
     assert _text(client) == [("hi", False)]
 
@@ -276,7 +276,7 @@ async def test_an_empty_stream_that_finished_is_a_reply() -> None:
 async def test_a_refusal_goes_through_as_it_is(body: bytes, error: str) -> None:
     client = _Client()
     answer: Any = _Answer(body, status=429)
-    await relay_whole(CHAT, answer, client, [], client.settle)
+    await relay_whole(CHAT, answer, client, lambda _: [], client.settle)
     assert (client.status, client.got) == (429, body)
     assert client.answered is not None
     assert client.answered.error == error

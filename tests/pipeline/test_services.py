@@ -75,7 +75,7 @@ async def test_a_vocabulary_is_built_when_a_model_needs_it_and_in_a_thread(monke
 @pytest.mark.anyio
 async def test_opening_builds_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.tokens.vocabulary._load", lambda name: pytest.fail(f"{name} was built"))
-    store = {"url": f"sqlite:///{tmp_path / 's.db'}"}
+    store = {"url": f"sqlite:///{tmp_path / 's.db'}", "spool": str(tmp_path / "spool")}
     async with opened(Settings(store=store)) as services:  # type: ignore[arg-type]  # pydantic reads it
         assert not services.counter.is_built("gpt-4o")
 
@@ -123,7 +123,10 @@ def test_a_new_catalogue_applies_at_once() -> None:
 
 def settings_at(path: Path, **store: object) -> Settings:
     return Settings.model_validate(
-        {"store": {"url": f"sqlite:///{path}", **store}, "tokens": {"method": "estimate", "calibrate": False}}
+        {
+            "store": {"url": f"sqlite:///{path}", "spool": str(path.parent / "spool"), **store},
+            "tokens": {"method": "estimate", "calibrate": False},
+        }
     )
 
 

@@ -58,6 +58,9 @@ async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
     await store.close()
 
 
+NO_OUTAGE: Any = None  # nothing here is asked while the store is away
+
+
 async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
     row = await talk.store.session(talk.tenant, talk.session)
     assert row is not None
@@ -74,6 +77,7 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
             upstream=upstream,
             background=background,
             loader=loader,
+            outage=NO_OUTAGE,
             knowledge=knowledge,
             summaries=summaries,
             recall=recall,

@@ -206,4 +206,4 @@ def test_a_talk_is_exported_and_imported(proxy: Proxy, toys: ToyProvider) -> Non
     unknown = exported.replace(b'"dialect":"toy"', b'"dialect":"os.path"')
     refused = proxy.client.post("/sessions/import?as=u", content=unknown)
     assert refused.status_code == 400
-    assert "only chat, toy is known here" in refused.json()["error"]["message"]
+    assert "only chat, responses, messages, toy is known here" in refused.json()["error"]["message"]

@@ -16,6 +16,7 @@ from proxy.conversation import ROOT
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.pipeline.session_view import read_lines, write_lines
 from proxy.store.archive import read_records
 from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut, Status
 from proxy.store.store import Store
@@ -193,6 +194,17 @@ async def test_an_empty_session_is_a_session(store: Store) -> None:
     records = [record async for record in store.export(Talk(store=store, tenant="from", session="empty").key)]
     made = await store.load("to", "empty", records)
     assert (made.head, made.messages, made.instructions) == ("", 0, None)
+
+
+@pytest.mark.parametrize("levels", [100, 300, 800])
+async def test_a_message_of_many_levels_goes_out_and_comes_back(store: Store, levels: int) -> None:
+    talk, deep = Talk(store=store), b"[" * levels + b"]" * levels
+    asked = Body(message=ChatMessage(b'{"role":"user","content":"a","deep":' + deep + b"}"), tokens=4)
+    await talk.settle(await talk.begin(asked), asked, replies=(body("assistant", "1"),))
+    lines = b"".join([line async for line in write_lines(store.export(talk.key))])
+    made = await store.load("to", "copy", read_lines(lines))
+    rows = await store.path(Talk(store=store, tenant="to", session="copy").key, made.head)
+    assert rows[0].message.raw == asked.message.raw
 
 
 async def test_a_name_that_cannot_be_stored_is_refused(store: Store) -> None:

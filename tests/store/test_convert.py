@@ -128,7 +128,7 @@ async def test_a_large_one_is_converted_by_the_command_alone(url: str, monkeypat
     with pytest.raises(StoreUnavailable, match=r"MB of disk besides.*palimpsest upgrade"):
         await Store.open(url)
     assert "old_nodes" not in tables(url)  # an older version can still use it
-    await upgrade(url, "0009")
+    await upgrade(url, "0013")
     with pytest.raises(StoreUnavailable, match="palimpsest upgrade"):
         await Store.open(url)
     store = await Store.open(url, migrate=False)

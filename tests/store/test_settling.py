@@ -342,6 +342,7 @@ async def test_what_fails_half_way_leaves_nothing(store: Store, monkeypatch: pyt
     monkeypatch.setattr("proxy.store.functions.SETTLE", "SELECT 1 FROM nowhere")
     with pytest.raises(StoreUnavailable):
         await talk.settle(exchange, asked, replies=(body("assistant", "2"),), cut=cut(2), base=before.head)
+    assert await store.circuit.closes(10)
     assert await store.session("tenant", "session") == session
     assert await store.exchange(exchange) == row
     assert [branch.head for branch in await store.branches(talk.key)] == [before.head]

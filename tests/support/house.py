@@ -15,8 +15,9 @@ from proxy.dialects.chat import CHAT
 from proxy.errors import PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import AppServices, Background, ChatCompletions, ClientRequest, HistoryLoader, Knowledge
+from proxy.pipeline.outage import Outage
 from proxy.recall import Recall
-from proxy.store import ExchangeRow, Store, session_key
+from proxy.store import ExchangeRow, Spool, Store, session_key
 from proxy.summaries import Summaries, Summarizer
 from proxy.tokens import TokenCounter
 from proxy.upstream import Upstream
@@ -65,9 +66,10 @@ class Heard:
 class House:
     """All that an exchange needs, open."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: Settings, store: Store, spool: Spool) -> None:
         self.settings = settings
         self.store = store
+        self.spool = spool
         self.upstream = Upstream(settings.upstream, shares_key=False)
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
@@ -82,6 +84,7 @@ class House:
             upstream=self.upstream,
             background=self.background,
             loader=loader,
+            outage=Outage(store, spool, loader, forwards=settings.store.on_failure == "forward"),
             knowledge=knowledge,
             summaries=summaries,
             recall=recall,
@@ -108,10 +111,13 @@ class House:
 @asynccontextmanager
 async def opened(provider: Provider, folder: Path, **sections: Any) -> AsyncIterator[House]:
     settings = settings_for(provider, folder, sections)
-    house = House(settings, await Store.open(settings.store.url))
+    spool = Spool(folder / "spool", "test", settings.store.spool_max_bytes)
+    spool.open()
+    house = House(settings, await Store.open(settings.store.url, spool=spool), spool)
     try:
         yield house
     finally:
         await house.background.drain()
         await house.upstream.aclose()
         await house.store.close()
+        spool.close()

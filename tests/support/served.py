@@ -37,7 +37,7 @@ def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: 
     data: dict[str, Any] = {
         "server": {"port": 0},
         "upstream": {"base_url": upstream.base_url},
-        "store": {"url": store_url},
+        "store": {"url": store_url, "spool": str(folder / "spool")},
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():

@@ -19,7 +19,7 @@ def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Any]) 
     """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
     data: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url},
-        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}"},
+        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}", "spool": str(folder / "spool")},
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():

@@ -20,6 +20,7 @@ that a test can make a model's name its own:
     gate               waits in the middle of a stream until `gate` is set
     strict:RULE        refuses an order of roles: one-system (a system message anywhere but first), or
                        alternate (two user messages in a row); both with a comma
+    needs:TEXT         refuses a request in which this text does not stand; status:N with this status
     quotes             refuses `metadata`, in its own words
     plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
@@ -151,6 +152,8 @@ class Upstream:
         try:
             if "quotes" in does and "metadata" in body:
                 raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
+            if does.get("needs", "").encode() not in orjson.dumps(body["messages"]):
+                raise Refused("Something is missing.", "messages", status=int(does.get("status", 400)))
             check(body, plain="plain" in does, lenient="lenient" in does, strict=does.get("strict", ""))
             if await self._overflow(body, does, out) or await self._fault(does.get("fault", ""), body, out):
                 return

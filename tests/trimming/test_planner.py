@@ -29,7 +29,17 @@ from proxy.trimming.model import (
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import ASKED, UNKNOWN_PRICES, bypass, compaction, plan, requested_in_time, tokens_left
+from proxy.trimming.planner import (
+    ASKED,
+    REFUSED,
+    UNKNOWN_PRICES,
+    bypass,
+    compaction,
+    plan,
+    requested_in_time,
+    tokens_left,
+    untrimmed,
+)
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import UNKNOWN_WINDOW
 from tests.trimming.edits.held import draft_of
@@ -1435,3 +1445,72 @@ def test_what_is_summed_up_is_not_again() -> None:
     )
     assert COMPACTION.requested_now(draft_of(messages(["user hi"]))) is None
     assert COMPACTION.requested_now(draft_of([])) is None
+
+
+# ------------------------------------------------------------------------------------------ reasoning
+
+
+def thinking(text: str) -> Message:
+    return DIALECT.message(b'{"role":"assistant","content":"%b","reasoning_details":[{"data":"x"}]}' % text.encode())
+
+
+def looping(rounds: int, *, first: Message | None = None) -> tuple[Entry, ...]:
+    """Return rounds of forty tokens, the last one a question that was answered in part."""
+    entries = list(log(*turns(1, rounds)))
+    if first is not None:
+        entries[1] = replace(entries[1], message=first)
+    return tuple(entries)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rounds", "window", "reasons", "fired"),
+    [
+        ({}, 3, None, True, False),  # 120 tokens, the last entry is a reply
+        ({}, 3, None, False, True),
+        ({"trim_at": "any"}, 3, None, True, True),
+        ({}, 4, None, True, True),  # 160 > 1.25 * 100
+        ({}, 3, 110, True, True),  # it would not fit
+        ({"trigger": {"every_request": True}}, 3, None, True, True),
+    ],
+)
+def test_a_trim_waits_for_a_user_message_where_reasoning_is_sent(
+    keys: dict[str, Any], rounds: int, window: int | None, reasons: bool, fired: bool
+) -> None:
+    entries = looping(rounds, first=thinking("0123456789") if reasons else None)
+    given = policy(**{"trigger": {"tokens": 100}, "target": {"tokens": 60}, "edits": [DROP], **keys})
+    made = plan(entries, given, "mine", replace(KNOWN, context_window=window))
+    assert made.trimmed is fired
+    assert bool(made.fired) is fired
+
+
+def test_a_trim_that_waited_comes_with_the_next_user_message() -> None:
+    entries = (*looping(3, first=thinking("0123456789")), *log(*turns(1, 4))[6:7])
+    assert plan(entries, HUNDRED, "mine", KNOWN).trimmed
+    assert not plan(entries[:-1], HUNDRED, "mine", KNOWN).trimmed
+
+
+def test_trimming_that_pays_waits_too() -> None:
+    paying = policy(trigger={"cost": "auto", "tokens": 10**6}, target={"tokens": 60}, edits=[DROP])
+    known = replace(KNOWN, idle=10**6, prices=Prices(read=0.1, write=1.0, output=4.0, lifetime=1.0, minimum=1))
+    entries = looping(60, first=thinking("0123456789"))
+    assert plan(looping(60), paying, "mine", known).trimmed
+    assert not plan(entries, paying, "mine", known).trimmed
+
+
+def test_when_to_trim_and_whom_to_hear_are_no_part_of_the_version() -> None:
+    assert policy(trim_at="any", agents="merge").version == policy().version
+
+
+def test_what_a_provider_refused_to_take_trimmed_is_sent_as_it_is_from_then_on() -> None:
+    entries = log(*turns(1, 3))
+    opened = untrimmed(entries, HUNDRED, "mine", KNOWN)
+    assert opened.view == tuple(entry.message for entry in entries)
+    assert (opened.trimmed, opened.fired, opened.edits) == (True, REFUSED, ())
+    more = log(*turns(1, 5))
+    later = plan(more, HUNDRED, "mine", KNOWN, opened.cut)
+    assert len(later.view) == 10
+    assert (later.trimmed, later.fired, later.cut) == (False, "", opened.cut)
+    assert plan(more, HUNDRED, "mine", KNOWN, opened.cut, overflow=60).tokens_sent <= 60
+    other = policy(trigger={"tokens": 100}, target={"tokens": 70}, edits=[DROP])
+    assert plan(more, other, "mine", KNOWN, opened.cut).trimmed
+    assert untrimmed((), policy(), "mine", KNOWN).tokens_sent == 0

@@ -136,6 +136,11 @@ def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dic
         ({"edits": [{**DROP, "target": {"tokens": 7}}, CALLS]}, []),
         ({"edits": [DROP, CALLS], "trigger": {"cost": "auto"}}, []),
         ({"edits": [DROP, CALLS], "target": {"ratio": 0.5}}, []),
+        ({"trigger": {"tokens": 100}, "target": {"tokens": 91}}, [("target", "tokens")]),
+        ({"trigger": {"tokens": 100}, "target": {"tokens": 90}}, []),
+        ({"trigger": {"ratio": 0.8}, "target": {"ratio": 0.8}}, [("target", "ratio")]),
+        ({"trigger": {"tokens": 50000}, "edits": [{"type": "recent_window", "tokens": 49920}]}, [("edits", 0)]),
+        ({"trigger": {"tokens": 100}, "edits": [{**DROP, "target": {"tokens": 95}}]}, [("edits", 0)]),
     ],
 )
 def test_what_is_allowed_and_does_nothing_is_told(keys: dict[str, Any], at: list[tuple[str, ...]]) -> None:

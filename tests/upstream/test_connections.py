@@ -188,6 +188,21 @@ async def test_any_other_lost_request_is_never_sent_twice(method: str) -> None:
         assert not _kept(upstream)
 
 
+async def test_a_request_that_was_not_written_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server closes after the connection was chosen, and before the first byte: nobody is asked twice."""
+    async with connected(provider := Provider(OK, OK, OK)) as upstream:
+        await ask(upstream)
+        looked: list[bool] = []
+
+        def has_input(transport: asyncio.Transport | None) -> bool:
+            looked.append(True)
+            return len(looked) == 2 or transport is None
+
+        monkeypatch.setattr(connections, "_has_input", has_input)
+        assert (await ask(upstream, content=b"2"))[1] == b"ok"
+        assert ([request[-1:] for request in provider.requests][1:], provider.connections) == ([b"2"], 2)
+
+
 async def test_closing_an_unread_answer_breaks_its_connection() -> None:
     async with connected(provider := Provider(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nfirst")) as upstream:
         answer = await upstream.ask(upstream.base, "POST", "/x", [], b"{}")

@@ -6,11 +6,14 @@ what they change without meaning anything by it is left out here, and nothing el
     everywhere        key order; null, "", [], {} and a missing field are one (at the level of the
                       message, of a content part, of a call; never inside arguments); marks for caches
     role              `developer` is `system`
-    content           one part of text is that text
+    content           parts of text are their text, put together; what else a part of text has does not count
     calls             arguments count as JSON, not as text; `index` and thought signatures do not count
     tool results      `name` does not count
-    replies           reasoning and the like, and what clients add to them (`name`, what SDKs have parsed), do
-                      not count where content or calls remain
+    replies           white space around the text does not count; reasoning and the like (as fields or as parts),
+                      and what clients add to them (`name`, what SDKs have parsed), do not count where content or
+                      calls remain
+
+Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ _DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
+_REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _MAX_DEPTH: Final = 100
 """Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
 _EXACT: Final = 2.0**63  # a parsed float of this size may have been an integer with more digits than a float holds
@@ -65,7 +69,38 @@ def canonical(data: Mapping[str, Any]) -> bytes:
             if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
-            return write({"content": content, "role": "system" if role == "developer" else role})
+            if role == "assistant":
+                content = content.strip()
+            elif role == "developer":
+                role = "system"
+            if content:
+                return write({"content": content, "role": role})
+    form, reply = _fields(data, role)
+    if "content" in form:
+        said, beside = _content(content, is_reply=role == "assistant")
+        reply |= beside
+        form["content"] = said
+        if _is_empty(said):
+            del form["content"]
+    return _form(form, reply)
+
+
+def earlier_canonical(data: Mapping[str, Any]) -> bytes:
+    """Return the form that messages had in the first versions, by which stored nodes may have their names.
+
+    Several parts of text, and a part of text that had more than that, were no text; white space around the text
+    of a reply counted, and so did its parts of reasoning.
+    """
+    form, reply = _fields(data, data.get("role"))
+    if "content" in form:
+        form["content"] = _earlier_content(form["content"])
+        if _is_empty(form["content"]):
+            del form["content"]
+    return _form(form, reply)
+
+
+def _fields(data: Mapping[str, Any], role: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the forms of the fields of a message, the content as it is, and apart those that come and go."""
     form: dict[str, Any] = {}
     reply: dict[str, Any] = {}
     for key, value in data.items():
@@ -75,15 +110,18 @@ def canonical(data: Mapping[str, Any]) -> bytes:
         if not _is_empty(kept):
             comes_and_goes = key in REPLY_FIELDS or (key == "name" and role == "assistant")
             (reply if comes_and_goes else form)[key] = kept
+    return form, reply
+
+
+def _form(form: dict[str, Any], reply: dict[str, Any]) -> bytes:
+    """Return the form of a message; what comes and goes counts only where it has nothing else."""
     if reply and not any(key in form for key in _SUBSTANCE):
         form |= reply
     return write(form, sort_keys=True)
 
 
 def _field(key: str, value: Any) -> Any:
-    """Return the form of one field of the message."""
-    if key == "content":
-        return _content(value)
+    """Return the form of one field of the message, of its content excepted."""
     if key == "tool_calls":
         return [_call(item) for item in value] if is_array(value) else value
     if key == "function_call":
@@ -96,8 +134,39 @@ def _is_empty(value: Any) -> bool:
     return not value and (value is None or isinstance(value, (str, list, dict)))
 
 
-def _content(value: Any) -> Any:
-    """Return the form of a content: a lone part of text is its text, several parts stay several."""
+def _content(value: Any, *, is_reply: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the form of a content, and of a reply the fields that its parts of reasoning and refusal stand for.
+
+    Parts of text alone are one text.
+    """
+    if isinstance(value, str):
+        return (value.strip() if is_reply else value), {}
+    if not is_array(value):
+        return (_part(value) if is_object(value) else value), {}
+    beside: dict[str, Any] = {}
+    parts: list[Any] = []
+    texts: list[str] = []
+    for item in value:
+        part = _part(item)
+        kind = part.get("type") if is_object(part) else None
+        if kind == "text" and isinstance(text := part.get("text", ""), str):
+            texts.append(text)
+            part = {"type": "text", "text": text} if text else {"type": "text"}
+        elif is_reply and kind == "refusal":
+            if (refusal := part.get("refusal")) is not None:
+                beside["refusal"] = refusal
+            continue
+        elif is_reply and isinstance(kind, str) and kind in _REASONING_PARTS:
+            beside.setdefault("reasoning", []).append(part)
+            continue
+        parts.append(part)
+    if len(texts) < len(parts):
+        return parts, beside
+    text = "".join(texts)
+    return (text.strip() if is_reply else text), beside
+
+
+def _earlier_content(value: Any) -> Any:
     if is_object(value):
         return _part(value)
     if not is_array(value):
@@ -148,13 +217,13 @@ def _function(value: Any) -> Any:
     form = _object(value)
     form.pop("parsed_arguments", None)  # OpenAI's `parse()`: the arguments once more
     if "arguments" in form:
-        form["arguments"] = arguments = _arguments(form["arguments"])
+        form["arguments"] = arguments = arguments_form(form["arguments"])
         if arguments == {}:
             del form["arguments"]
     return form
 
 
-def _arguments(value: Any) -> Any:
+def arguments_form(value: Any) -> Any:
     """Return arguments as JSON where they are an object or an array, else as they are: text stays a string."""
     if not isinstance(value, str):
         try:

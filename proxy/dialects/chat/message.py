@@ -127,6 +127,10 @@ class ChatMessage(Message):
         return bool(content or self.data.get("refusal") or self.data.get("audio"))
 
     @property
+    def has_reasoning(self) -> bool:
+        return self.role == "assistant" and any(self.data.get(name) for name in _REASONING)
+
+    @property
     def attachments(self) -> tuple[Attachment, ...]:
         content = self.data.get("content")
         if not is_array(content):

@@ -28,7 +28,7 @@ import orjson
 
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
 from proxy.dialects.chat.cache_marks import decides_itself, marked
-from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
 from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools
@@ -212,6 +212,9 @@ class ChatDialect(Dialect):
 
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)
+
+    def earlier_canonical(self, message: Message) -> bytes | None:
+        return earlier_canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         # Ids pair a block with the results right after it and nothing else, since real sessions use an id again

@@ -67,6 +67,9 @@ _SIGNS: Final = re.compile(
     r"|`inputs` (?:tokens \+|must have less)"
     r"|reduce the length of (?:the |your )?(?:input )?(?:messages|prompt|inputs?)\b"
     r"|max_tokens must be at least 1, got -"
+    r"|prompt_tokens\b[^.]{0,40} (?:less than|exceeds?|greater than)[^.]{0,40}max_seq_len"
+    r"|max_total_tokens\b[^.]{0,80}max_seq_len"
+    r"|prompt ?超长|输入[^。，,;；]{0,20}超长"
 )
 """What is only said of an input that is too long. The last is an older vLLM's, which takes the input from the
 window and calls what is left `max_tokens`."""
@@ -115,6 +118,7 @@ _INPUT: Final = _patterns(
     r"requested # tokens in the messages",
     r"received #",
     r"n_prompt_tokens\D{1,5}#",
+    r"(?<![a-z_])prompt_tokens \(#\)",
 )
 """A lower bound ("at least 5000 input tokens") is no count, and is not among these."""
 _REPLY: Final = _patterns(
@@ -124,9 +128,9 @@ _REPLY: Final = _patterns(
     r"tokens['`]? is too large: #",
     r"and # `max_new_tokens`",
     r"@ \+ # >",
-    r"max_\w{0,16}tokens['`]?(?: of| is|:|=)? ?\(?#",
+    r"max_(?!total_)\w{0,16}tokens['`]?(?: of| is|:|=)? ?\(?#",
 )
-_TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens")
+_TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens", r"max_total_tokens\D{1,3}#")
 """Input and reply together; the input alone where no reply is named."""
 
 

@@ -71,7 +71,7 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         if resumed is not None:
             return resumed
     fields, items = _split(body)
-    values = {name: _value(name, text) for name, text in fields.without("messages").items()}
+    values = {name: value_of(name, text) for name, text in fields.without("messages").items()}
     facts, messages = _messages(items)
     lead = 0
     while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
@@ -99,12 +99,14 @@ class _Talk(Struct, frozen=True, kw_only=True):
 
 def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
     """Return the request; `values` are those of all fields but the messages."""
+    if "system" in values and "max_tokens" in values:
+        raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     tools = values.pop("tools", None)
     if tools is not None and not is_array(tools):
-        raise _wrong_type("tools", "an array of objects", tools)
-    model, stream = _model(values), values.get("stream")
+        raise wrong_type("tools", "an array of objects", tools)
+    model, stream = model_of(values), values.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise _wrong_type("stream", "a boolean or null", stream)
+        raise wrong_type("stream", "a boolean or null", stream)
     return Request(
         raw=body,
         fields=fields,
@@ -181,13 +183,15 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
     try:
         fields = RawFields(body)
         messages = fields.span("messages")
+        if messages is None and "input" in fields:
+            raise missing("messages", "A request with `input` belongs to /v1/responses.")
         if messages is None:
-            raise _missing("messages", "Send an array of at least one message.")
+            raise missing("messages", "Send an array of at least one message.")
         if bytes(messages[:1]) != b"[":
-            raise _wrong_type("messages", "an array of objects", _value("messages", bytes(messages)))
+            raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
         items = ITEMS.decode(messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise _unreadable(body) from why
+        raise unreadable(body) from why
     if not items:
         raise InvalidRequest(
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
@@ -237,7 +241,7 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
     after["messages"] = msgspec.Raw(memoryview(body)[start:stop])
     fields = RawFields(FIELDS.decode(body[:start] + b"0}") | after)
     facts, new = _messages(ITEMS.decode(array)[1:])
-    values = {name: _value(name, text) for name, text in fields.without("messages").items()}
+    values = {name: value_of(name, text) for name, text in fields.without("messages").items()}
     known = before.messages[: kept - lead]
     first = len(known)
     replies = before.replies[: bisect_left(before.replies, first)]
@@ -253,7 +257,7 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
     return _request(body, fields, values, talk)
 
 
-def _value(param: str, text: bytes) -> Any:
+def value_of(param: str, text: bytes) -> Any:
     """Return the value of a JSON text that is not nested too deeply."""
     try:
         value = orjson.loads(text)
@@ -299,16 +303,16 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message,
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     """Read one message."""
-    data = _value(param, raw)
+    data = value_of(param, raw)
     if not is_object(data):
-        raise _wrong_type(param, "an object", data)
+        raise wrong_type(param, "an object", data)
     if "role" not in data:
-        raise _missing(f"{param}.role", "Give each message a role, such as 'user'.")
+        raise missing(f"{param}.role", "Give each message a role, such as 'user'.")
     if not isinstance(data["role"], str):
-        raise _wrong_type(f"{param}.role", "a string", data["role"])
+        raise wrong_type(f"{param}.role", "a string", data["role"])
     content = data.get("content")
     if isinstance(content, (bool, int, float)):
-        raise _wrong_type(f"{param}.content", _CONTENT, content)
+        raise wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
     facts = Facts(
         raw=raw,
@@ -317,14 +321,16 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=has_calls(data),
         content=hash_of(canonical(data)),
         body=body_id(raw),
+        reshaped=type(content) is list or (type(content) is str and content != content.strip()),
     )
     return facts, data
 
 
-def _model(values: Mapping[str, Any]) -> str:
+def model_of(values: Mapping[str, Any]) -> str:
+    """Return the model that a request names; "" where it names none."""
     model = values.get("model", "")
     if not isinstance(model, str):
-        raise _wrong_type("model", "a string", model)
+        raise wrong_type("model", "a string", model)
     if _CONTROL.search(model):
         raise InvalidRequest(
             "Invalid 'model': it holds control characters. Send the name alone.", param="model", code="invalid_value"
@@ -366,14 +372,14 @@ _KINDS: Final = {
 _NOT_UTF8: Final = "not valid UTF-8"  # what orjson says of bytes in another encoding
 
 
-def _missing(param: str, advice: str) -> InvalidRequest:
+def missing(param: str, advice: str) -> InvalidRequest:
     """Return the error for a field that must be there and is not."""
     return InvalidRequest(
         f"Missing required parameter: '{param}'. {advice}", param=param, code="missing_required_parameter"
     )
 
 
-def _wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
+def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
     """Return the error for a JSON value of the wrong type; `expected` says what may stand there."""
     return InvalidRequest(
         f"Invalid type for '{param}': expected {expected}, but got {_KINDS[type(value)]} instead.",
@@ -389,8 +395,8 @@ def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
     return InvalidRequest(f"{where} is nested too deeply.{limit}", param=param, code="invalid_json")
 
 
-def _unreadable(body: bytes) -> InvalidRequest:
-    """Find out why a body was refused, however slowly, and return the error."""
+def unreadable(body: bytes, listed: str = "messages") -> InvalidRequest:
+    """Find out why a body was refused, however slowly, and return the error; `listed` is its field of entries."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as why:
@@ -403,7 +409,7 @@ def _unreadable(body: bytes) -> InvalidRequest:
         if "depth" in why.msg:
             return _too_deep(None)
         if "surrogate" in why.msg:
-            return _lone_surrogate(body, why)
+            return _lone_surrogate(body, why, listed)
         return _no_json(why)
     if is_object(value):  # some hundred levels, which are too many for one reader and not for the other
         return _too_deep(None)
@@ -421,7 +427,7 @@ def _no_json(why: orjson.JSONDecodeError) -> InvalidRequest:
     )
 
 
-def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError) -> InvalidRequest:
+def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError, listed: str) -> InvalidRequest:
     """Return the error for half of a character, naming the message that holds it."""
     try:
         fields = json.loads(body)
@@ -429,8 +435,8 @@ def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError) -> InvalidRequest:
         return _no_json(why)
     param: str | None = None  # as where it is the name of a field
     for name, field in fields.items() if is_object(fields) else ():
-        if name == "messages" and is_array(field):
-            found = (f"messages[{at}]" for at, message in enumerate(field) if _holds_surrogate(message))
+        if name == listed and is_array(field):
+            found = (f"{listed}[{at}]" for at, message in enumerate(field) if _holds_surrogate(message))
             param = next(found, None)
         elif _holds_surrogate(field) and not _holds_surrogate(name):
             param = name

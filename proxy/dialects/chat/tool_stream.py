@@ -204,7 +204,11 @@ class ToolStreamFilter:
         choice = choices[0] if is_array(choices) and len(choices) == 1 else None
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
-    def end(self) -> bytes:
+    def closing(self, tail: bytes) -> bytes:
+        return tail
+
+    def end(self, event: Event | None = None) -> bytes:
+        del event  # it says nothing beside
         current = self._round
         if current.ended:
             return b""

@@ -1,43 +1,47 @@
 """`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them.
 
-    [cleared: read_file {"path":"src/main.c"}; 4210 tokens; ref=9f3a; main,parse_args,EXIT_CODE=12]
+    [cleared 4210 tokens; ref=9f3ac41e; main,parse_args,EXIT_CODE=12]
 
 What a stub repeats is verbatim (white space aside) or ends with `…`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Annotated, ClassVar, Final, Literal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from proxy.dialects import Message, Span
-from proxy.textscan import JsonValue, Number, digest_of, is_items, is_members, read, words_of, write
-from proxy.trimming.draft import Draft, Result
+from proxy.dialects import Span
+from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
+from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
-_LONGEST: Final = 6  # a digest is at most so many times as long as `digest_chars`, whatever others have left over
-_ADVANCE: Final = 3  # characters of so many digests may be taken in advance: what is cleared first is often built upon
-_INPUT_SHARE: Final = 3  # in a cleared argument, a digest has a third of the characters that one of a result has
-_SHORTER: Final = 0.75  # where a digest is too dear, the next one tried has at most this part of its characters
+_SHARE: Final = 0.4  # a value is worth its characters where its chance, in so many `digest_chars`, is one
+_LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
+_PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
-_NAME: Final = 100  # characters of a tool's name that are repeated
-_ARGUMENTS: Final = 80  # characters of a call's arguments that are repeated
-_STRING: Final = 80  # characters of a string among arguments that stays as it is
+_REF_PREFIX: Final = "ref_"
+_REF_DIGITS: Final = 8  # hexadecimal digits of a ref in a stub, if no other text of the session begins with them
+_STRING: Final = 200  # characters of a string among arguments that stays as it is
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
+
+
+Digest: TypeAlias = Callable[[str], str]
 
 
 class ClearToolResults(BaseEdit, frozen=True):
     """Older results are cleared, from the oldest, and a stub stays in the place of each.
 
-    The stub names the tool, the arguments, the tokens that stood there and the ref under which all of it can
-    be read again. Then comes a digest: of the values in the result those that a later step is most likely to
-    need and that stand nowhere else. A stub stands only where it costs fewer tokens than what it replaces,
-    and keeps its bytes from then on. With a target, no more is cleared than it takes to meet it.
+    The stub names the tokens that stood there and the ref under which all of it can be read again. Then comes a
+    digest: the values that stand nowhere else and whose chance to be used again is worth their characters. A stub
+    stands only where it costs fewer tokens than what it replaces, and keeps its bytes from then on. With a target,
+    no more is cleared than it takes to meet it.
     """
 
     piecemeal: ClassVar[bool] = True
@@ -51,10 +55,10 @@ class ClearToolResults(BaseEdit, frozen=True):
     exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Results of tools of these names are neither counted nor cleared."""
     clear_inputs: bool = False
-    """Whether the long arguments of a call are cleared too, once all its results are."""
+    """Whether the long arguments of a call are cleared too, once its results are cleared or too short for it."""
     digest_chars: Natural = 300
-    """Characters of each digest, on average: what one leaves over a later one may take, the first ones may
-    take some in advance, and one may have up to six times as many. With 0 there is no digest."""
+    """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
+    at most ten times as many characters. With 0 there is no digest."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
@@ -64,16 +68,17 @@ class ClearToolResults(BaseEdit, frozen=True):
 
 
 class _ResultClearing:
-    """One trim's work: what is known and what is left over grows with each stub."""
+    """One trim's work: what is known grows with each stub."""
 
     def __init__(self, edit: ClearToolResults, draft: Draft) -> None:
         self._edit = edit
         self._draft = draft
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._old = results[: max(0, len(results) - edit.keep)]
-        self._cleared = {result.place for result in results if self._is_stub(result.place)}
-        self._known: set[str] | None = None
-        self._spare = sum(edit.digest_chars - len(self._digest_at(position)) for position in self._cleared)
+        self._changes = ResultChanges(draft, edit.type)
+        # Results that are stubs, or stay since no stub is cheaper.
+        self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
+        self._shortened: set[int] = set()  # places of calls whose arguments were looked at
 
     def changes(self) -> Iterator[Change]:
         """Yield the stubs, the oldest first, and after the last one of a call its arguments."""
@@ -87,131 +92,143 @@ class _ResultClearing:
                 yield change
 
     def _cleared_by(self, result: Result) -> Iterator[Change]:
-        """Yield what clearing one result changes: nothing if it is protected, a stub, or cheaper as it is."""
-        if result.place in self._draft.protected or result.place in self._cleared:
+        """Yield what clearing one result and the arguments of its call changes: nothing if it is protected."""
+        if result.place in self._draft.protected:
             return
-        change = self._stub(result)
-        if change is None:
-            return
-        self._cleared.add(result.place)
-        yield change
+        if (result.place, result.index) not in self._settled:
+            change = self._stub(result)
+            if change is not None:
+                yield self._changes.keep(change)
+            self._settled.add((result.place, result.index))
         if self._edit.clear_inputs:
             yield from self._inputs(result.span)
 
     def _stub(self, result: Result) -> Change | None:
-        """Return the change that puts a stub in the place of a result; None where none would be cheaper.
-
-        That depends on the result alone, so that what stays at one trim stays at the next.
-        """
-        draft, edit, position = self._draft, self._edit, result.place
-        message = draft.messages[position]
-        if message is None or draft.tokens[position] <= _CHEAPEST:
+        """Return the change that puts a stub in the place of a result; None where none would be cheaper."""
+        if self._draft.tokens[result.place] <= _CHEAPEST:
             return None
-        room = max(0, self._spare + _ADVANCE * edit.digest_chars)
-        budget = min(_LONGEST * edit.digest_chars, edit.digest_chars + room)
-        original = draft.entries[position].message.text
-        digest = digest_of(original, budget, self._words()) if budget else ""
-        change = self._with_digest(result, message, digest)
-        if change.freed <= 0 and self._with_digest(result, message, "").freed <= 0:
-            self._words().update(words_of(message.text))
-            return None
-        while change.freed <= 0:
-            digest = digest_of(original, int(len(digest) * _SHORTER), self._words())
-            change = self._with_digest(result, message, digest)
-        self._spare = self._spare + edit.digest_chars - len(digest)
-        self._words().update(words_of(digest))
-        return change
-
-    def _with_digest(self, result: Result, message: Message, digest: str) -> Change:
-        entry = self._draft.entries[result.place]
-        arguments = result.call.arguments if result.call is not None else ""
-        stub = stub_of(result.tool, arguments, entry.tokens, entry.ref, digest)
+        stub = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
         reason = f"not among the newest {self._edit.keep} tool results"
-        shorter = message.with_text(stub)
-        return self._draft.replacing(result.place, self._edit.type, reason, shorter)
+        change = self._changes.change(result, reason, result.message.with_text(stub))
+        self._words.update(words_of(stub if change.freed > 0 else result.message.text))
+        return change if change.freed > 0 else None
 
     def _inputs(self, span: Span) -> Iterator[Change]:
+        """Yield the change that shortens the arguments of calls, once no result of them is still to be cleared."""
         draft, block = self._draft, self._draft.messages[span.start]
-        left = (at for at, message in draft.remaining(span.start + 1, span.stop) if message.is_result)
-        if block is None or not self._cleared.issuperset(left):
+        results = draft.remaining(span.start + 1, span.stop)
+        left = {(at, index) for at, message in results for index in range(message.result_count)}
+        if block is None or self._is_changed(span.start) or not left <= self._settled or span.start in self._shortened:
             return
+        self._shortened.add(span.start)
         reason = "all results of its calls are cleared"
-        budget, known = self._edit.digest_chars // _INPUT_SHARE, self._words()
         arguments = [
-            (shorter_text if call.custom else shorter_arguments)(call.arguments, budget, known) for call in block.calls
+            (shorter_text if call.custom else shorter_arguments)(call.arguments, self._argument_digest)
+            for call in block.calls
         ]
         change = draft.replacing(span.start, self._edit.type, reason, block.with_arguments(arguments))
         if change.freed > 0:
             yield change
 
+    def _argument_digest(self, text: str) -> str:
+        digest = self._digest(text, is_argument=True)
+        self._words.update(words_of(digest))
+        return digest
+
+    def _digest(self, text: str, *, is_argument: bool = False) -> str:
+        chars = self._edit.digest_chars
+        if not chars:
+            return ""
+        budget = max(_LONGEST * chars, int(_PART * len(text)))
+        return digest_of(text, budget, self._words, self._mentions, least=_SHARE / chars, is_argument=is_argument)
+
+    @cached_property
     def _words(self) -> set[str]:
-        """Return the words of all that is not going to be cleared, stubs included."""
-        if self._known is None:
-            texts: list[str] = []
-            for at, message in self._draft.remaining():
-                if not message.is_result or at in self._cleared:
-                    texts.append(message.text)
-                    if not self._edit.clear_inputs:
-                        texts += [said for call in message.calls for said in (call.name, call.arguments)]
-            self._known = words_of("\n".join(texts))
-        return self._known
+        """The words of all that is not going to be cleared, stubs included."""
+        texts: list[str] = []
+        for at, message in self._draft.remaining():
+            if message.is_result:
+                results = enumerate(message.results)
+                texts += [message.beside, *(each.text for index, each in results if (at, index) in self._settled)]
+                continue
+            texts.append(message.text)
+            if not self._edit.clear_inputs:
+                texts += [said for call in message.calls for said in (call.name, call.arguments)]
+        return words_of("\n".join(texts))
 
-    def _is_stub(self, position: int) -> bool:
+    @cached_property
+    def _mentions(self) -> Mentions:
+        """What the session says of each word, whatever is still sent of it."""
+        mentions = Mentions()
+        for entry in self._draft.entries:
+            message = entry.message
+            mentions.add(message.role, message.text, [call.arguments for call in message.calls])
+        return mentions
+
+    def _short(self, ref: str) -> str:
+        """Return the beginning of a ref that no other ref of the session has, without what all refs begin with.
+
+        Which of several results of one message it names still follows: `9f3ac41e-2`.
+        """
+        name, dash, number = ref.removeprefix(_REF_PREFIX).partition("-")
+        return (name if self._beginnings[name[:_REF_DIGITS]] > 1 else name[:_REF_DIGITS]) + dash + number
+
+    @cached_property
+    def _beginnings(self) -> Counter[str]:
+        """How many refs of the session have which beginning."""
+        refs = {entry.ref.removeprefix(_REF_PREFIX) for entry in self._draft.entries}
+        return Counter(ref[:_REF_DIGITS] for ref in refs)
+
+    def _is_changed(self, place: int) -> bool:
         made_by = self._draft.made_by
-        return bool(made_by) and self._edit.type in made_by[position]
+        return bool(made_by) and self._edit.type in made_by[place]
 
-    def _digest_at(self, position: int) -> str:
-        stub = self._draft.messages[position]
-        return digest_in(stub.text, self._draft.entries[position].ref) if stub is not None else ""
-
-
-def stub_of(tool: str, arguments: str, tokens: int, ref: str, digest: str) -> str:
-    """Return the stub of a result of `tool`, called with `arguments`, that cost so many tokens."""
-    named = _cut(tool, _NAME) or "a tool"
-    called = _cut(arguments, _ARGUMENTS)
-    said = f"{named} {called}" if called not in ("", "{}") else named
-    return f"[cleared: {said}; {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
+    def _is_stub(self, result: Result) -> bool:
+        if not self._is_changed(result.place):
+            return False
+        # Of several in one message, some may not be cleared yet.
+        whole = self._draft.messages[result.place]
+        return whole is result.message or is_stub(result.message.text, self._short(result.ref))
 
 
-def digest_in(stub: str, ref: str) -> str:
-    """Return the digest of a stub that names `ref`; empty where it has none."""
-    return stub.partition(f"ref={ref}; ")[2].removesuffix("]")
+def stub_of(tokens: int, ref: str, digest: str) -> str:
+    """Return the stub of a result that cost so many tokens."""
+    return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
 
 
-def shorter_arguments(arguments: str, budget: int, known: Collection[str]) -> str:
-    """Return arguments as JSON, each long string with a digest of `budget` characters, if that is shorter."""
+def is_stub(text: str, ref: str) -> bool:
+    """Tell whether a text is a stub that names `ref`."""
+    return text.startswith("[cleared ") and f" tokens; ref={ref}" in text
+
+
+def shorter_arguments(arguments: str, digest: Digest) -> str:
+    """Return arguments as JSON, each long string as its digest, if that is shorter."""
     document = read(arguments)
-    if is_members(document):
-        cleared = _shorter(document, budget, known, _LEVELS)
-    else:
-        cleared = (("cleared", shorter_text(arguments, budget, known)),)
+    cleared = (
+        _shorter(document, digest, _LEVELS) if is_members(document) else (("cleared", shorter_text(arguments, digest)),)
+    )
     shorter = arguments if cleared == document else write(cleared)
     return shorter if len(shorter) < len(arguments) else arguments
 
 
-def shorter_text(text: str, budget: int, known: Collection[str]) -> str:
-    """Return a text, or in the place of a long one its length and a digest of at most `budget` characters."""
+def shorter_text(text: str, digest: Digest) -> str:
+    """Return a text, or in the place of a long one its length and its digest, if that is shorter."""
     if len(text) <= _STRING:
         return text
-    digest = digest_of(text, budget, known)
-    return f"[cleared: {len(text)} characters{f'; {digest}' if digest else ''}]"
+    kept = digest(text)
+    shorter = f"[cleared {len(text)} characters{f'; {kept}' if kept else ''}]"
+    return shorter if len(shorter) < len(text) else text
 
 
-def _shorter(value: JsonValue, budget: int, known: Collection[str], levels: int) -> JsonValue:
+def _shorter(value: JsonValue, digest: Digest, levels: int) -> JsonValue:
     if isinstance(value, str) and not isinstance(value, Number):
-        return shorter_text(value, budget, known)
+        return shorter_text(value, digest)
     if not levels and (is_members(value) or is_items(value)):
         return "[cleared]"
     if is_members(value):
-        return tuple([(name, _shorter(member, budget, known, levels - 1)) for name, member in value])
+        return tuple([(name, _shorter(member, digest, levels - 1)) for name, member in value])
     if is_items(value):
-        kept = [_shorter(item, budget, known, levels - 1) for item in value[:_ITEMS]]
+        kept = [_shorter(item, digest, levels - 1) for item in value[:_ITEMS]]
         more = len(value) - len(kept)
-        return [*kept, f"[cleared: {more} more]"] if more else kept
+        return [*kept, f"[cleared {more} more]"] if more else kept
     return value
-
-
-def _cut(text: str, most: int) -> str:
-    """Return a text on one line, cut where it is longer than `most` characters."""
-    line = " ".join(text[: 4 * most].split())
-    return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"

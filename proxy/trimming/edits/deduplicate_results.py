@@ -10,9 +10,9 @@ from typing import ClassVar, Final, Literal
 from msgspec import Struct
 
 from proxy.dialects import Message
-from proxy.trimming.draft import Draft, Result
+from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.model import Change, Entry
+from proxy.trimming.model import Change
 
 _POINTER: Final = re.compile(
     r"\[same output as the earlier one of .{0,200}: (?P<size>\d{1,12}) characters; ref=(?P<ref>\S{1,200})\]"
@@ -23,7 +23,7 @@ _NAME: Final = 100  # characters of a tool's name that are told at most
 class _WholeResult(Struct, frozen=True, kw_only=True):
     """A tool result that stands whole."""
 
-    position: int
+    place: tuple[int, int]  # place of the message, and which of its results it is
     tool: str
     ref: str
     size: int  # characters of its text
@@ -46,61 +46,62 @@ class DeduplicateResults(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Put pointers in the place of results that an earlier one repeats."""
         whole: dict[tuple[str, str | None], _WholeResult] = {}
+        changes = ResultChanges(draft, self.type)
         for result in draft.results():
-            position, message, tool = result.place, result.message, result.tool
-            text = _text(message)
-            if not text or self._pointer(draft, position, message) is not None:
+            text = _text(result.message)
+            if not text or self._pointer(draft, result) is not None:
                 continue
-            entry = draft.entries[position]
             # Two outputs that differ may have become the same: they are not told to be.
-            key = (text, _text(entry.message))
+            key = (text, _text(result.original))
             older = whole.get(key)
-            if older is not None and position not in draft.protected:
-                change = self._pointing(draft, position, message, older)
+            if older is not None and result.place not in draft.protected:
+                change = _pointing(changes, result, older)
                 if change.freed > 0:
-                    yield change
+                    yield changes.keep(change)
                     continue
-            whole[key] = _WholeResult(position=position, tool=tool, ref=entry.ref, size=len(text))
+            whole[key] = _WholeResult(
+                place=(result.place, result.index), tool=result.tool, ref=result.ref, size=len(text)
+            )
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
-        whole: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        whole: dict[str, list[tuple[tuple[int, int], int]]] = defaultdict(list)
+        changes = ResultChanges(draft, self.type)
         pointers: list[tuple[Result, re.Match[str]]] = []
         for result in draft.results():
-            found = self._pointer(draft, result.place, result.message)
+            found = self._pointer(draft, result)
             if found is not None:
                 pointers.append((result, found))
             elif text := _text(result.message):
-                whole[draft.entries[result.place].ref].append((result.place, len(text)))
+                whole[result.ref].append(((result.place, result.index), len(text)))
         back: dict[str, _WholeResult] = {}
         for result, found in pointers:
-            position, size = result.place, int(found["size"])
-            stands = any(at < position and held == size for at, held in whole[found["ref"]])
-            if stands or position in draft.protected:
+            place, size = (result.place, result.index), int(found["size"])
+            stands = any(at < place and held == size for at, held in whole[found["ref"]])
+            if stands or result.place in draft.protected:
                 continue
-            entry = draft.entries[position]
-            first = _first_sent(entry)
+            first = _first_sent(draft, result)
             text = _text(first) or ""
             if (older := back.get(text)) is not None:
-                yield self._pointing(draft, position, result.message, older)
+                yield changes.keep(_pointing(changes, result, older))
             else:
-                back[text] = _WholeResult(position=position, tool=result.tool, ref=entry.ref, size=len(text))
+                back[text] = _WholeResult(place=place, tool=result.tool, ref=result.ref, size=len(text))
                 reason = "the earlier result that it pointed to does not stand whole any more"
-                yield draft.replacing(position, self.type, reason, first)
+                yield changes.keep(changes.change(result, reason, first))
 
-    def _pointer(self, draft: Draft, position: int, message: Message) -> re.Match[str] | None:
+    def _pointer(self, draft: Draft, result: Result) -> re.Match[str] | None:
         """Return what a pointer says; None for what this edit did not make, or has put back."""
-        if not draft.made_by or self.type not in draft.made_by[position]:
+        if not draft.made_by or self.type not in draft.made_by[result.place]:
             return None
-        if message == _first_sent(draft.entries[position]):
+        if result.message == _first_sent(draft, result):
             return None
-        return _POINTER.fullmatch(_text(message) or "")
+        return _POINTER.fullmatch(_text(result.message) or "")
 
-    def _pointing(self, draft: Draft, position: int, message: Message, older: _WholeResult) -> Change:
-        name = " ".join(older.tool.split())[:_NAME] or "a tool"
-        pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
-        reason = "an earlier result says the same"
-        return draft.replacing(position, self.type, reason, message.with_text(pointer))
+
+def _pointing(changes: ResultChanges, result: Result, older: _WholeResult) -> Change:
+    name = " ".join(older.tool.split())[:_NAME] or "a tool"
+    pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
+    return changes.change(result, "an earlier result says the same", result.message.with_text(pointer))
 
 
 def _text(message: Message) -> str | None:
@@ -109,7 +110,9 @@ def _text(message: Message) -> str | None:
     return text.rstrip() if text is not None else None
 
 
-def _first_sent(entry: Entry) -> Message:
+def _first_sent(draft: Draft, result: Result) -> Message:
     """Return a result as it was when it was first sent, as far as that is recorded."""
-    arrived = entry.arrival[-1].message if entry.arrival else None
-    return arrived or entry.message
+    arrival = draft.entries[result.place].arrival
+    arrived = arrival[-1].message if arrival else None
+    results = arrived.results if arrived is not None else ()
+    return next((each for each in results if each.answers == result.message.answers), result.original)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Struct
 from pydantic import Field, model_validator
 
-from proxy.dialects import Span
+from proxy.dialects import Call, Message, Span
 from proxy.dialects.jsontext import is_object
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import BaseEdit
@@ -40,7 +40,7 @@ class _Call(Struct, frozen=True, kw_only=True):
 
     span: Span
     index: int  # place among the block's calls
-    name: str
+    call: Call
     results: tuple[int, ...]
 
     @property
@@ -70,7 +70,7 @@ class KeepToolCalls(BaseEdit, frozen=True):
         """Remove the older calls and their results, block by block."""
         reach = len(draft.messages) if self.scope == "all" or not draft.rounds else draft.rounds[-1].start
         blocks = {span: tuple(_calls(draft, span)) for span in draft.spans if span.start < reach}
-        every = (call for calls in blocks.values() for call in calls if call.name not in self.exclude_tools)
+        every = (call for calls in blocks.values() for call in calls if call.call.name not in self.exclude_tools)
         # One that still waits for its result does not count.
         answered = (call for call in every if call.results or call.span.stop < len(draft.messages))
         counted = sorted(answered, key=lambda call: call.order)
@@ -82,13 +82,13 @@ class KeepToolCalls(BaseEdit, frozen=True):
 
     def _reduced(self, draft: Draft, span: Span, kept: Sequence[_Call]) -> Iterator[Change]:
         reason = f"not among the newest {self.last} tool calls"
-        staying = {position for call in kept for position in call.results}
+        calls = [call.call for call in kept]
         for position, message in draft.remaining(span.start, span.stop):
             if position == span.start:
                 reduced = message.with_calls({call.index for call in kept})
                 yield draft.reducing(position, self.type, reason, reduced)
-            elif position not in staying:
-                yield draft.removing(position, self.type, reason)
+            else:
+                yield from _leaving_out(draft, position, self.type, reason, lambda result: not _answers(result, calls))
 
 
 def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
@@ -102,7 +102,25 @@ def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
         if call.legacy or (call.id and call.id not in seen):
             seen.add(call.id)
             answers = tuple([at for at, message in results if message.answers_call(call)])
-            yield _Call(span=span, index=index, name=call.name, results=answers)
+            yield _Call(span=span, index=index, call=call, results=answers)
+
+
+def _answers(result: Message, calls: Sequence[Call]) -> bool:
+    return any(result.answers_call(call) for call in calls)
+
+
+def _leaving_out(
+    draft: Draft, position: int, edit: str, reason: str, goes: Callable[[Message], bool]
+) -> Iterator[Change]:
+    """Leave out those results of a message that go; what is said beside them stays."""
+    message = draft.messages[position]
+    results = message.results if message is not None else ()
+    left = [None if goes(result) else result for result in results]
+    if message is not None and None in left:
+        made = message.with_results(left)
+        yield (
+            draft.removing(position, edit, reason) if made is None else draft.replacing(position, edit, reason, made)
+        )
 
 
 class RecentWindow(BaseEdit, frozen=True):
@@ -255,5 +273,11 @@ class DropInternal(BaseEdit, frozen=True):
                 if len(kept) == len(calls):
                     continue
                 yield draft.reducing(position, self.type, _WITH_IT, message.with_calls(kept))
-            elif span.start in marked or any(message.answers_call(call) for call in answered):
-                yield draft.removing(position, self.type, _WITH_IT)
+            else:
+                yield from _leaving_out(
+                    draft,
+                    position,
+                    self.type,
+                    _WITH_IT,
+                    lambda result: span.start in marked or _answers(result, answered),
+                )

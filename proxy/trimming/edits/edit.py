@@ -13,7 +13,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from proxy.dialects import Message
-from proxy.trimming.draft import Draft
+from proxy.trimming.draft import Draft, results_of
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
 
@@ -79,10 +79,24 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         `message` is what stands there now, `entry` holds the original and its ref. What is short already must stay.
         """
 
+    def shorten_all(self, message: Message, entry: Entry) -> Shortened | None:
+        """Return a message with the shorter form of each of its results; None where all stay."""
+        results = list(message.results)
+        if len(results) == 1 and results[0] is message:
+            return self.shorten(message, entry)
+        reasons: list[str] = []
+        for index, result, alone in results_of(message, entry):
+            shortened = self.shorten(result, alone)
+            if shortened is not None:
+                results[index] = shortened.message
+                reasons.append(shortened.reason)
+        made = message.with_results(results) if reasons else None
+        return Shortened(message=made, reason="; ".join(reasons)) if made is not None else None
+
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for place, message in draft.free():
-            if message.is_result and (shortened := self.shorten(message, draft.entries[place])) is not None:
+            if message.is_result and (shortened := self.shorten_all(message, draft.entries[place])) is not None:
                 change = draft.replacing(place, self.type, shortened.reason, shortened.message)
                 if change.freed > 0:
                     yield change

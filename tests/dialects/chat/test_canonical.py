@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical
+from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, earlier_canonical
 
 Data = dict[str, Any]
 
@@ -42,6 +42,28 @@ SAME: list[tuple[str, Data, Data]] = [
     ("one part", said("a"), said([{"type": "text", "text": "a"}])),
     ("one marked part", said("a"), said([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}])),
     ("marked part", said([IMAGE, IMAGE]), said([IMAGE, IMAGE | {"prompt_cache_breakpoint": True}])),
+    ("two parts", said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), said("ab")),
+    ("part with more", said([{"type": "text", "text": "a", "annotations": [1], "id": "x"}]), said("a")),
+    (
+        "part with more beside an image",
+        said([{"type": "text", "text": "a", "x": 1}, IMAGE]),
+        said([{"type": "text", "text": "a"}, IMAGE]),
+    ),
+    ("space around a reply", told(), told(content="\n hi \n\n")),
+    ("space around the parts of a reply", told(), told(content=[{"type": "text", "text": " hi\n"}])),
+    ("a reply of space", {"role": "assistant"}, said(" \n", "assistant")),
+    ("space beside calls", called(), called() | {"content": "\n\n"}),
+    (
+        "parts of reasoning",
+        told(),
+        told(content=[{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "hi"}]),
+    ),
+    (
+        "a part that refuses",
+        {"role": "assistant", "refusal": "no"},
+        said([{"type": "refusal", "refusal": "no"}], "assistant"),
+    ),
+    ("a part that refuses nothing", {"role": "assistant"}, said([{"type": "refusal"}], "assistant")),
     ("empty field of a part", said([IMAGE]), said([IMAGE | {"x": None, "y": [], "z": ""}])),
     (
         "empty field in a part",
@@ -108,6 +130,9 @@ SAME: list[tuple[str, Data, Data]] = [
 OTHER: list[tuple[str, Data, Data]] = [
     ("text", said("a"), said("b")),
     ("space", said("a"), said("a ")),
+    ("space in a reply", told(), told(content="h i")),
+    ("parts of reasoning alone", said([{"type": "thinking", "thinking": "x"}], "assistant"), {"role": "assistant"}),
+    ("parts of reasoning of a user", said([{"type": "thinking", "thinking": "x"}]), said(None)),
     ("normal form of text", said("é"), said("e\u0301")),
     ("role", said("a"), said("a", "assistant")),
     ("role and no content", {"role": "user"}, {"role": "assistant"}),
@@ -115,9 +140,7 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("answered call", said("a", "tool") | {"tool_call_id": "x"}, said("a", "tool") | {"tool_call_id": "y"}),
     ("name of a user", said("a") | {"name": "x"}, said("a")),
     ("name of a function's result", said("a", "function") | {"name": "f"}, said("a", "function") | {"name": "g"}),
-    ("two parts", said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), said("ab")),
     ("order of parts", said([IMAGE, {"type": "text", "text": "b"}]), said([{"type": "text", "text": "b"}, IMAGE])),
-    ("part with more", said([{"type": "text", "text": "a", "x": 1}]), said("a")),
     ("part of another type", said([{"type": "input_text", "text": "a"}]), said("a")),
     ("part without type", said([{"text": "a"}]), said("a")),
     ("string as a part", said(["a"]), said("a")),
@@ -215,6 +238,23 @@ def test_the_message_is_not_changed() -> None:
         canonical(one)
         canonical(other)
         assert (one, other) == before
+
+
+EARLIER: list[tuple[Data, Data, bool]] = [
+    (said("a"), said([{"type": "text", "text": "a", "cache_control": {}}]), True),
+    (said("a"), said([{"type": "text", "text": "a", "id": "x"}]), False),
+    (said("ab"), said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), False),
+    (told(), told(content="hi "), False),
+    (told(), told(reasoning="x", content="hi"), True),
+    ({"role": "assistant"}, said("", "assistant"), True),
+    (said({"type": "text", "text": "a"}), said({"type": "text", "text": "a", "x": None}), True),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), EARLIER)
+def test_the_earlier_form_tells_what_it_told(one: Data, other: Data, same: bool) -> None:
+    assert (earlier_canonical(one) == earlier_canonical(other)) == same
+    assert earlier_canonical(one) == canonical(one)
 
 
 NAMES = st.sampled_from(
@@ -337,6 +377,8 @@ def test_a_message_is_recognised_whatever_the_client_did_to_it(data: Data, rng: 
 def test_two_messages_are_not_taken_for_one(one: Data, other: Data) -> None:
     def plain(data: Data) -> str:
         copy = deepcopy(data)
+        if copy["role"] == "assistant":
+            copy["content"] = (copy["content"] or "").strip() or None
         for call in copy.get("tool_calls", []):
             call["function"]["arguments"] = canonical({"role": "x", "function_call": call["function"]}).hex()
         return json.dumps(copy, sort_keys=True)

@@ -425,14 +425,14 @@ def test_our_own_fields_are_left_out_of_a_known_message_too() -> None:
     ids=range(23),
 )
 def test_a_body_is_refused_with_its_reason_and_place(body: bytes, param: str | None, code: str, words: str) -> None:
-    error = refusals._unreadable(body)
+    error = refusals.unreadable(body)
 
     assert words in error.message
     assert (error.param, error.code, error.status) == (param, code, 400)
 
 
 def test_errors_have_the_words_and_codes_of_the_api() -> None:
-    assert refusals._missing("messages", "Send some.").body() == {
+    assert refusals.missing("messages", "Send some.").body() == {
         "error": {
             "message": "Missing required parameter: 'messages'. Send some.",
             "type": "invalid_request_error",
@@ -440,7 +440,7 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
             "code": "missing_required_parameter",
         }
     }
-    assert refusals._wrong_type("tools", "an array of objects", "x").message == (
+    assert refusals.wrong_type("tools", "an array of objects", "x").message == (
         "Invalid type for 'tools': expected an array of objects, but got a string instead."
     )
     with pytest.raises(InvalidRequest) as raised:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +11,9 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.textscan import digest_of
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.clear_tool_results import (
-    ClearToolResults,
-    digest_in,
-    shorter_arguments,
-    shorter_text,
-    stub_of,
-)
+from proxy.trimming.edits.clear_tool_results import ClearToolResults, shorter_arguments, shorter_text, stub_of
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
@@ -73,10 +67,9 @@ def text_at(changed: dict[int, Message | None], position: int) -> str:
     return message.text
 
 
-def test_the_stub_repeats_the_arguments() -> None:
+def test_the_stub_says_how_much_was_cleared_and_where_it_is() -> None:
     stub = text_at(cleared(draft(called('{"path": "notes.txt"}'), result(LONG))), 1)
-    assert stub.startswith('[cleared: write {"path": "notes.txt"}; ')
-    assert stub.endswith("; ref=ref_1; buildDir,src/main.c]")
+    assert stub == f"[cleared {cost(result(LONG))} tokens; ref=1; buildDir,src/main.c]"
 
 
 def test_parts_of_a_result_become_one_stub() -> None:
@@ -109,21 +102,6 @@ def test_a_stub_that_another_edit_removed_is_nothing_to_look_at() -> None:
     assert list(cleared(gone)) == [2]
 
 
-def test_what_one_digest_leaves_over_a_later_one_may_take() -> None:
-    ids = json.dumps([f"key-{at:04d}" for at in range(400)])
-    sizes = [len(text_at(cleared(draft(called("{}"), result(ids)), digest_chars=100), 1))]
-    after = cleared(draft(called("{}", "{}"), result("no value in it, " * 20), result(ids, 1)), digest_chars=100)
-    sizes.append(len(text_at(after, 2)))
-    assert 90 < sizes[1] - sizes[0] <= 100
-
-
-def test_a_digest_has_a_limit_whatever_is_left_over() -> None:
-    ids = json.dumps([f"key-{at:04d}" for at in range(400)])
-    log = [called(*["{}"] * 21), *(result("no value in it, " * 20, at) for at in range(20)), result(ids, 20)]
-    digest = text_at(cleared(draft(*log), digest_chars=100), 21).partition("ref=ref_21; ")[2]
-    assert 500 < len(digest) <= 601
-
-
 NOTHING = "no value in it, " * 20
 
 
@@ -132,62 +110,31 @@ def keys(at: int) -> str:
     return json.dumps([f"key-{at:02d}-{each:03d}" for each in range(120)])
 
 
-def sizes(changed: Mapping[int, Message | None]) -> list[int]:
-    """Return the characters of the digest in each stub."""
-    return [len(digest_in(message.text, f"ref_{at}")) for at, message in changed.items() if message is not None]
+def digest_at(changed: dict[int, Message | None], position: int) -> str:
+    return text_at(changed, position).partition(f"ref={position}; ")[2].removesuffix("]")
 
 
-def test_the_first_digest_may_take_characters_in_advance_and_the_others_make_up_for_it() -> None:
-    log = [called(*["{}"] * 9), *(result(keys(at), at) for at in range(9))]
-    first, *others = sizes(cleared(draft(*log), digest_chars=100))
-    # What it has of its own, and that of three more.
-    assert 380 < first <= 400
-    # Each of the others has its own, and the few characters that no value of one before it fitted into.
-    assert len(others) == 8
-    assert all(80 < each < 120 for each in others)
-    assert first + sum(others) <= (9 + 3) * 100
+def test_a_digest_grows_with_its_characters_and_has_a_limit() -> None:
+    log = draft(called("{}"), result(keys(1) + keys(2)))
+    sizes = [len(digest_at(cleared(log, digest_chars=chars), 1)) for chars in (0, 20, 100, 300)]
+    assert sizes[0] == 0
+    assert sizes == sorted(sizes)
+    assert all(size <= 10 * chars for size, chars in zip(sizes, (0, 20, 100, 300), strict=True))
 
 
-def test_what_was_taken_in_advance_is_not_taken_again_at_the_next_move() -> None:
-    before = draft(called(*["{}"] * 4), *(result(keys(at), at) for at in range(4)))
-    first = cleared(before, digest_chars=100, keep=3)
-    after = replace(
-        before,
-        messages=tuple(first.get(at, message) for at, message in enumerate(before.messages)),
-        made_by=((), ("clear_tool_results",), (), (), ()),
+def test_what_is_mentioned_again_is_kept_first() -> None:
+    said = ChatMessage.of(
+        {"role": "assistant", "content": None, "tool_calls": called("look at key-00-117").data["tool_calls"]}
     )
-    again = cleared(after, digest_chars=100)
-    assert list(again) == [2, 3, 4]
-    assert 380 < sizes(first)[0] <= 400
-    assert all(80 < each < 120 for each in sizes(again))
-    assert sum(sizes(first) + sizes(again)) <= (4 + 3) * 100
+    log = draft(called("{}"), result(keys(0)), said, result("nothing"), said, result("nothing"))
+    digest = digest_at(cleared(log, digest_chars=150, clear_inputs=True), 1)
+    assert "key-00-117" in digest
+    assert "key-00-116" not in digest
 
 
-@pytest.mark.parametrize("digest_chars", [20, 100, 300])
-@pytest.mark.parametrize(
-    "full",
-    [[True] * 30, [False] * 4 + [True] * 26, [True, True, False] * 10, [True] * 10 + [False] * 10 + [True] * 10],
-    ids=["each", "all but the first", "two of three", "the first and the last"],
-)
-def test_on_average_digests_have_so_many_characters(full: Sequence[bool], digest_chars: int) -> None:
-    texts = [keys(at) if each else NOTHING for at, each in enumerate(full)]
-    log = [called(*["{}"] * len(full)), *(result(text, at) for at, text in enumerate(texts))]
-    changed = cleared(draft(*log), digest_chars=digest_chars)
-    found = sizes(changed)
-    assert len(found) == len(full)
-    # Whenever it ends, no more than the advance was taken beyond what there was.
-    assert all(sum(found[:stop]) <= (stop + 3) * digest_chars for stop in range(1, len(full) + 1))
-    assert max(found) <= 6 * digest_chars
-    # What one leaves over is used, though a digest ends with the last value that fits.
-    assert sum(found) > 0.8 * len(full) * digest_chars
-
-
-def test_a_digest_that_would_be_too_dear_is_made_shorter() -> None:
+def test_a_result_whose_digest_says_as_much_stays() -> None:
     text = " ".join(f"K{at}" for at in range(100, 130))
-    changed = cleared(draft(called("{}"), result(text)), digest_chars=300)
-    stub = text_at(changed, 1)
-    assert len(stub) < len(text)
-    assert "; K" in stub
+    assert not cleared(draft(called("{}"), result(text)), digest_chars=30_000)
 
 
 def test_a_result_that_no_stub_is_cheaper_than_stays_whatever_is_left_over() -> None:
@@ -202,7 +149,7 @@ def test_a_second_move_changes_nothing_where_nothing_is_new() -> None:
         {
             "trigger": {"every_request": True},
             "keep": {"rounds": 0, "spans": 1},
-            "edits": [{"type": "clear_tool_results", "keep": 0}],
+            "edits": [{"type": "clear_tool_results", "keep": 0, "digest_chars": 100}],
         }
     )
     texts = [" ".join(f"K{at}-{each}" for each in range(at)) for at in range(1, 40)]
@@ -222,10 +169,7 @@ def test_arguments_of_a_call_go_with_its_last_result() -> None:
     block = changed[0]
     assert block is not None
     assert block.text == "I write."
-    assert json.loads(block.calls[0].arguments) == {
-        "path": "src/a.c",
-        "content": "[cleared: 420 characters; drawChart]",
-    }
+    assert json.loads(block.calls[0].arguments) == {"path": "src/a.c", "content": "[cleared 420 characters; drawChart]"}
     assert 0 not in cleared(log)
 
 
@@ -236,13 +180,13 @@ def test_short_arguments_stay() -> None:
 def test_arguments_in_every_form() -> None:
     custom = cleared(draft(called(LONG, form="custom"), result("word " * 60)), clear_inputs=True)[0]
     assert custom is not None
-    assert custom.calls[0].arguments == "[cleared: 252 characters; buildDir,src/main.c]"
+    assert custom.calls[0].arguments == "[cleared 252 characters; buildDir,src/main.c]"
     function = {"name": "write", "arguments": json.dumps({"content": LONG})}
     older = ChatMessage.of({"role": "assistant", "content": None, "function_call": function})
     answer = ChatMessage.of({"role": "function", "name": "write", "content": LONG})
     changed = cleared(draft(older, answer), clear_inputs=True)[0]
     assert changed is not None
-    assert json.loads(changed.data["function_call"]["arguments"])["content"].startswith("[cleared: ")
+    assert json.loads(changed.data["function_call"]["arguments"])["content"].startswith("[cleared ")
 
 
 @pytest.mark.parametrize("odd", [None, 5, {"id": "x"}, {"id": "x", "function": {"arguments": 7}}])
@@ -258,7 +202,7 @@ def test_a_result_without_its_call_has_no_arguments_to_clear() -> None:
     block = called("{}")
     alone = replace(draft(block, result(LONG)), messages=(None, result(LONG)))
     assert list(cleared(alone, clear_inputs=True)) == [1]
-    assert "[cleared: a tool; " in text_at(cleared(draft(result(LONG)), clear_inputs=True), 0)
+    assert "[cleared " in text_at(cleared(draft(result(LONG)), clear_inputs=True), 0)
 
 
 def test_between_two_moves_no_byte_of_a_stub_changes() -> None:
@@ -277,73 +221,73 @@ def test_between_two_moves_no_byte_of_a_stub_changes() -> None:
         cut = made.cut
         assert [message.raw for message in made.view[: len(sent)]] == sent
         sent = [message.raw for message in made.view[:-2]]
-    assert sum(b"[cleared: " in raw for raw in sent) == len(sent) // 2
+    assert sum(b"[cleared " in raw for raw in sent) == len(sent) // 2
 
 
 # -------------------------------------------------------------------------------------------- stub
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "digest", "expected"),
-    [
-        ("read", '{"path": "a.c"}', "main", '[cleared: read {"path": "a.c"}; 42 tokens; ref=r1; main]'),
-        ("read", "{}", "", "[cleared: read; 42 tokens; ref=r1]"),
-        ("", "", "", "[cleared: a tool; 42 tokens; ref=r1]"),
-        ("two\nlines", '{"a":\n  1}', "", '[cleared: two lines {"a": 1}; 42 tokens; ref=r1]'),
-    ],
-)
-def test_a_stub_and_the_digest_in_it(tool: str, arguments: str, digest: str, expected: str) -> None:
-    stub = stub_of(tool, arguments, 42, "r1", digest)
-    assert stub == expected
-    assert digest_in(stub, "r1") == digest
+def test_a_stub_and_the_digest_in_it() -> None:
+    assert stub_of(42, "r1", "main") == "[cleared 42 tokens; ref=r1; main]"
+    assert stub_of(42, "r1", "") == "[cleared 42 tokens; ref=r1]"
 
 
-@pytest.mark.parametrize("arguments", ["x" * 81, " " * 400 + "x", "x " * 200])
-def test_long_arguments_are_cut_and_say_so(arguments: str) -> None:
-    said = stub_of("t", arguments, 1, "r", "").removeprefix("[cleared: t ").removesuffix("; 1 tokens; ref=r]")
-    assert said.endswith("…")
-    assert len(said) <= 80
+def test_a_short_ref_is_that_of_one_text() -> None:
+    log = draft(called("{}", "{}", "{}"), result(LONG), result(LONG + "1", 1), result(LONG + "2", 2))
+    refs = ("ref_0", "ref_0123456789abcdef", "ref_0123456799999999", "ref_8888888899999999")
+    named = replace(log, entries=tuple(replace(entry, ref=ref) for entry, ref in zip(log.entries, refs, strict=True)))
+    changed = cleared(named)
+    assert [text_at(changed, at).partition("ref=")[2].rstrip("]").partition(";")[0] for at in (1, 2, 3)] == [
+        "0123456789abcdef",
+        "0123456799999999",
+        "88888888",
+    ]
+
+
+def nothing(_: str) -> str:
+    return ""
 
 
 def test_arguments_stay_json_and_keep_what_is_short() -> None:
-    document = {"path": "src/a.c", "line": 12345678901234567890, "x": 1.5, "text": "see buildDir in K77. " * 9}
-    shorter = json.loads(shorter_arguments(json.dumps(document), 60, frozenset()))
+    document = {"path": "src/a.c", "line": 12345678901234567890, "x": 1.5, "text": "see buildDir in K77. " * 12}
+    shorter = json.loads(shorter_arguments(json.dumps(document), lambda text: digest_of(text, 60)))
     assert {**shorter, "text": document["text"]} == document
-    assert shorter["text"] == "[cleared: 189 characters; K77 buildDir]".replace("K77 buildDir", "buildDir,K77")
+    assert shorter["text"] == "[cleared 252 characters; buildDir,K77]"
 
 
 def test_long_lists_and_deep_documents_are_cut() -> None:
     document = {"rows": list(range(25)), "few": [1], "deep": json.loads("[" * 40 + "]" * 40)}
-    shorter = json.loads(shorter_arguments(json.dumps(document), 0, frozenset()))
-    assert shorter["rows"] == [*range(10), "[cleared: 15 more]"]
+    shorter = json.loads(shorter_arguments(json.dumps(document), nothing))
+    assert shorter["rows"] == [*range(10), "[cleared 15 more]"]
     assert shorter["few"] == [1]
     assert "[cleared]" in json.dumps(shorter["deep"])
 
 
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "no json " * 20, json.dumps(["x"] * 99), '{"a": "' + "x" * 99])
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "no json " * 30, json.dumps(["x"] * 99), '{"a": "' + "x" * 300])
 def test_what_is_no_json_object_becomes_one(arguments: str) -> None:
-    assert list(json.loads(shorter_arguments(arguments, 0, frozenset()))) == ["cleared"]
+    assert list(json.loads(shorter_arguments(arguments, nothing))) == ["cleared"]
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "no json", "[1, 2]", '{"a": NaN}', '{ "a" : 1.10 }', "[" * 20, json.dumps({"a": ["x"] * 12})]
+    "arguments", ["", "no json", "[1, 2]", '{"a": NaN}', '{ "a" : 1.10 }', "[" * 20, json.dumps({"a": ["x"] * 11})]
 )
 def test_what_would_not_get_shorter_stays(arguments: str) -> None:
-    assert shorter_arguments(arguments, 0, frozenset()) == arguments
+    assert shorter_arguments(arguments, nothing) == arguments
 
 
 def test_what_stays_of_arguments_is_as_it_was_written() -> None:
     kept = r'"a":1e400,"b":1.10,"c":12345678901234567.25,"k":1,"k":2,"half":"abc\ud83d","n":NaN,"z":null'
-    shorter = shorter_arguments("{" + kept + ',"text":"' + "x y " * 50 + '"}', 0, frozenset())
-    assert shorter == "{" + kept + ',"text":"[cleared: 200 characters]"}'
+    shorter = shorter_arguments("{" + kept + ',"text":"' + "x y " * 60 + '"}', nothing)
+    assert shorter == "{" + kept + ',"text":"[cleared 240 characters]"}'
 
 
 def test_half_an_emoji_in_a_digest_stays_an_escape() -> None:
-    shorter = shorter_arguments(r'{"text":"Error: K77\ud83d; %s"}' % ("see x " * 50), 90, frozenset())
+    shorter = shorter_arguments(r'{"text":"Error: K77\ud83d; %s"}' % ("see x " * 50), lambda text: digest_of(text, 90))
     assert "\\ud83d" in shorter
     shorter.encode()
 
 
 def test_a_short_text_stays() -> None:
-    assert shorter_text("short", 60, frozenset()) == "short"
-    assert shorter_text("x" * 81, 60, frozenset()) == "[cleared: 81 characters]"
+    assert shorter_text("short", nothing) == "short"
+    assert shorter_text("x" * 201, nothing) == "[cleared 201 characters]"
+    assert shorter_text("x" * 201, lambda text: text) == "x" * 201

@@ -6,8 +6,8 @@ from alembic import op
 
 from proxy.store.convert import OLD_TABLES, left, make_old_tables
 
-revision = "0010"
-down_revision = "0009"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 

@@ -21,8 +21,8 @@ from alembic import op
 
 from proxy.store.convert import OLD_TABLES, copy_back
 
-revision = "0009"
-down_revision = "0007"
+revision = "0013"
+down_revision = "0012"
 branch_labels = None
 depends_on = None
 
@@ -41,6 +41,8 @@ _NEW_INDEXES: Final = {
     "ix_summaries_session_recipe_created_at_id": ("summaries", ["session", "recipe", "created_at", "id"]),
     "ix_cuts_session_policy_agent_position_node": ("cuts", ["session", "policy", "agent", "position", "node"]),
     "ix_exchanges_id": ("exchanges", ["id"]),
+    "ix_evidence_piece": ("evidence", ["piece"]),
+    "ix_provider_ids_piece": ("provider_ids", ["piece"]),
     "ix_exchanges_session_created_at": ("exchanges", ["session", "created_at"]),
     "ix_exchanges_session_digest_created_at": ("exchanges", ["session", "digest", "created_at"]),
 }
@@ -171,7 +173,7 @@ BEGIN
                 asked bytea, status text, settled_at bigint, tokens_before bigint, tokens_sent bigint, receipt bytea,
                 cost float8, nodes bytea, replies bytea, head bytea, messages int, rounds int, tokens bigint,
                 calls text, scale float8, requests int, tokens_saved bigint, arrival text, new_bodies json,
-                new_nodes json, cut json)
+                new_nodes json, cut json, evidence json)
             CROSS JOIN LATERAL (
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
@@ -226,6 +228,11 @@ BEGIN
             SET status = excluded.status, settled_at = excluded.settled_at, tokens_before = excluded.tokens_before,
                 tokens_sent = excluded.tokens_sent, receipt = excluded.receipt, base = excluded.base,
                 nodes = excluded.nodes, replies = excluded.replies, cut_node = excluded.cut_node
+        ), witnessed AS (
+            INSERT INTO evidence (session, piece)
+            SELECT f.session, n.piece
+            FROM fit f CROSS JOIN LATERAL json_populate_recordset(NULL::evidence, f.evidence) AS n
+            ON CONFLICT DO NOTHING
         ), done AS (
             DELETE FROM pending p USING fit f WHERE p.session = f.session AND p.id = f.id
         ), moved AS (
@@ -265,7 +272,7 @@ def upgrade() -> None:
     _make_indexes(_NEW_INDEXES)
     _refuse_updates()
     if _is_postgres():
-        op.execute("ALTER TABLE exchanges SET (fillfactor = 90)")
+        op.execute("ALTER TABLE exchanges SET (fillfactor = 50)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         for function in (_BEGIN, _SETTLE):
             op.get_bind().exec_driver_sql(function)
@@ -284,7 +291,7 @@ def downgrade() -> None:
     if _is_postgres():
         op.execute("ALTER TABLE exchanges SET (fillfactor = 30)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
-        for function in _functions_of_0007():
+        for function in _functions_before():
             op.get_bind().exec_driver_sql(function)
 
 
@@ -323,14 +330,23 @@ def _refuse_updates() -> None:
             )
 
 
-def _functions_of_0007() -> tuple[str, str]:
-    path = Path(__file__).with_name("0007_postgresql_writes_in_batches.py")
-    spec = importlib.util.spec_from_file_location("palimpsest_0007", path)
+def _functions_before() -> tuple[str, str]:
+    """Return the functions that take text: those of migration 7, and what migration 10 changed in them."""
+    seventh, tenth = (_migration(name) for name in ("0007_postgresql_writes_in_batches", "0010_evidence_of_replies"))
+    settle: str = seventh._SETTLE  # noqa: SLF001 - it is done, and does not change
+    for before, after in tenth._PATCHES:  # noqa: SLF001
+        settle = settle.replace(before, after)
+    return seventh._BEGIN, settle  # noqa: SLF001
+
+
+def _migration(name: str) -> Any:
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"palimpsest_{name}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be read")
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module._BEGIN, module._SETTLE  # noqa: SLF001 - it is done, and does not change
+    return module
 
 
 def _make_tables() -> None:
@@ -425,6 +441,15 @@ def _make_tables() -> None:
         sa.Column("stream", sa.Boolean(), nullable=False),
         *_bytes("parameters", "receipt", "messages", "nodes", "replies"),
         *_bytes("tools", "instructions", "cut_node", "idempotency", nullable=True),
+    )
+    _table("evidence", ["session", "piece"], *_bytes("session"), *_longs("piece"), sqlite_with_rowid=False)
+    _table(
+        "provider_ids",
+        ["session", "piece"],
+        *_bytes("session"),
+        *_longs("piece"),
+        *_bytes("node"),
+        sqlite_with_rowid=False,
     )
     _table("pending", ["session", "id"], *_bytes("session", "id"), sqlite_with_rowid=False)
     _table(

@@ -1,0 +1,77 @@
+"""Evidence: what a reply that the proxy relayed is known by when a client that names no session sends it back.
+
+    place  the reply behind the same history, however short it is
+    id     a random id of a tool call, or one that the provider gave the reply
+    text   the text of the reply, wherever it stands; only a long one tells anything alone
+
+A piece of evidence is a number, made of one of these, the tenant and the dialect: no tenant meets another's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from proxy.dialects import Message
+
+TELLING: Final = 24  # characters of the shortest text that tells something alone
+EvidenceKind: TypeAlias = Literal["place", "id", "text"]
+
+_RUN: Final = re.compile(r"[0-9A-Za-z]{8,}")
+_DIGITS: Final = 12  # digits of the shortest random number
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """One piece of evidence."""
+
+    piece: int  # its name, a number of 64 bits with a sign
+    kind: EvidenceKind
+    tells: bool = True  # whether it may tell a session alone
+
+
+class Witness(Struct, frozen=True, kw_only=True):
+    """On whose behalf evidence is given or asked for: pieces of others have other names."""
+
+    tenant: str
+    dialect: str
+
+    def place(self, node: str) -> Evidence:
+        """Return the evidence that a message stands at this node."""
+        return self._evidence("place", node)
+
+    def of(self, message: Message, node: str) -> Iterator[Evidence]:
+        """Give every piece of evidence that a reply, or the result of a call, is at its node."""
+        if message.role == "assistant":
+            yield self.place(node)
+        yield from self.marks(message)
+
+    def marks(self, message: Message) -> Iterator[Evidence]:
+        """Give the pieces that do not depend on the place."""
+        for name in message.ids:
+            if is_random(name):
+                yield self._evidence("id", name)
+        text = " ".join(message.text.split()) if message.role == "assistant" else ""
+        if text:
+            yield self._evidence("text", text, tells=len(text) >= TELLING)
+
+    def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
+        named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")
+        digest = blake2b(named, digest_size=8, person=b"palimpsest-evid").digest()
+        return Evidence(piece=int.from_bytes(digest, "big", signed=True), kind=kind, tells=tells)
+
+
+def is_random(name: str) -> bool:
+    """Tell whether an id looks as if nobody else had it: "call_1" and "functions.look:0" do not.
+
+    Providers that count, or put the tool's name into the id, give the same ids in every conversation.
+    """
+    for run in _RUN.findall(name):
+        digits = sum(map(str.isdigit, run))
+        has_both_cases = run.lower() != run != run.upper()
+        if digits >= _DIGITS or (digits < len(run) and digits >= (1 if has_both_cases else 2)):
+            return True
+    return False

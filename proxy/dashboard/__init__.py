@@ -1,0 +1,16 @@
+"""The dashboard at `/ui`: pages for people, each also as JSON and CSV. It changes nothing but what its reader deletes.
+
+    routes      the paths; start here
+    access      who reads: sign-in, the session cookie, the CSRF token; errors as pages; security headers
+    render      a page as HTML, JSON or CSV; the files beside the pages
+    text        numbers, times, hostile texts, differences
+    sessions    the list of sessions, two sessions compared
+    session     one session: what was said beside what was sent
+    policies    the configuration, and the lab
+
+A page is a pure function of what was read: `… -> Page`. Its data is what `.json` answers, and what the template shows.
+"""
+
+from __future__ import annotations
+
+from proxy.dashboard.routes import router

@@ -1,0 +1,190 @@
+"""The configuration as it is in force, and the lab: a session under another policy, without sending anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+import yaml
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import make_url
+
+from proxy.backtest import Backtest, BacktestResult, PolicyStrategy, Strategy, class_of, standard_classes, stored
+from proxy.backtest import baseline as baseline_named
+from proxy.config import OFF, Policies, Settings, with_built_in
+from proxy.dashboard.render import Page
+from proxy.dashboard.text import clip
+from proxy.dialects import Dialect, dialect_named
+from proxy.errors import InvalidRequest
+from proxy.pipeline import AppServices, compute, preview, session_view
+from proxy.server.authentication import Identity
+from proxy.store import SessionRow
+from proxy.trimming import Policy
+
+TYPED: Final = "typed"  # the name of a policy that somebody typed
+_RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_NONE: Final = "baseline:none"
+_MOST_MESSAGES: Final = 600  # of a session, that are replayed
+_REPLAY_BYTES: Final = 8 << 20  # so that it runs in a thread
+_SHOWN: Final = 100  # messages of a view
+_COLUMNS: Final = ("policy", "requests", "tokens_before", "tokens_sent", "largest", "trims", "cost", "recall")
+
+
+def visible_policies(policies: Policies, reader: Identity, *, sees_all: bool) -> dict[str, Policy]:
+    """Return the policies that a reader may see: all, or those that may serve its own requests."""
+    known = with_built_in(policies.current)
+    if sees_all:
+        return known
+    return {name: policy for name, policy in known.items() if policy.match.covers_tenant(reader.tenant)}
+
+
+def policies_page(
+    settings: Settings | None, policies: Mapping[str, Policy], reader: Identity, lab: Mapping[str, str]
+) -> Page:
+    """Return the policies in the order in which they are tried; with `settings` the reader may see everything."""
+    only_for = None if settings is not None else reader.tenant
+    rows = [_policy_line(name, policy, only_for) for name, policy in policies.items()]
+    data = {
+        "policies": rows,
+        "settings": None if settings is None else _settings(settings),
+        "lab": {"policy": next(iter(policies), OFF), "typed": "", "names": [*policies, OFF], **lab},
+        "result": None,
+    }
+    columns = ("name", "models", "tenants", "trigger", "target", "edits")
+    return Page(template="policies.html", title="Policies", data=data, columns=columns, rows=rows)
+
+
+def _policy_line(name: str, policy: Policy, only_for: str | None) -> dict[str, Any]:
+    written = policy.model_dump(mode="json", exclude_defaults=True)
+    match = policy.model_dump(mode="json")["match"]
+    if only_for is not None:  # whom else it serves is nobody's business
+        written.pop("match", None)
+    return {
+        "name": name,
+        "models": match["models"],
+        "tenants": match["tenants"] if only_for is None else [only_for],
+        "trigger": written.get("trigger"),
+        "target": written.get("target"),
+        "edits": [edit.type for edit in policy.edits],
+        "yaml": yaml.safe_dump(written, sort_keys=False, allow_unicode=True) if written else "{}\n",
+    }
+
+
+def _settings(settings: Settings) -> str:
+    """Return the settings as YAML. Keys are masked, and so is the password in the store's URL."""
+    data = settings.model_dump(mode="json", exclude={"policies"})
+    data["store"]["url"] = make_url(settings.store.url).render_as_string(hide_password=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+# -------------------------------------------------------------------------------------------------------- the lab
+
+
+class LabResult(Struct, frozen=True, kw_only=True):
+    """A session under the policy that serves it today, and under another one."""
+
+    session: SessionRow
+    names: tuple[str, str]  # today's policy, and the other one
+    views: tuple[dict[str, Any], dict[str, Any]]  # what each would send now, as `GET /sessions/{id}/context` tells it
+    replay: BacktestResult
+    replayed: int  # messages that were replayed
+    messages: int  # messages of the branch
+
+
+async def try_policy(
+    session: SessionRow, name: str, typed: Policy | None, policies: Policies, app: AppServices, settings: Settings
+) -> LabResult:
+    """Return what a policy would do to a session. Nothing is sent, and nothing is stored."""
+    known = Policies({**policies.current, TYPED: typed}) if typed is not None else policies
+    today = await session_view(session, None, policies, app)
+    other = await session_view(session, TYPED if typed is not None else name, known, app)
+    if not today.rows:
+        raise InvalidRequest("The session has no messages.", param="session")
+    history = await stored(app.store, session)
+    if len(history.messages) > _MOST_MESSAGES:
+        times = None if history.times is None else history.times[:_MOST_MESSAGES]
+        history = replace(history, messages=history.messages[:_MOST_MESSAGES], times=times)
+    facts = app.knowledge.facts(today.model, today.dialect)
+    prices = class_of(today.model, facts) or standard_classes()[2]
+    strategies = [_strategy(view.policy_name, view.policy) for view in (today, other)]
+    test = Backtest(
+        strategies,
+        [prices],
+        app.counter,
+        model=today.model,
+        windows=lambda _: facts.context_window,
+        marks=settings.cache.breakpoints == "auto",
+    )
+    replay = await compute(_REPLAY_BYTES, test.run, [history])
+    return LabResult(
+        session=session,
+        names=(strategies[0].name, strategies[1].name),
+        views=(await preview(today), await preview(other)),
+        replay=replay,
+        replayed=len(history.messages),
+        messages=len(today.rows),
+    )
+
+
+def _strategy(name: str, policy: Policy | None) -> Strategy:
+    return baseline_named(_NONE) if policy is None else PolicyStrategy(name=name, policy=policy)
+
+
+def lab_page(page: Page, found: LabResult) -> Page:
+    """Return the page of the policies with what the lab found."""
+    rows = _figures(found.replay, found.names)
+    dialect = dialect_named(found.session.dialect)
+    views = [_view(name, view, dialect) for name, view in zip(found.names, found.views, strict=True)]
+    result = {
+        "session": found.session.id,
+        "names": list(found.names),
+        "figures": rows,
+        "prices": found.replay.classes[0].name,
+        "replayed": found.replayed,
+        "messages": found.messages,
+        "views": views,
+        "warnings": list(found.replay.warnings),
+    }
+    data = page.data | {"result": result}
+    return Page(template=page.template, title="Policy lab", data=data, columns=_COLUMNS, rows=rows)
+
+
+def _figures(replay: BacktestResult, names: Sequence[str]) -> list[dict[str, Any]]:
+    found = {each.strategy: each for each in replay.strategies}
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys((_NONE, *names)):
+        each = found[name]
+        figures, recall = each.figures, each.figures.recall
+        rows.append(
+            {
+                "policy": "no trimming" if name == _NONE else name,
+                "requests": figures.requests,
+                "tokens_before": figures.untrimmed,
+                "tokens_sent": figures.sent,
+                "largest": figures.largest,
+                "trims": figures.moves,
+                "cost": figures.cost.input,
+                "ratio": each.ratio,
+                "recall": None if recall is None else recall.every.recall,
+            }
+        )
+    return rows
+
+
+def _view(name: str, view: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+    sent = [dialect.message(bytes(raw)) for raw in _RAW.decode(orjson.dumps(view["messages"]))]
+    shown = [{"role": message.role, "text": clip(message.readable())} for message in sent[-_SHOWN:]]
+    return {
+        "policy": name,
+        "tokens_before": view["tokens_before"],
+        "tokens_sent": view["tokens_sent"],
+        "messages": len(sent),
+        "shown": shown,
+        "fired": None if view["cut"] is None else view["cut"]["fired"],
+        "plan": view["plan"][:_SHOWN],
+        "changes": len(view["plan"]),
+        "warnings": view["warnings"],
+    }

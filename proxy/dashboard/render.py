@@ -1,0 +1,152 @@
+"""A page as HTML, JSON or CSV, and the files that pages load. Nothing is loaded from anywhere else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import quote, urlencode
+
+import orjson
+from fastapi import Request, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from msgspec import Struct
+
+from proxy.dashboard import text
+from proxy.errors import NotFound
+
+_HERE: Final = Path(__file__).parent
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+}
+_FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell a formula in a spreadsheet
+_YEAR: Final = "public, max-age=31536000, immutable"
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """One page, whatever its form."""
+
+    template: str
+    title: str
+    data: dict[str, Any]  # JSON data: what `.json` answers, and what the template shows
+    columns: tuple[str, ...] = ()  # of the table that `.csv` answers; the names are keys of its rows
+    rows: Sequence[dict[str, Any]] = ()
+
+
+class StaticFile(Struct, frozen=True, kw_only=True):
+    """A file that pages load."""
+
+    content: bytes
+    media_type: str
+
+
+def _read_files() -> dict[str, StaticFile]:
+    found = sorted((_HERE / "static").iterdir())
+    return {
+        path.name: StaticFile(content=path.read_bytes(), media_type=_TYPES[path.suffix])
+        for path in found
+        if path.suffix in _TYPES
+    }
+
+
+_FILES: Final = _read_files()
+_VERSION: Final = blake2b(b"".join(file.content for file in _FILES.values()), digest_size=6).hexdigest()
+
+
+def static_response(name: str) -> Response:
+    """Return a file that pages load; its address changes with its content, so that it may be kept for ever."""
+    if name not in _FILES:
+        raise NotFound(f"There is no file {name!r}.")
+    file = _FILES[name]
+    return Response(file.content, media_type=file.media_type, headers={"cache-control": _YEAR})
+
+
+def _made_visible(value: Any) -> Any:
+    """Return what an expression of a template shows. Every text passes here, whoever wrote it."""
+    if value is None:
+        return text.NOTHING
+    return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _query(path: str, **parameters: Any) -> str:
+    """Return an address with these parameters; those that are None or empty are left out."""
+    given = {name: value for name, value in parameters.items() if value not in {None, ""}}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _address(name: str) -> str:
+    """Return a name as one segment of a path; a dot would be read as an ending."""
+    return quote(name, safe="").replace(".", "%2E")
+
+
+def _asset(name: str) -> str:
+    """Return the address of a file that pages load."""
+    return f"/ui/static/{name}?v={_VERSION}"
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_made_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        number=text.number,
+        short=text.short,
+        dollars=text.dollars,
+        ms=text.milliseconds,
+        when=text.when,
+        clip=text.clip,
+        segment=_address,
+        json=lambda value: orjson.dumps(value).decode(),
+    )
+    cast("dict[str, Any]", made.globals).update(query=_query, percent=text.percent, asset=_asset)
+    return made
+
+
+_TEMPLATES: Final = _environment()
+
+
+def html(template: str, context: dict[str, Any], status: int = 200) -> Response:
+    """Return a page made of a template."""
+    return Response(_TEMPLATES.get_template(template).render(context), status, media_type="text/html; charset=utf-8")
+
+
+def form_of(request: Request) -> str:
+    """Return which form of a page a path names: `html`, `json` or `csv`."""
+    _, dot, ending = request.url.path.rpartition(".")
+    return ending if dot and ending in {"json", "csv"} else "html"
+
+
+def as_json(page: Page) -> Response:
+    """Return the data of a page."""
+    return Response(orjson.dumps(page.data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+
+
+def as_csv(page: Page) -> Response:
+    """Return the table of a page."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(page.columns)
+    writer.writerows([_cell(row.get(name)) for name in page.columns] for row in page.rows)
+    headers = {"content-disposition": f'attachment; filename="{page.template.removesuffix(".html")}.csv"'}
+    return Response(out.getvalue().encode("utf-8", "replace"), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        value = orjson.dumps(value).decode()
+    if isinstance(value, str):
+        shown = text.visible(value)
+        return f"'{shown}" if shown.startswith(_FORMULAS) else shown
+    return value

@@ -1,0 +1,270 @@
+"""The paths of the dashboard. Each page is read, made by a pure function, and answered as HTML, JSON or CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from proxy.config import OFF, policy_of
+from proxy.dashboard.access import (
+    THEMES,
+    AnyVisitor,
+    Form,
+    PageRoute,
+    Reader,
+    context_of,
+    new_cookie,
+    reader_of,
+    rendered,
+    set_session,
+    set_theme,
+)
+from proxy.dashboard.policies import lab_page, policies_page, try_policy, visible_policies
+from proxy.dashboard.render import Page, form_of, html, static_response
+from proxy.dashboard.session import SessionQuery, message_page, read_message, read_session, session_page
+from proxy.dashboard.sessions import SessionsQuery, Sort, common_messages, compare_page, read_sessions, sessions_page
+from proxy.dialects import dialect_named
+from proxy.errors import InvalidRequest, NotFound, Unauthenticated
+from proxy.pipeline import write_lines
+from proxy.server.authentication import Identity
+from proxy.server.dependencies import After, OpenServices, Tenant, check_query, session_of, tenant_of
+from proxy.store import SessionRow
+
+router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, include_in_schema=False)
+
+_CHECKED: Final = [Depends(reader_of), Depends(check_query)]
+_ENDINGS: Final = ("", ".json", ".csv")
+PageLimit = Annotated[int, Query(ge=1, le=200)]
+Endpoint = Callable[..., Any]
+
+
+def _page(path: str) -> Callable[[Endpoint], Endpoint]:
+    """Register a page under its path, and the same with `.json` and `.csv`."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        for ending in _ENDINGS:
+            router.add_api_route(path + ending, endpoint, methods=["GET"], dependencies=_CHECKED)
+        return endpoint
+
+    return register
+
+
+async def _session_in_path(
+    request: Request, session: str, services: OpenServices, reader: Reader, tenant: Tenant = None
+) -> SessionRow:
+    """Return the session that the path names; its ending is none of the name."""
+    name = session.removesuffix(f".{form_of(request)}")
+    return await session_of(name, services, reader, tenant)
+
+
+PathSession = Annotated[SessionRow, Depends(_session_in_path)]
+
+
+# ------------------------------------------------------------------------------------------- signing in, appearance
+
+
+@router.get("/static/{name}")
+async def static(name: str, v: str = "") -> Response:  # noqa: ARG001 - the version makes the address new
+    """Return a file that pages load."""
+    return static_response(name)
+
+
+@router.get("/login")
+async def show_login(
+    request: Request, visitor: AnyVisitor, target: Annotated[str, Query(alias="next")] = "/ui"
+) -> Response:
+    """Ask for a key."""
+    del visitor  # it has been given a cookie to bind the form to
+    return html("login.html", await context_of(request, "Sign in") | {"next": _own_path(target), "message": None})
+
+
+@router.post("/login")
+async def login(request: Request, services: OpenServices, visitor: AnyVisitor, form: Form) -> Response:
+    """Take a key, and remember by a cookie who has it."""
+    key, target = form.get("key", "").strip(), _own_path(form.get("next", "/ui"))
+    authenticator = services.authenticator
+    try:
+        host = request.headers.get("host", "").encode("latin-1")
+        identity = authenticator.admit({b"authorization": f"Bearer {key}".encode(), b"host": host})
+        if not key or (services.settings.auth.mode == "none" and not identity.admin):
+            raise Unauthenticated("This key is not known here.")
+    except Unauthenticated:
+        context = await context_of(request, "Sign in")
+        return html("login.html", context | {"next": target, "message": "This key is not known here."}, 401)
+    response = Response(status_code=303, headers={"location": target})
+    set_session(request, response, new_cookie(authenticator.fingerprint(identity, key)), visitor.secret)
+    return response
+
+
+@router.post("/logout")
+async def logout(request: Request, visitor: AnyVisitor, form: Form) -> Response:
+    """Forget who reads."""
+    del form  # it was checked
+    response = Response(status_code=303, headers={"location": "/ui/login"})
+    set_session(request, response, new_cookie(), visitor.secret)
+    return response
+
+
+@router.post("/theme")
+async def choose_theme(request: Request, form: Form) -> Response:
+    """Remember how the pages look."""
+    theme = form.get("theme", "")
+    if theme not in THEMES:
+        raise InvalidRequest(f"theme must be one of {', '.join(THEMES)}.", param="theme")
+    response = Response(status_code=303, headers={"location": _own_path(form.get("next", "/ui"))})
+    set_theme(request, response, theme)
+    return response
+
+
+def _own_path(target: str) -> str:
+    """Return a path of ours; whatever else somebody wrote leads to the overview."""
+    parts = urlsplit(target)
+    is_ours = not parts.scheme and not parts.netloc and (parts.path == "/ui" or parts.path.startswith("/ui/"))
+    return target if is_ours and target.isascii() and target.isprintable() and "\\" not in target else "/ui"
+
+
+# --------------------------------------------------------------------------------------------------------- sessions
+
+
+@_page("")
+async def overview() -> Response:
+    """Lead to the sessions."""
+    return Response(status_code=303, headers={"location": "/ui/sessions"})
+
+
+@_page("/sessions")
+async def sessions(
+    request: Request,
+    services: OpenServices,
+    reader: Reader,
+    sort: Sort = "newest",
+    limit: PageLimit = 50,
+    after: After = None,
+    tenant: Tenant = None,
+    deleted: Annotated[str, Query(description="Id of a session that was just deleted.")] = "",
+) -> Response:
+    """List the sessions."""
+    asked = SessionsQuery(tenant=tenant_of(reader, tenant or None), sort=sort, limit=limit, after=after or None)
+    rows, following = await read_sessions(services.app.store, asked)
+    page = sessions_page(asked, rows, following, admin=reader.admin, deleted=deleted)
+    return await rendered(request, page)
+
+
+@_page("/compare")
+async def compare(
+    request: Request,
+    services: OpenServices,
+    reader: Reader,
+    a: Annotated[str, Query(description="Id of a session.")],
+    b: Annotated[str, Query(description="Id of another one.")],
+    tenant: Tenant = None,
+) -> Response:
+    """Compare two sessions."""
+    one = await _named(a, services, reader, tenant)
+    other = await _named(b, services, reader, tenant)
+    return await rendered(request, compare_page(one, other, await common_messages(services.app.store, one, other)))
+
+
+async def _named(name: str, services: OpenServices, reader: Identity, tenant: str | None) -> SessionRow:
+    return await session_of(name.replace("%", "%25"), services, reader, tenant or None)
+
+
+@router.get("/sessions/{session}", dependencies=_CHECKED)
+async def show_session(
+    request: Request,
+    found: PathSession,
+    services: OpenServices,
+    asked_request: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
+    exchange: Annotated[str | None, Query(description="Id of a request.")] = None,
+    start: Annotated[int | None, Query(ge=0, description="Position of the first message that is shown.")] = None,
+) -> Response:
+    """Show one session."""
+    asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
+    window = (
+        services.app.knowledge.facts(found.model, dialect_named(found.dialect)).context_window if found.model else None
+    )
+    return await rendered(request, session_page(await read_session(services.app.store, found, asked, window)))
+
+
+@router.get("/sessions/{session}/messages/{node}", dependencies=_CHECKED)
+async def show_message(
+    request: Request,
+    found: PathSession,
+    node: str,
+    services: OpenServices,
+    exchange: Annotated[str | None, Query(description="Id of the request that sent it.")] = None,
+) -> Response:
+    """Show one message, whole, and what was sent in its place."""
+    name = node.removesuffix(f".{form_of(request)}")
+    row, sent = await read_message(services.app.store, found, name, exchange or None)
+    return await rendered(request, message_page(found, row, sent, exchange))
+
+
+@router.get("/sessions/{session}/export", dependencies=_CHECKED)
+async def export(found: PathSession, services: OpenServices) -> Response:
+    """Return a session as JSON Lines, which import reads."""
+    headers = {"content-disposition": 'attachment; filename="session.jsonl"'}
+    lines = write_lines(services.app.store.export(found.key))
+    return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+
+
+@router.get("/sessions/{session}/delete", dependencies=_CHECKED)
+async def ask_delete(request: Request, found: PathSession) -> Response:
+    """Ask whether a session is to be deleted."""
+    told = {"id": found.id, "tenant": found.tenant, "messages": found.messages}
+    return html("delete.html", await context_of(request, "Delete a session") | {"session": told})
+
+
+@router.post("/sessions/{session}/delete", dependencies=_CHECKED)
+async def delete(found: PathSession, services: OpenServices, form: Form) -> Response:
+    """Delete a session for good."""
+    del form  # it was checked
+    await services.app.store.delete(found.key)
+    return Response(status_code=303, headers={"location": f"/ui/sessions?{urlencode({'deleted': found.id})}"})
+
+
+# --------------------------------------------------------------------------------------------------------- policies
+
+
+@_page("/policies")
+async def policies(
+    request: Request, services: OpenServices, reader: Reader, session: str = "", tenant: str = ""
+) -> Response:
+    """Show the configuration that is in force; `session` and `tenant` are filled in for the lab."""
+    return await rendered(request, _policies(services, reader, {"session": session, "tenant": tenant}))
+
+
+@_page("/policies/lab")
+async def lab(
+    request: Request, services: OpenServices, reader: Reader, session: str, policy: str = OFF, tenant: Tenant = None
+) -> Response:
+    """Try a policy of the configuration on a session."""
+    return await _try(request, services, reader, {"session": session, "policy": policy, "tenant": tenant or ""})
+
+
+@router.post("/policies/lab", dependencies=_CHECKED)
+async def try_typed(request: Request, services: OpenServices, reader: Reader, form: Form) -> Response:
+    """Try a policy that somebody typed, or one of the configuration."""
+    return await _try(request, services, reader, form)
+
+
+async def _try(request: Request, services: OpenServices, reader: Identity, asked: dict[str, str]) -> Response:
+    shown = {name: asked.get(name, "") for name in ("session", "policy", "typed", "tenant")}
+    page = _policies(services, reader, shown)
+    found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
+    typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
+    name = asked.get("policy") or OFF
+    if typed is None and name not in page.data["lab"]["names"]:
+        raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
+    result = await try_policy(found, name, typed, services.policies, services.app, services.settings)
+    return await rendered(request, lab_page(page, result))
+
+
+def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
+    sees_all = reader.admin or services.settings.auth.mode == "none"
+    shown = visible_policies(services.policies, reader, sees_all=sees_all)
+    return policies_page(services.settings if sees_all else None, shown, reader, lab)

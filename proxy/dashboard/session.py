@@ -1,0 +1,417 @@
+"""One session: the conversation as people read it, beside what was sent of it in one request.
+
+What was sent is read from the receipt and the cuts, as `GET /exchanges/{id}` reads it. Only the messages that are
+shown are read with their texts, so that a session of any length opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from msgspec import Struct
+
+from proxy.dashboard.render import Page
+from proxy.dashboard.text import CLIPPED, WHOLE, difference
+from proxy.dialects import Message
+from proxy.errors import InvalidRequest, NotFound
+from proxy.pipeline import session_document, summary_document, timestamp
+from proxy.server.exchanges import past_of, receipt
+from proxy.store import BranchRow, ExchangeRow, InstructionsRow, NodeRow, SessionRow, Store, SummaryRow
+from proxy.trimming import SUMMARIZE, Change, Cut, Summary
+
+WINDOW: Final = 50  # messages on a page
+_MOST_REQUESTS: Final = 5_000  # of a session, the newest ones
+_MOST_POINTS: Final = 600  # of a chart
+_MOST_BRANCHES: Final = 100
+_AT_ONCE: Final = 1_000
+
+
+class RequestPoint(Struct, frozen=True, kw_only=True):
+    """One request of a session, as the slider and the chart know it."""
+
+    number: int  # 1 is the session's first
+    id: str
+    created_at: int
+    status: str
+    kind: str
+    policy: str
+    model: str
+    agent: str | None
+    tokens_before: int
+    tokens_sent: int
+    tokens_cached: int | None
+    cost: float | None
+    trimmed: bool
+    warnings: int
+
+
+class Treated(Struct, frozen=True, kw_only=True):
+    """What a request did with one message, or with several that lie side by side."""
+
+    start: int
+    stop: int
+    state: str  # shortened, dropped or summarised
+    edit: str | None
+    reason: str | None
+    tokens_before: int
+    tokens_after: int
+
+
+class SentMessage(Struct, frozen=True, kw_only=True):
+    """One message, and what a request sent of it."""
+
+    row: NodeRow
+    treated: Treated | None  # None: it is sent as it is
+    sent: Message | None  # what was sent in its place, where that is another text
+
+
+class SessionData(Struct, frozen=True, kw_only=True):
+    """All that the page shows."""
+
+    session: SessionRow
+    requests: tuple[RequestPoint, ...]  # oldest first
+    chosen: ExchangeRow | None
+    place: int  # number of the chosen request; 0 where there is none
+    receipt: Mapping[str, Any]
+    treated: tuple[Treated, ...]
+    messages: tuple[SentMessage, ...]  # those of the window
+    start: int  # position of the first of them
+    total: int  # messages of the branch up to the request
+    replies: tuple[NodeRow, ...]
+    summary: Summary | None  # what was sent in the place of the beginning
+    instructions: InstructionsRow | None
+    summaries: tuple[SummaryRow, ...]
+    branches: tuple[Branch, ...]
+    window: int | None  # tokens that the model takes
+
+
+class Branch(Struct, frozen=True, kw_only=True):
+    """One branch of the tree, and where it leaves the branch of the head."""
+
+    head: str
+    depth: int
+    shared: int  # messages that it has in common with the branch of the head
+    updated_at: int
+    current: bool
+
+
+class SessionQuery(Struct, frozen=True, kw_only=True):
+    """What of a session is wanted."""
+
+    request: int | None = None  # number of a request; None: the newest
+    exchange: str | None = None  # id of a request, instead of its number
+    start: int | None = None  # position of the first message that is shown; None: the last ones
+
+
+async def read_requests(store: Store, session: SessionRow) -> tuple[RequestPoint, ...]:
+    """Return the requests of a session, oldest first."""
+    rows: list[ExchangeRow] = []
+    after: str | None = None
+    while len(rows) < _MOST_REQUESTS:
+        page, after = await store.exchanges(session.key, limit=_AT_ONCE, after=after)
+        rows += page
+        if after is None:
+            break
+    return tuple([_point(number, row) for number, row in enumerate(reversed(rows), start=1)])
+
+
+def _point(number: int, row: ExchangeRow) -> RequestPoint:
+    told = row.receipt
+    cut = told.get("cut")
+    return RequestPoint(
+        number=number,
+        id=row.id,
+        created_at=row.created_at,
+        status=row.status.value,
+        kind=row.kind,
+        policy=row.policy,
+        model=row.model,
+        agent=row.agent,
+        tokens_before=row.tokens_before,
+        tokens_sent=row.tokens_sent,
+        tokens_cached=_cached(told.get("usage")),
+        cost=told.get("cost"),
+        trimmed=bool(cut and cut["moved"]),
+        warnings=len(told.get("warnings", ())),
+    )
+
+
+def _cached(usage: Any) -> int | None:
+    """Return the tokens that the provider read from its cache, as it says in the form of either API."""
+    if not isinstance(usage, Mapping):
+        return None
+    told = cast("Mapping[str, Any]", usage)
+    details = cast("Mapping[str, Any]", told.get("prompt_tokens_details") or {})
+    found = details.get("cached_tokens", told.get("cache_read_input_tokens"))
+    return found if isinstance(found, int) else None
+
+
+async def read_session(store: Store, session: SessionRow, asked: SessionQuery, window: int | None) -> SessionData:
+    """Return what the page shows of a session."""
+    requests = await read_requests(store, session)
+    place = _place(requests, asked)
+    chosen = await store.exchange(requests[place - 1].id) if place else None
+    told: Mapping[str, Any] = {}
+    treated: tuple[Treated, ...] = ()
+    cut: Cut | None = None
+    tip = session.head
+    if chosen is not None:
+        told = receipt(chosen, await past_of([chosen], store))
+        treated = treated_of(told["plan"])
+        cut = await standing_cut(store, chosen)
+        tip = chosen.nodes[-1] if chosen.nodes else chosen.base
+    lineage = await store.lineage(session.key, [tip]) if tip else None
+    total = lineage.depth(tip) if lineage is not None else 0
+    start = max(0, total - WINDOW) if asked.start is None else min(asked.start, max(0, total - 1))
+    last = lineage.node_at(tip, min(start + WINDOW, total) - 1) if lineage is not None and total else None
+    rows = await store.path(session.key, last, below=start) if last is not None else []
+    replies: list[NodeRow] = []
+    if chosen is not None:
+        for node in chosen.replies[:_MOST_BRANCHES]:
+            replies += await store.path(session.key, node, below=total)
+    by_place = {place: each for each in treated for place in range(each.start, each.stop)}
+    changes = {change.position: change for change in cut.changes} if cut is not None else {}
+    return SessionData(
+        session=session,
+        requests=requests,
+        chosen=chosen,
+        place=place,
+        receipt=told,
+        treated=treated,
+        messages=tuple([_sent(row, by_place, changes) for row in rows]),
+        start=start,
+        total=total,
+        replies=tuple(replies),
+        summary=cut.summary if cut is not None else None,
+        instructions=await store.instructions(session.key, chosen.instructions if chosen is not None else None),
+        summaries=tuple(await store.summary_rows(session.key)) if session.summaries else (),
+        branches=await read_branches(store, session),
+        window=window,
+    )
+
+
+def _place(requests: Sequence[RequestPoint], asked: SessionQuery) -> int:
+    if asked.exchange is not None:
+        found = next((each.number for each in requests if each.id == asked.exchange), None)
+        if found is None:
+            raise NotFound(f"There is no exchange {asked.exchange!r} in this session.", param="exchange")
+        return found
+    if asked.request is None or not requests:
+        return len(requests)
+    if not 1 <= asked.request <= len(requests):
+        raise InvalidRequest(f"request must be 1 to {len(requests)}: the session has so many.", param="request")
+    return asked.request
+
+
+async def standing_cut(store: Store, row: ExchangeRow) -> Cut | None:
+    """Return the cut under which a request was sent."""
+    cut = row.receipt.get("cut")
+    node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
+    return None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
+
+
+async def read_branches(store: Store, session: SessionRow) -> tuple[Branch, ...]:
+    """Return the branches of a session, the current one first, then the newest."""
+    leaves = (await store.branches(session.key))[:_MOST_BRANCHES]
+    if len(leaves) <= 1 and (not leaves or leaves[0].head == session.head):
+        return tuple([_branch(leaf, leaf.depth, session) for leaf in leaves])
+    lineage = await store.lineage(session.key, [session.head, *(leaf.head for leaf in leaves)])
+
+    def shared(leaf: BranchRow) -> int:
+        low, high = 0, min(leaf.depth, lineage.depth(session.head))
+        while low < high:  # they are alike up to a place, and nowhere behind it
+            middle = (low + high + 1) // 2
+            alike = lineage.node_at(leaf.head, middle - 1) == lineage.node_at(session.head, middle - 1)
+            low, high = (middle, high) if alike else (low, middle - 1)
+        return low
+
+    found = [_branch(leaf, shared(leaf), session) for leaf in leaves]
+    return tuple(sorted(found, key=lambda branch: not branch.current))
+
+
+def _branch(leaf: BranchRow, shared: int, session: SessionRow) -> Branch:
+    current = leaf.head == session.head
+    return Branch(head=leaf.head, depth=leaf.depth, shared=shared, updated_at=leaf.updated_at, current=current)
+
+
+def treated_of(lines: Sequence[Mapping[str, Any]]) -> tuple[Treated, ...]:
+    """Return what a receipt's plan did, by position; of several lines about one message the last one counts."""
+    found: dict[int, Treated] = {}
+    for line in lines:
+        start = line["position"]
+        dropped = line["action"] == "drop"
+        earlier = found.get(start)
+        found[start] = Treated(
+            start=start,
+            stop=line.get("stop", start + 1),
+            state=("summarised" if line["edit"] == SUMMARIZE else "dropped") if dropped else "shortened",
+            edit=line["edit"],
+            reason=line["reason"],
+            tokens_before=earlier.tokens_before if earlier is not None else line["tokens_before"],
+            tokens_after=line["tokens_after"],
+        )
+    return tuple([found[place] for place in sorted(found)])
+
+
+def _sent(row: NodeRow, treated: Mapping[int, Treated], changes: Mapping[int, Change]) -> SentMessage:
+    place = row.depth - 1
+    what = treated.get(place)
+    sent = None
+    if what is not None and what.state == "shortened":
+        change = changes.get(place) or (row.arrival[-1] if row.arrival else None)
+        sent = change.message if change is not None else None
+    return SentMessage(row=row, treated=what, sent=sent)
+
+
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+def session_page(found: SessionData) -> Page:
+    """Return the page of a session."""
+    shown = [_message(each) for each in found.messages]
+    chosen = None
+    if found.chosen is not None:
+        point = found.requests[found.place - 1]
+        told = {name: value for name, value in found.receipt.items() if name not in {"plan", "nodes", "replies"}}
+        chosen = told | {"number": found.place, "tokens_cached": point.tokens_cached}
+    data = {
+        "session": session_document(found.session) | {"model": found.session.model},
+        "requests": [_request(point) for point in found.requests],
+        "chosen": chosen,
+        "runs": _runs(found.treated, found.total),
+        "messages": shown,
+        "window": {"start": found.start, "stop": found.start + len(shown), "total": found.total, "size": WINDOW},
+        "replies": [_said(row) for row in found.replies],
+        "instructions": None
+        if found.instructions is None
+        else {
+            "tokens": found.instructions.tokens,
+            "messages": [_clipped(message) for message in found.instructions.messages],
+        },
+        "summary": None
+        if found.summary is None
+        else {"text": found.summary.text, "until": found.summary.until, "tokens": found.summary.tokens}
+        | {"covered_tokens": found.summary.covered_tokens, "covered_messages": found.summary.covered_messages},
+        "summaries": [summary_document(row, row.created_at) | {"status": row.status.value} for row in found.summaries],
+        "branches": [
+            {"head": each.head, "depth": each.depth, "shared": each.shared, "current": each.current}
+            | {"updated_at": timestamp(each.updated_at)}
+            for each in found.branches
+        ],
+        "agents": sorted({point.agent for point in found.requests if point.agent}),
+        "chart": _chart(found.requests, found.window),
+    }
+    columns = ("position", "node", "role", "agent", "state", "edit", "reason", "tokens", "tokens_sent", "text")
+    return Page(template="session.html", title=found.session.id, data=data, columns=columns, rows=shown)
+
+
+def _said(row: NodeRow) -> dict[str, Any]:
+    """Return a message for a reader."""
+    return {
+        "position": row.depth - 1,
+        "node": row.node,
+        "role": row.message.role,
+        "agent": row.agent,
+        "tokens": row.tokens,
+        "partial": row.partial,
+        "created_at": timestamp(row.created_at),
+        **_clipped(row.message),
+    }
+
+
+def _clipped(message: Message, most: int = CLIPPED) -> dict[str, Any]:
+    text = message.readable()
+    return {"role": message.role, "text": text[:most], "more": max(0, len(text) - most)}
+
+
+def _message(each: SentMessage) -> dict[str, Any]:
+    what = each.treated
+    told = {
+        "state": "sent" if what is None else what.state,
+        "edit": None if what is None else what.edit,
+        "reason": None if what is None else what.reason,
+        "tokens_sent": each.row.tokens if what is None else what.tokens_after if what.stop == what.start + 1 else 0,
+        "sent": None if each.sent is None else _clipped(each.sent),
+    }
+    return _said(each.row) | told
+
+
+def _request(point: RequestPoint) -> dict[str, Any]:
+    names = RequestPoint.__struct_fields__
+    return {name: getattr(point, name) for name in names} | {"created_at": timestamp(point.created_at)}
+
+
+def _runs(treated: Sequence[Treated], total: int) -> list[dict[str, Any]]:
+    """Return runs of messages that were treated alike, from the first message to the last."""
+    states = ["sent"] * total
+    for each in treated:
+        for place in range(each.start, min(each.stop, total)):
+            states[place] = each.state
+    runs: list[dict[str, Any]] = []
+    for place, state in enumerate(states):
+        if runs and runs[-1]["state"] == state:
+            runs[-1]["stop"] = place + 1
+        else:
+            runs.append({"state": state, "start": place, "stop": place + 1})
+    return runs
+
+
+def _chart(requests: Sequence[RequestPoint], window: int | None) -> dict[str, Any]:
+    """Return tokens per request, at most so many that a chart shows; requests that trimmed stay."""
+    step = max(1, -(-len(requests) // _MOST_POINTS))
+    shown = [each for each in requests if step == 1 or each.number % step == 0 or each.number == len(requests)]
+    series = [
+        {"label": "before", "values": [each.tokens_before for each in shown]},
+        {"label": "sent", "values": [each.tokens_sent for each in shown], "fill": True},
+        {"label": "cached", "values": [each.tokens_cached for each in shown], "fill": True},
+    ]
+    return {
+        "x": [each.number for each in shown],
+        "series": series,
+        "trims": [each.number for each in requests if each.trimmed][:_MOST_POINTS],
+        "window": window,
+        "thinned": step > 1,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------- one message
+
+
+async def read_message(
+    store: Store, session: SessionRow, node: str, exchange: str | None
+) -> tuple[NodeRow, Message | None]:
+    """Return a message, and what a request sent in its place where that was another text."""
+    lineage = await store.lineage(session.key, [node])
+    rows = await store.path(session.key, node, below=lineage.depth(node) - 1) if node in lineage else []
+    if not rows:
+        raise NotFound(f"There is no message {node!r} in this session.", param="node")
+    row = rows[-1]
+    if exchange is None:
+        return row, None
+    asked = await store.exchange(exchange)
+    if asked is None or asked.session_key != session.key:
+        raise NotFound(f"There is no exchange {exchange!r} in this session.", param="exchange")
+    cut = await standing_cut(store, asked)
+    treated = treated_of(receipt(asked, await past_of([asked], store))["plan"])
+    by_place = {each.start: each for each in treated}
+    changes = {change.position: change for change in cut.changes} if cut is not None else {}
+    return row, _sent(row, by_place, changes).sent
+
+
+def message_page(session: SessionRow, row: NodeRow, sent: Message | None, exchange: str | None) -> Page:
+    """Return one message, whole as far as a page takes it, and its difference from what was sent in its place."""
+    text = row.message.readable()
+    said = _said(row) | {"text": text[:WHOLE], "more": max(0, len(text) - WHOLE)}
+    data: dict[str, Any] = {
+        "session": {"id": session.id, "tenant": session.tenant},
+        "message": said,
+        "exchange": exchange,
+        "sent": None if sent is None else sent.readable()[:WHOLE],
+        "pieces": [],
+    }
+    if sent is not None:
+        pieces = difference(text[:WHOLE], sent.readable()[:WHOLE])
+        data["pieces"] = [{"kind": piece.kind, "text": piece.text} for piece in pieces]
+    columns = ("position", "role", "tokens", "text")
+    return Page(template="message.html", title=f"Message {row.depth}", data=data, columns=columns, rows=[said])

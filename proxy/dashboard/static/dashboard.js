@@ -1,0 +1,100 @@
+// What the pages do beyond links and forms: charts, the slider's number, and what is said when a request fails.
+"use strict";
+
+(() => {
+  const charts = new Map();
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  const short = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    for (const [step, unit] of [[1e9, " B"], [1e6, " M"], [1e3, " k"]]) {
+      if (size >= step) return `${Number((value / step).toPrecision(3))}${unit}`;
+    }
+    return String(Number(value.toPrecision(3)));
+  };
+  const money = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    return `${value < 0 ? "−" : ""}$${size >= 1 || size === 0 ? size.toFixed(2) : size.toPrecision(2)}`;
+  };
+  const shown = { tokens: short, dollars: money, number: short };
+
+  // Dashed lines at these places: where a session was trimmed.
+  const marks = (places) => (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = colour("--series-6");
+    ctx.setLineDash([3, 3]);
+    for (const place of places) {
+      const x = Math.round(plot.valToPos(place, "x", true)) + 0.5;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  };
+
+  const draw = (element) => {
+    const data = JSON.parse(element.dataset.chart);
+    const text = colour("--muted");
+    const line = colour("--line");
+    const axis = (scale, side) => ({
+      scale, side, stroke: text, grid: { stroke: line, width: 1, show: side === 3 }, ticks: { stroke: line },
+      size: 64, font: "12px system-ui, sans-serif",
+      values: (_, ticks) => ticks.map(shown[(data.units || {})[scale] || "tokens"]),
+    });
+    const series = data.series.map((each, number) => {
+      const stroke = colour(`--series-${each.colour || number + 1}`);
+      const scale = each.scale || "y";
+      return {
+        label: each.label, stroke, scale, width: 2, spanGaps: true,
+        fill: each.fill ? `${stroke}22` : undefined,
+        points: { show: data.x.length < 40 },
+        value: (_, value) => shown[(data.units || {})[scale] || "tokens"](value),
+      };
+    });
+    const scales = [...new Set(series.map((each) => each.scale))];
+    const options = {
+      width: Math.max(240, element.clientWidth),
+      height: Number(element.dataset.height) || 220,
+      scales: { x: { time: Boolean(data.time) } },
+      axes: [
+        { stroke: text, grid: { show: false }, ticks: { stroke: line }, font: "12px system-ui, sans-serif" },
+        ...scales.map((scale, place) => axis(scale, place === 0 ? 3 : 1)),
+      ],
+      series: [{ label: data.label || (data.time ? "day" : "request"), value: data.time ? undefined : (_, value) => value ?? "–" }, ...series],
+      hooks: { draw: data.trims && data.trims.length ? [marks(data.trims)] : [] },
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
+    };
+    element.replaceChildren();
+    charts.set(element, new uPlot(options, [data.x, ...data.series.map((each) => each.values)], element));
+  };
+
+  const drawAll = (root) => root.querySelectorAll(".chart[data-chart]").forEach((element) => {
+    if (!charts.has(element)) draw(element);
+  });
+  const redraw = () => {
+    for (const [element, chart] of [...charts]) {
+      chart.destroy();
+      charts.delete(element);
+      if (element.isConnected) draw(element);
+    }
+  };
+
+  const say = (text) => { document.getElementById("status").textContent = text; };
+
+  document.addEventListener("input", (event) => {
+    const output = event.target.dataset && event.target.dataset.output;
+    if (output) document.getElementById(output).textContent = event.target.value;
+  });
+  document.addEventListener("htmx:afterSwap", (event) => { say(""); drawAll(event.detail.elt.isConnected ? event.detail.elt : document); });
+  document.addEventListener("htmx:responseError", () => say("This did not work. Load the page again."));
+  document.addEventListener("htmx:sendError", () => say("The proxy does not answer."));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 150); });
+  drawAll(document);
+})();

@@ -1,0 +1,63 @@
+"""Cache breakpoints of the Messages API: `cache_control` on blocks of tools, system prompt and messages.
+
+A request has at most four, wherever they stand. The proxy puts its own only where the client leaves room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from proxy.dialects import MarkKind, Message
+from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects.messages.message import MARK, MessagesMessage
+
+MOST_MARKS: Final = 4
+_EPHEMERAL: Final = b'{"type":"ephemeral"}'
+_OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
+
+
+def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:  # noqa: ARG001 - the API has one kind
+    """Return the messages with marks at the ends of those at `places`, the last ones where there is no room for all.
+
+    Marks of the client's stay. Where a message takes none, the nearest one before it that does is marked.
+    """
+    sent = list(messages)
+    room = MOST_MARKS - sum(map(_count, sent))
+    wanted = False
+    for at in range(len(sent) - 1, -1, -1):
+        if room <= 0:
+            break
+        message = sent[at]
+        wanted = wanted or at in places
+        if not wanted or not isinstance(message, MessagesMessage):
+            continue
+        if _count(message):
+            wanted = False
+        elif (new := message.with_mark(_EPHEMERAL)) is not None:
+            sent[at], wanted = new, False
+            room -= 1
+    return tuple(sent)
+
+
+def decides_itself(fields: Mapping[str, bytes]) -> bool:
+    """Tell whether a client has the provider place the breakpoints, or has marked its tools."""
+    return marks_beside(fields) > 0
+
+
+def _count(message: Message) -> int:
+    return marks_in(message.data) if isinstance(message, MessagesMessage) and message.has_marks else 0
+
+
+def marks_beside(fields: Mapping[str, bytes]) -> int:
+    """Return how many cache marks a request has on its tools, and for itself."""
+    tools = fields.get("tools", b"null")
+    return (fields.get(MARK, b"null") != b"null") + (marks_in(read(tools)) if MARK.encode() in tools else 0)
+
+
+def marks_in(value: Any) -> int:
+    """Return how many cache marks a parsed value holds."""
+    if is_object(value):
+        inner = sum(marks_in(each) for name, each in value.items() if name not in _OPAQUE)
+        return inner + (value.get(MARK) is not None)
+    return sum(map(marks_in, value)) if is_array(value) else 0

@@ -1,0 +1,546 @@
+"""One message of Anthropic's Messages API: how its JSON is read, and rewritten block by block.
+
+A user message may hold several tool results, and text and images beside them. Its role is `tool` then, since it
+belongs to the calls before it; `results` has each result as a message of its own, and `beside` the user's text.
+
+Thinking is no text of a message. Server tools (`server_tool_use` and their results) stay where they are: the provider
+ran them, and nobody answers them. Whatever is rewritten loses its cache marks: clients move them at every turn, and
+`compose` puts the client's own back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, mended, with_field, write
+
+THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+MARK: Final = "cache_control"
+UNFINISHED: Final = "partial_json"
+"""A field of ours on a stored call that broke off: what had come of its input. It is never sent."""
+
+_MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
+_MEDIA: Final = frozenset({"image", "document", "container_upload"})
+_MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
+_DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
+
+
+class BlockTies(Struct, frozen=True, kw_only=True):
+    """What ties a message to those beside it: enough for spans and the protocol check."""
+
+    role: str
+    ids: tuple[str, ...] = ()  # the ids of its calls, in order; "" for one that has none
+    answers: tuple[str, ...] = ()  # the ids of the calls that its results answer, in order; "" for one that has none
+    leads: bool = True  # whether its results come before everything else
+    alone: bool = True  # whether a message with results holds nothing else
+    empty: bool = False  # whether it has no content at all
+
+
+class MessagesMessage(Message):
+    """One message of the Messages API, or the system prompt in the form of one."""
+
+    __slots__ = ("_calls", "_ties")
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
+        """Wrap `raw`, as `Message` does."""
+        super().__init__(raw, data, facts)
+        self._calls: tuple[Call, ...] | None = None
+        self._ties: BlockTies | None = None
+
+    # ------------------------------------------------------------------------------------- reading
+
+    @property
+    def role(self) -> str:
+        return self.facts.role if self.facts is not None else role_of(self.data)
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Its content blocks; of a content that is a string, the block that stands for it."""
+        return blocks_of(self.data)
+
+    @property
+    def text(self) -> str:
+        blocks = self.blocks
+        groups = [_text_of_result(block) for block in blocks if _is_result(block)]
+        groups.append("".join(_text_of(block) for block in blocks))
+        return "\n\n".join(filter(None, groups))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        result = self._only_result
+        parts = self.blocks if result is None else _parts_of(result)
+        return tuple([_text_of_result(part) if _is_result(part) else _text_of(part) for part in parts])
+
+    @property
+    def plain_text(self) -> str | None:
+        result = self._only_result
+        parts = self.blocks if result is None else _parts_of(result)
+        return self.text if all(_is_text(part) for part in parts) else None
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        if self._calls is None:
+            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
+            self._calls = () if has_none else tuple([_call(block) for block in self.blocks if is_call(block)])
+        return self._calls
+
+    @property
+    def ties(self) -> BlockTies:
+        """What ties it to other messages. It is remembered with the text."""
+        if self._ties is None:
+            facts = self.facts
+            known: BlockTies | None = facts.ties if facts is not None else None
+            self._ties = known or _ties(self.data)
+            if facts is not None and known is None and len(self._ties.ids) + len(self._ties.answers) <= _MOST_IDS:
+                facts.ties = self._ties
+        return self._ties
+
+    @property
+    def is_result(self) -> bool:
+        return self.role == "tool"
+
+    @property
+    def answers(self) -> str | None:
+        return next(iter(self.answered), None)
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.ties.answers))
+
+    @property
+    def result_count(self) -> int:
+        return len(self.ties.answers)
+
+    @property
+    def results(self) -> tuple[Message, ...]:
+        if self._only_result is not None:
+            return (self,)
+        return tuple([_wrapped(raw) for raw, block in self._pairs() if _is_result(block)])
+
+    @property
+    def beside(self) -> str:
+        return "".join(_text_of(block) for block in self.blocks) if self.is_result else ""
+
+    @property
+    def has_content(self) -> bool:
+        return any(_says(block) for block in self.blocks)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether it may hold a cache mark."""
+        return any(piece in self.raw for piece in _MARKS)
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        leaves = enumerate(_leaves(self.blocks))
+        return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
+
+    def all_texts(self) -> Iterator[str]:
+        yield self.text
+        for call in self.calls:
+            yield call.name
+            yield call.arguments
+        if agent := self.data.get("agent"):
+            yield str(agent)
+
+    def countable(self) -> Countable:
+        texts: list[str] = []
+        media = 0
+        for leaf in _leaves(self.blocks):
+            if not is_object(leaf):
+                texts.append(write(leaf).decode())
+            elif leaf.get("type") in _MEDIA:
+                media += 1
+            elif is_call(leaf):
+                call = _call(leaf)
+                texts += [call.name, call.arguments]
+            elif leaf.get("type") == "thinking":
+                texts.append(str(leaf.get("thinking", "")))
+            elif leaf.get("type") != "redacted_thinking":
+                texts.append(_text_of(leaf) if _is_text(leaf) else write(_unmarked(leaf)).decode())
+        return Countable(texts=tuple(filter(None, texts)), media=media)
+
+    def readable(self) -> str:
+        text = self.text
+        lines = [text] if text else []
+        for place, leaf in enumerate(_leaves(self.blocks)):
+            if not is_object(leaf):
+                lines.append(f"[{write(leaf).decode()}]")
+            elif _is_media(leaf):
+                attachment = _attachment(place, leaf)
+                lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
+            elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
+                lines.append(f"[{write(leaf).decode()}]")
+        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------------------ rewriting
+
+    def with_text(self, text: str) -> MessagesMessage:
+        said = write({"type": "text", "text": text})
+        if self.is_result:
+            return self._edited(lambda block: {**block, "content": text} if _is_result(block) else block)
+        if self.role != "assistant":
+            return self.replacing("content", text)
+        pairs = list(self._pairs())
+        thought = [raw for raw, block in pairs if _kind(block) in THINKING]
+        return self._of_blocks([*thought, *([said] if text else []), *[raw for raw, block in pairs if is_call(block)]])
+
+    def with_content_of(self, other: Message) -> MessagesMessage:
+        return self.replacing("content", other.data.get("content"))
+
+    def with_texts(self, texts: Sequence[str | None]) -> MessagesMessage:
+        result = self._only_result
+        if result is None and isinstance(self.data.get("content"), str):
+            return self.replacing("content", texts[0])
+        if result is not None and not is_array(result.get("content")):
+            return self._edited(lambda block: {**block, "content": texts[0]})
+        if result is not None:
+            made = [
+                _with_text(part, text) for part, text in zip(_parts_of(result), texts, strict=True) if text is not None
+            ]
+            return self._edited(lambda block: {**block, "content": made})
+        pairs = zip(self.blocks, texts, strict=True)
+        return self._of_blocks([write(_unmarked(_with_text(block, text))) for block, text in pairs if text is not None])
+
+    def with_appended(self, text: str) -> MessagesMessage:
+        content = self.data.get("content")
+        if is_array(content):
+            return self.replacing("content", [*content, {"type": "text", "text": text}])
+        return self.replacing("content", f"{content}\n\n{text}" if content and isinstance(content, str) else text)
+
+    def with_calls(self, kept: Collection[int]) -> MessagesMessage:
+        left: list[bytes] = []
+        number = 0
+        for raw, block in self._pairs():
+            if is_call(block):
+                number += 1
+                if number - 1 not in kept:
+                    continue
+            left.append(raw)
+        return self._of_blocks(left)
+
+    def with_arguments(self, arguments: Sequence[str]) -> MessagesMessage:
+        waiting = iter(arguments)
+
+        def edited(block: JsonObject) -> JsonObject:
+            return {**block, "input": _input_of(next(waiting))} if is_call(block) else block
+
+        return self._edited(edited)
+
+    def with_notes(self, notes: Mapping[int, str]) -> MessagesMessage:
+        places = iter(range(len(self.raw)))
+
+        def noted(leaf: Any) -> Any:
+            note = notes.get(next(places))
+            return leaf if note is None else {"type": "text", "text": note}
+
+        made: list[Any] = []
+        for block in self.blocks:
+            if _holds_parts(block):
+                made.append({**block, "content": [noted(part) for part in block["content"]]})
+            else:
+                made.append(noted(block))
+        return self._of_blocks([write(_unmarked(block)) for block in made])
+
+    def with_results(self, results: Sequence[Message | None]) -> MessagesMessage | None:
+        waiting = iter(results)
+        left: list[bytes] = []
+        for raw, block in self._pairs():
+            if not _is_result(block):
+                left.append(raw)
+            elif (result := next(waiting)) is not None:
+                left += result_blocks(result)
+        return self._of_blocks(left) if left else None
+
+    def without_unfinished_calls(self) -> MessagesMessage:
+        pairs = list(self._pairs())
+        whole = [raw for raw, block in pairs if not (is_object(block) and UNFINISHED in block)]
+        return self if len(whole) == len(pairs) else self._of_blocks(whole)
+
+    def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> MessagesMessage:
+        # Thinking that broke off has no signature, and is refused.
+        pairs = list(self._pairs())
+        left = [raw for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
+        return self if len(left) == len(pairs) else self._of_blocks(left)
+
+    def without_reasoning(self) -> MessagesMessage | None:
+        if self.role != "assistant" or b"thinking" not in self.raw:
+            return self
+        pairs = list(self._pairs())
+        left = [raw for raw, block in pairs if _kind(block) not in THINKING]
+        if len(left) == len(pairs):
+            return self
+        return self._of_blocks(left) if left else None
+
+    def without_marks(self) -> MessagesMessage:
+        """Return it without cache marks; the very same message where it has none."""
+        return self._edited(lambda block: block) if self.has_marks else self
+
+    def mark(self) -> bytes | None:
+        """Return the last cache mark on its blocks, as JSON text; None where it has none."""
+        found = [block[MARK] for block in self.blocks if is_object(block) and block.get(MARK) is not None]
+        return write(found[-1]) if found and self.has_marks else None
+
+    def with_mark(self, mark: bytes) -> MessagesMessage | None:
+        """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
+        content = self.data.get("content")
+        fields = RawFields(self.raw)
+        if isinstance(content, str):
+            if not content.strip():
+                return None
+            made = b'[{"type":"text","text":%b,"%b":%b}]' % (fields["content"], MARK.encode(), mark)
+            return MessagesMessage(with_field(self.raw, fields, "content", made))
+        pairs = list(self._pairs())
+        for place in range(len(pairs) - 1, -1, -1):
+            raw, block = pairs[place]
+            if is_object(block) and _takes_mark(block):
+                raws = [each for each, _ in pairs]
+                raws[place] = with_field(raw, RawFields(raw), MARK, mark)
+                return MessagesMessage(with_field(self.raw, fields, "content", b"[%b]" % b",".join(raws)))
+        return None
+
+    # -------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _only_result(self) -> JsonObject | None:
+        """The result of a message that is nothing but one result."""
+        blocks = self.blocks
+        return blocks[0] if len(blocks) == 1 and _is_result(blocks[0]) and self.role == "tool" else None
+
+    def _pairs(self) -> Iterator[tuple[bytes, Any]]:
+        """Yield each block as its text, and parsed."""
+        content = self.data.get("content")
+        if not is_array(content):
+            yield from ((write(block), block) for block in self.blocks)
+            return
+        raws = ITEMS.decode(FIELDS.decode(self.raw)["content"])
+        yield from zip(map(bytes, raws), content, strict=True)
+
+    def _edited(self, edit: Callable[[JsonObject], JsonObject]) -> MessagesMessage:
+        """Return it with each block as `edit` returns it; a block that stays keeps its bytes, but for its marks."""
+        left: list[bytes] = []
+        for raw, block in self._pairs():
+            made = edit(block) if is_object(block) else block
+            left.append(raw if made is block else write(made))
+        return self._of_blocks(left)
+
+    def _of_blocks(self, raws: Sequence[bytes]) -> MessagesMessage:
+        """Return it with blocks of these texts, without cache marks."""
+        fields = FIELDS.decode(self.raw)
+        fields["content"] = msgspec.Raw(b"[%b]" % b",".join([_unmarked_text(raw) for raw in raws]))
+        return MessagesMessage(msgspec.json.encode(fields))
+
+
+# --------------------------------------------------------------------------------- parts of messages
+
+
+def result_blocks(message: Message) -> list[bytes]:
+    """Return the texts of the blocks of a message that holds results."""
+    return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
+
+
+def as_stored(message: JsonObject) -> MessagesMessage:
+    """Return a message that was made from parsed JSON: what no parser would take again is mended."""
+    made = MessagesMessage.of(message)
+    try:
+        made.data  # noqa: B018 - it is parsed here, or never
+    except orjson.JSONDecodeError:
+        return MessagesMessage.of(mended(message))
+    return made
+
+
+def _wrapped(result: bytes) -> MessagesMessage:
+    """Return a message with one result alone."""
+    return MessagesMessage(b'{"role":"user","content":[%b]}' % result)
+
+
+def blocks_of(data: JsonObject) -> list[Any]:
+    """Return the content blocks of a message; of a content that is a string, the block that stands for it."""
+    content = data.get("content")
+    if is_array(content):
+        return content
+    return [] if content is None or content == "" else [{"type": "text", "text": content}]
+
+
+def role_of(data: JsonObject) -> str:
+    """Return the role of a message: `tool` where a user message holds results."""
+    role = data.get("role")
+    if role == "user" and any(map(_is_result, blocks_of(data))):
+        return "tool"
+    return role if isinstance(role, str) else ""
+
+
+def is_call(block: Any) -> bool:
+    """Tell whether a block is a call that the client answers."""
+    return _kind(block) == "tool_use"
+
+
+def _kind(block: Any) -> str:
+    kind = block.get("type") if is_object(block) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _is_result(block: Any) -> bool:
+    return _kind(block) == "tool_result"
+
+
+def _is_text(block: Any) -> bool:
+    return _kind(block) == "text" and isinstance(block.get("text"), str)
+
+
+def _is_media(leaf: JsonObject) -> bool:
+    return leaf.get("type") in _MEDIA
+
+
+def _holds_parts(block: Any) -> bool:
+    return _is_result(block) and is_array(block.get("content"))
+
+
+def _parts_of(result: JsonObject) -> list[Any]:
+    """Return the parts of a result's content; of one that is a string, the text that stands for it."""
+    content = result.get("content")
+    return content if is_array(content) else [{"type": "text", "text": content if isinstance(content, str) else ""}]
+
+
+def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
+    """Yield the blocks, and in the place of a result with several parts these."""
+    for block in blocks:
+        if _holds_parts(block):
+            yield from block["content"]
+        elif _is_result(block):
+            yield from _parts_of(block)
+        else:
+            yield block
+
+
+def _text_of(block: Any) -> str:
+    text = block.get("text") if _kind(block) == "text" else None
+    return text if isinstance(text, str) else ""
+
+
+def _text_of_result(result: JsonObject) -> str:
+    return "".join(map(_text_of, _parts_of(result)))
+
+
+def _says(block: Any) -> bool:
+    """Tell whether a block of a reply says anything beside its calls that can be sent back."""
+    if _is_text(block):
+        return bool(_text_of(block).strip())
+    return not is_call(block) and _kind(block) not in THINKING
+
+
+def _can_be_sent(block: Any, reasoning: ReasoningMode, *, partial: bool) -> bool:
+    """Tell whether a block of a stored reply is part of a request."""
+    kind = _kind(block)
+    if kind in THINKING:
+        return reasoning != "drop" and bool(block.get("signature") or block.get("data"))
+    if partial and is_object(block) and UNFINISHED in block:
+        return False
+    return not _is_text(block) or bool(_text_of(block).strip())
+
+
+def _takes_mark(block: JsonObject) -> bool:
+    if _is_text(block):
+        return bool(_text_of(block).strip())
+    return _kind(block) in {"tool_result", "tool_use", "image", "document", "search_result"}
+
+
+def _with_text(part: Any, text: str) -> Any:
+    """Return a part with another text; one that holds none stays, but for a result, whose whole content it is."""
+    if _is_result(part):
+        return {**part, "content": text}
+    return {**part, "text": text} if _text_of(part) else part
+
+
+def _input_of(text: str) -> JsonObject:
+    """Return the input of a call from its text."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    return found if is_object(found) else {"cleared": text}
+
+
+def _unmarked_text(raw: bytes) -> bytes:
+    """Return the text of a block without its cache marks; the very same bytes where it has none."""
+    if not any(piece in raw for piece in _MARKS):
+        return raw
+    block = orjson.loads(raw)
+    clean = _unmarked(block)
+    return raw if clean == block else write(clean)
+
+
+def _unmarked(block: Any) -> Any:
+    """Return a block without its cache marks, and those of its parts."""
+    if not is_object(block):
+        return block
+    clean = {name: value for name, value in block.items() if name != MARK}
+    if _holds_parts(clean):
+        clean["content"] = [_unmarked(part) for part in clean["content"]]
+    return clean
+
+
+def _call(block: JsonObject) -> Call:
+    identity, name, given = block.get("id"), block.get("name"), block.get("input")
+    return Call(
+        id=identity if isinstance(identity, str) else "",
+        name=name if isinstance(name, str) else "",
+        arguments="" if given is None else given if isinstance(given, str) else write(given).decode(),
+    )
+
+
+def _ties(data: JsonObject) -> BlockTies:
+    """Read what ties a message to others, whatever it is."""
+    role, blocks = role_of(data), blocks_of(data)
+    if role == "tool":
+        answers: list[str] = []
+        leads, alone = True, True
+        for block in blocks:
+            if _is_result(block):
+                answered = block.get("tool_use_id")
+                answers.append(answered if isinstance(answered, str) else "")
+                leads = leads and alone
+            else:
+                alone = False
+        return BlockTies(role=role, answers=tuple(answers), leads=leads, alone=alone)
+    ids = tuple([_call(block).id for block in blocks if is_call(block)]) if role == "assistant" else ()
+    return BlockTies(role=role, ids=ids, empty=not blocks)
+
+
+def _attachment(place: int, leaf: JsonObject) -> Attachment:
+    kind = _cut(leaf["type"])
+    return Attachment(place=place, kind=kind, is_image=kind == "image", description=_described(leaf))
+
+
+def _described(leaf: JsonObject) -> str:
+    """Return what is known of an image or a document: its type and size, or its address."""
+    found = leaf.get("source")
+    source: JsonObject = found if is_object(found) else leaf
+    for name in ("url", "file_id"):
+        if isinstance(source.get(name), str):
+            return _cut(source[name])
+    kind, held = source.get("media_type"), source.get("data")
+    if not isinstance(held, str):
+        return "no address"
+    known = _cut(kind) if isinstance(kind, str) and kind else "unknown type"
+    size = len(held.rstrip("=")) * 3 // 4 if source.get("type") == "base64" else len(held)
+    return f"{known}, {size} bytes"
+
+
+def _cut(text: str) -> str:
+    """Return a name on one line, cut where it is very long."""
+    line = " ".join(text[: 2 * _DESCRIBED].split())
+    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"

@@ -1,0 +1,219 @@
+"""The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
+
+Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
+from the request alone: the beginning of every request stays what it was. Nothing is required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
+from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
+from proxy.dialects.jsontext import added, is_array, is_object, read, write
+from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, as_stored, is_call
+from proxy.dialects.messages.reply import usage_of
+
+CUT_OFF: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+"""Values of `stop_reason` that may have cut a call in two."""
+ENDED: Final = "end_turn"
+_LEAVES_ROOM: Final = (None, "auto", "any")  # types of `tool_choice` with which the model may call any tool
+
+
+def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
+    """Return the tools to send: the client's, whose bytes stay, then these.
+
+    None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name is
+    one of the client's.
+    """
+    plain = ToolOffer(names=(), tools=request.tools)
+    choice = request.parameters.get("tool_choice")
+    if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
+        return plain
+    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
+    taken = {tool.get("name") for tool in theirs if is_object(tool)}
+    offered = [tool for tool in own if tool.name not in taken]
+    if not offered or len(theirs) + len(offered) > MOST_TOOLS:
+        return plain
+    ours = b",".join([_definition(tool) for tool in offered])
+    names = tuple([tool.name for tool in offered])
+    if not theirs or request.tools is None:
+        return ToolOffer(names=names, tools=b"[%b]" % ours)
+    end = request.tools.rindex(b"]")
+    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+
+
+@lru_cache
+def _definition(tool: ToolDefinition) -> bytes:
+    """Return the JSON text of a tool."""
+    told = {name: {"type": "string", "description": text.format(unset="Leave out")} for name, text in tool.parameters}
+    schema = {"type": "object", "properties": told, "additionalProperties": False}
+    return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema})
+
+
+# ------------------------------------------------------------------------------------- the calls
+
+
+class ReplyRound(Struct, frozen=True, kw_only=True):
+    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+
+    content: list[Any] = []  # its blocks
+    stop: str = ""  # why it ended
+    usage: Mapping[str, Any] | None = None  # in the API's own form
+    names: Collection[str] = frozenset()  # the proxy's tools
+
+    @property
+    def own(self) -> list[JsonObject]:
+        """The calls of the proxy's tools that are whole."""
+        return [block for block in self.content if self.is_own(block) and not self._is_broken(block)]
+
+    @property
+    def broken(self) -> bool:
+        """Whether a call of the proxy's tools broke off."""
+        return any(self.is_own(block) and self._is_broken(block) for block in self.content)
+
+    @property
+    def others(self) -> bool:
+        """Whether it calls anything that the client answers."""
+        return any(is_call(block) and not self.is_own(block) for block in self.content)
+
+    @property
+    def shown(self) -> list[Any]:
+        """Its blocks without calls of the proxy's tools."""
+        return [block for block in self.content if not self.is_own(block)]
+
+    @property
+    def says(self) -> bool:
+        """Whether it has anything to read."""
+        return as_stored({"role": "assistant", "content": self.content}).has_content
+
+    @property
+    def last(self) -> Message:
+        """What it says to the client."""
+        return as_stored({"role": "assistant", "content": self.shown})
+
+    @property
+    def calls(self) -> OwnCalls:
+        """Its calls, told apart, and the round as it can be sent back."""
+        kept: list[Any] = []
+        for block in self.content:
+            if not self.is_own(block):
+                kept.append(block)
+            elif not self._is_broken(block):
+                kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
+        message: MessagesMessage = as_stored({"role": "assistant", "content": kept})
+        own: tuple[Call, ...] = tuple([call for call in message.calls if call.name in self.names])
+        return OwnCalls(message=message, own=own, others=self.others)
+
+    def is_own(self, block: Any) -> bool:
+        """Tell whether a block is a call of a tool of the proxy's."""
+        return is_call(block) and block.get("name") in self.names
+
+    def _is_broken(self, block: JsonObject) -> bool:
+        return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
+
+    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
+        """Decide how the round ends for the client.
+
+        `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
+        """
+        own, broken = bool(self.own), self.broken
+        if self.others:
+            return RoundEnding(stop=self.stop)
+        if not own and not broken:
+            empty = later and not said and not self.says and self.stop not in CUT_OFF
+            return RoundEnding(text=SAID_NOTHING if empty else "", stop=self.stop)
+        if may_ask and not broken:
+            return RoundEnding(again=True, stop="")
+        text = "" if self.says else BROKE_OFF if broken else STOPPED
+        return RoundEnding(text=text, stop=self.stop if self.stop in CUT_OFF else ENDED)
+
+
+class RoundEnding(Struct, frozen=True, kw_only=True):
+    """How one round of a reply ends for the client."""
+
+    again: bool = False  # not at all: another round follows, and the client is not told of this end
+    text: str = ""  # what is said at its end that the model did not say
+    stop: str  # its `stop_reason`
+
+
+def says_something(blocks: Sequence[Any]) -> bool:
+    """Tell whether blocks of a reply have anything to read."""
+    return any(not (is_object(block) and block.get("type") in THINKING) for block in blocks)
+
+
+class MessagesBodyFilter:
+    """One reply on its way to the client, made of bodies that each hold one round of it."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Take calls of the tools `names` out."""
+        self._names = frozenset(names)
+        self.rounds = 0
+        self._said: list[Any] = []  # the blocks of the rounds that the client is not shown
+        self._may_ask = True
+        self._usage_before: Mapping[str, Any] | None = None
+        self._data: JsonObject = {}
+        self._round = ReplyRound()
+        self.again = False
+        self.last: Message = as_stored({"role": "assistant", "content": []})
+
+    @property
+    def calls(self) -> OwnCalls:
+        return self._round.calls
+
+    @property
+    def usage(self) -> JsonObject | None:
+        spent = added(self._usage_before, self._round.usage)
+        return None if spent is None else usage_of(spent)
+
+    def take(self, body: bytes) -> bytes:
+        self._data, self._round = _round_of(body, self._names)
+        self.last = self._round.last
+        current = self._round
+        if not current.content or not (self.rounds or current.own or current.broken):
+            return body
+        how = current.ending(later=self.rounds > 0, said=says_something(self._said), may_ask=self._may_ask)
+        self.again = how.again
+        return b"" if how.again else self._shown(current.shown, how)
+
+    def next(self, *, may_ask: bool) -> None:
+        self._usage_before = added(self._usage_before, self._round.usage)
+        self._said += self._round.shown
+        self._round = ReplyRound(names=self._names)
+        self.rounds += 1
+        self._may_ask, self.again = may_ask, False
+
+    def give_up(self) -> bytes:
+        self.next(may_ask=False)
+        return self._shown([], RoundEnding(text=STOPPED, stop=ENDED))
+
+    def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
+        """Return the reply that ends with these blocks, in the body of the last round."""
+        said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
+        self.last = as_stored({"role": "assistant", "content": said})
+        usage = added(self._usage_before, self._round.usage)
+        shown = self._data | {"content": [*self._said, *said], "stop_reason": how.stop}
+        return write(shown | ({"usage": usage} if usage is not None else {}))
+
+
+def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, ReplyRound]:
+    """Return the data of a body, and the round that it holds."""
+    try:
+        data = read(body)
+    except ValueError:
+        data = None
+    if not is_object(data) or not is_array(content := data.get("content")):
+        return {}, ReplyRound(names=names)
+    stop, usage = data.get("stop_reason"), data.get("usage")
+    told = ReplyRound(
+        content=content,
+        stop=stop if isinstance(stop, str) else "",
+        usage=usage if is_object(usage) else None,
+        names=names,
+    )
+    return data, told

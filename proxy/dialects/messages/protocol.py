@@ -1,0 +1,283 @@
+"""The rules of the Messages API about tool calls, the repair of what breaks them, and the API as a dialect.
+
+    - A reply with `tool_use` blocks is followed at once by a user's turn that begins with one result for each call.
+      User messages in a row are one turn.
+    - A `tool_result` stands nowhere else, and answers a call of the reply before it by its id.
+    - Each call has an id, and no other call of the conversation has the same one.
+    - No message is empty, and the first one is a user's. A system message follows a user's turn.
+
+Source: Anthropic's API reference and its error messages ("`tool_use` ids were found without `tool_result` blocks
+immediately after", "unexpected `tool_use_id` found in `tool_result` blocks", "messages: first message must use the
+"user" role").
+
+The repair of a reply and its results depends only on these. So the repair of a longer history begins with that of the
+shorter one, unless its last calls were answered meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final, cast
+
+import orjson
+
+from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
+from proxy.dialects.chat.refusals import overflow_of
+from proxy.dialects.jsontext import read, write
+from proxy.dialects.messages.cache_marks import decides_itself, marked
+from proxy.dialects.messages.canonical import canonical
+from proxy.dialects.messages.message import BlockTies, MessagesMessage, as_stored
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
+from proxy.dialects.messages.reply import CALLING, MessageReader, error_body, error_words, made_answer, read_body
+from proxy.dialects.messages.request import compose, parse_messages_request
+from proxy.dialects.messages.tool_stream import MessagesStreamFilter
+
+NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
+_ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
+OPENING: Final = "[The beginning of this conversation is not shown.]"
+"""What stands before a conversation that would begin with a reply."""
+
+
+class BrokenRule(StrEnum):
+    """What can be wrong with a message. The value says it, and reads on as a note of the repair."""
+
+    MISSING = "tool call without a result"
+    ORPHAN = "tool result without a call"
+    SECOND = "second result of a tool call"
+    BEHIND = "tool result behind other content"
+    NAMELESS = "tool call without an id"
+    TWICE = "tool call with the id of another one"
+    EMPTY = "message without content"
+    SYSTEM = "system message that follows no user's turn"
+    BEGINNING = "conversation that begins with a reply"
+
+
+_CURES: Final = {
+    BrokenRule.MISSING: "a result was put in",
+    BrokenRule.BEHIND: "put first",
+    BrokenRule.SYSTEM: "said by the user",
+    BrokenRule.BEGINNING: "a text was put before it",
+}
+"""How a problem is cured where that is not by leaving out."""
+
+
+class _TurnWalk:
+    """One reading of the messages: what stays and is put in, in order, and what is wrong."""
+
+    __slots__ = ("_ids", "messages", "problems", "sources")
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages: list[Message] = []
+        self.sources: list[int | None] = []
+        self.problems: list[tuple[int, BrokenRule]] = []  # positions, and what is wrong with the message there
+        self._ids: set[str] = set()  # of all calls so far
+        ties = _ties_of(messages)
+        if _are_sound(ties):  # most histories are, and they are read at every request
+            self.messages, self.sources = list(messages), list(range(len(ties)))
+            return
+        position = 0
+        while position < len(ties):
+            start, role = position, ties[position].role
+            position += 1
+            if role == "tool":
+                self._orphans(start, messages[start])
+            elif role == "assistant":
+                ids = self._reply(start, messages[start], ties[start])
+                while ids and position < len(ties) and ties[position].role == "tool":
+                    position += 1
+                if ids:
+                    self._results(start, ids, messages, ties, position)
+            elif ties[start].empty:
+                self.problems.append((start, BrokenRule.EMPTY))
+            elif role == "system" and (not self.messages or self.messages[-1].role == "assistant"):
+                self.problems.append((start, BrokenRule.SYSTEM))
+                self._keep(None, MESSAGES.spoken("user", messages[start].text))
+            else:
+                self._keep(start, messages[start])
+
+    def _keep(self, source: int | None, message: Message) -> None:
+        if not self.messages and message.role == "assistant":
+            self.problems.append((source or 0, BrokenRule.BEGINNING))
+            self.messages.append(MESSAGES.spoken("user", OPENING))
+            self.sources.append(None)
+        self.messages.append(message)
+        self.sources.append(source)
+
+    def _orphans(self, position: int, message: Message) -> None:
+        """Keep what stands beside results that answer nothing."""
+        self.problems += [(position, BrokenRule.ORPHAN)] * message.result_count
+        if (left := message.with_results([None] * message.result_count)) is not None:
+            self._keep(None, left)
+
+    def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
+        """Keep of a reply what keeps the rules; return the ids of its calls."""
+        ids: dict[str, None] = {}
+        kept: set[int] = set()
+        for index, identity in enumerate(ties.ids):
+            if not identity or identity in ids or identity in self._ids:
+                self.problems.append((position, BrokenRule.TWICE if identity else BrokenRule.NAMELESS))
+            else:
+                kept.add(index)
+                ids[identity] = None
+        self._ids.update(ids)
+        if len(kept) == len(ties.ids) and not ties.empty:
+            self._keep(position, message)
+        elif ids or (not ties.empty and message.has_content):
+            self._keep(None, message.with_calls(kept))
+        else:
+            self.problems.append((position, BrokenRule.EMPTY))
+        return ids
+
+    def _results(
+        self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[BlockTies], stop: int
+    ) -> None:
+        """Keep the user's turn that answers the calls of a reply, or make one that does."""
+        run = range(block + 1, stop)
+        if _are_answers([ties[at] for at in run], ids):
+            for at in run:
+                self._keep(at, messages[at])
+            return
+        waiting = dict.fromkeys(ids, True)
+        results: list[Message] = []
+        beside: list[Message] = []
+        behind = False
+        for at in run:
+            behind = behind or bool(beside) or not ties[at].leads
+            for result in messages[at].results:
+                answered = result.answers or ""
+                if waiting.get(answered):
+                    waiting[answered] = False
+                    results.append(result)
+                else:
+                    self.problems.append((at, BrokenRule.SECOND if answered in waiting else BrokenRule.ORPHAN))
+            if (left := messages[at].with_results([None] * messages[at].result_count)) is not None:
+                beside.append(left)
+        if behind and results:
+            self.problems.append((block, BrokenRule.BEHIND))
+        missing = [answered for answered, waits in waiting.items() if waits]
+        self.problems += [(block, BrokenRule.MISSING)] * len(missing)
+        for message in (*results, *[MESSAGES.result(answered, NO_RESULT) for answered in missing], *beside):
+            self._keep(None, message)
+
+
+def _ties_of(messages: Sequence[Message]) -> list[BlockTies]:
+    return [message.ties for message in cast("Sequence[MessagesMessage]", messages)]
+
+
+def _are_sound(ties: Sequence[BlockTies]) -> bool:
+    """Tell whether messages with these ties, in a row, break no rule."""
+    used: set[str] = set()
+    waiting: set[str] = set()
+    before = ""
+    for each in ties:
+        if waiting:
+            answers = set(each.answers)
+            if not each.leads or len(answers) < len(each.answers) or not answers or not answers <= waiting:
+                return False
+            waiting -= answers
+            if waiting and not each.alone:
+                return False
+        elif each.role == "assistant":
+            ids = set(each.ids)
+            if not before or each.empty or "" in ids or len(ids) < len(each.ids) or not used.isdisjoint(ids):
+                return False
+            used |= ids
+            waiting = ids.copy()
+        elif each.role == "tool" or each.empty or (each.role == "system" and before in {"", "assistant"}):
+            return False
+        before = each.role
+    return not waiting
+
+
+def _are_answers(run: Sequence[BlockTies], ids: Collection[str]) -> bool:
+    """Tell whether messages with results, in a row, are the turn that answers these calls."""
+    waiting = set(ids)
+    for each in run:
+        answers = set(each.answers)
+        if not waiting or not each.leads or len(answers) < len(each.answers) or not answers <= waiting:
+            return False
+        waiting -= answers
+        if waiting and not each.alone:
+            return False
+    return not waiting
+
+
+class MessagesDialect(Dialect):
+    """The Messages API."""
+
+    name: ClassVar[str] = "messages"
+    requests: ClassVar[RequestSide] = RequestSide(
+        path="/messages",
+        headers=((b"anthropic-version", b"2023-06-01"),),
+        parse=parse_messages_request,
+        compose=compose,
+        offer_tools=offer_tools,
+        decides_caching=decides_itself,
+        marked=marked,
+        overflow_of=overflow_of,
+        demanded_order=lambda _status, _body: None,  # the API puts users in a row together itself
+        reordered=lambda messages, _order: tuple(messages),
+        refuses_usage=lambda _body: False,
+    )
+    replies: ClassVar[ReplySide] = ReplySide(
+        read=read_body,
+        reader=MessageReader,
+        ends=(b"message_stop",),
+        body_filter=MessagesBodyFilter,
+        stream_filter=MessagesStreamFilter,
+        repeat=made_answer,
+        calling=CALLING,
+        error_words=error_words,
+        error_body=lambda error: orjson.dumps(error_body(error)),
+        error_event=lambda body: b"event: error\ndata: %b\n\n" % write(read(body)),
+    )
+
+    def message(self, raw: bytes) -> MessagesMessage:
+        return MessagesMessage(raw)
+
+    def spoken(self, role: SpokenRole, text: str) -> MessagesMessage:
+        return MessagesMessage.of({"role": role, "content": text})
+
+    def result(self, call: str, text: str) -> MessagesMessage:
+        block = {"type": "tool_result", "tool_use_id": call, "content": text}
+        return as_stored({"role": "user", "content": [block]})
+
+    def question(self, model: str, instructions: str, text: str) -> bytes:
+        asked = {"role": "user", "content": text}
+        return write({"model": model, "max_tokens": _ANSWER, "system": instructions, "messages": [asked]})
+
+    def canonical(self, message: Message) -> bytes:
+        return canonical(message.data)
+
+    def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
+        # All results directly after a reply with calls belong to its span, whatever they answer.
+        found: list[Span] = []
+        ties = _ties_of(messages)
+        position = number = 0
+        while position < len(ties):
+            start, first = position, ties[position]
+            position += 1
+            number += first.role == "user"
+            while first.ids and position < len(ties) and ties[position].role == "tool":
+                position += 1
+            found.append(Span(start=start, stop=position, round=number))
+        return tuple(found)
+
+    def problems(self, messages: Sequence[Message]) -> list[str]:
+        return [f"message {position}: {problem}" for position, problem in _TurnWalk(messages).problems]
+
+    def repair(self, messages: Sequence[Message]) -> Repaired:
+        walk = _TurnWalk(messages)
+        found = Counter(problem for _, problem in walk.problems)
+        notes = [
+            f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
+            for problem in BrokenRule
+            if found[problem]
+        ]
+        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
+
+
+MESSAGES: Final = MessagesDialect()
+MessagesMessage.dialect = MESSAGES

@@ -1,0 +1,264 @@
+"""The reply that a body, or the events of a stream, hold; the errors of the API; an answer of our own.
+
+    message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
+    then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
+
+It reads whatever a provider sends and never fails: what cannot be understood is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+
+from proxy.dialects import JsonObject, Message, Replies
+from proxy.dialects.chat.completion import words_of
+from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects.messages.message import UNFINISHED, as_stored
+from proxy.dialects.sse import Event
+from proxy.errors import PalimpsestError
+
+CALLING: Final = "tool_use"  # the `stop_reason` of an answer that the proxy makes of a stored reply
+_NOTHING_SPENT: Final = {"input_tokens": 0, "output_tokens": 0}
+_INPUTS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})  # blocks whose input comes as JSON text
+_ERRORS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""What the API calls an error of this status. Others are an `invalid_request_error`, from 500 on an `api_error`."""
+
+
+def read_body(body: bytes) -> Replies:
+    """Return what a body says; raises ValueError where it is no JSON."""
+    data = read(body)
+    if not is_object(data) or not is_array(content := data.get("content")):
+        return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
+    stop, usage = data.get("stop_reason"), data.get("usage")
+    return Replies(
+        messages=(as_stored({"role": "assistant", "content": content}),),
+        finish_reasons=(stop if isinstance(stop, str) and stop else None,),
+        usage=usage_of(usage) if is_object(usage) else None,
+        model=_text(data.get("model")),
+        error=None,
+    )
+
+
+def usage_of(usage: Mapping[str, Any]) -> JsonObject:
+    """Return the usage in the form of Chat Completions; how much was written to a cache for an hour stays beside it."""
+    fresh, output = _count(usage, "input_tokens"), _count(usage, "output_tokens")
+    read_, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    asked = fresh + read_ + written
+    told: JsonObject = {
+        "prompt_tokens": asked,
+        "completion_tokens": output,
+        "total_tokens": asked + output,
+        "prompt_tokens_details": {"cached_tokens": read_, "cache_write_tokens": written},
+    }
+    details, creation = usage.get("output_tokens_details"), usage.get("cache_creation")
+    if is_object(details) and (thought := _count(details, "thinking_tokens")):
+        told["completion_tokens_details"] = {"reasoning_tokens": thought}
+    if is_object(creation):
+        told["cache_creation"] = creation
+    return told
+
+
+class _Block(Struct, kw_only=True):
+    """A content block as far as it has come. Texts come in pieces: adding to a long one must not copy it each time."""
+
+    fields: JsonObject
+    texts: dict[str, list[str]] = {}
+    json: list[str] = []  # pieces of the JSON text of its input
+    ended: bool = False
+
+    def add(self, delta: JsonObject) -> None:
+        for name, value in delta.items():
+            if name == "partial_json" and isinstance(value, str):
+                self.json.append(value)
+            elif name == "citation":
+                known = self.fields.get("citations")
+                self.fields["citations"] = [*(known if is_array(known) else []), value]
+            elif name != "type" and isinstance(value, str):
+                if name not in self.texts:
+                    known = self.fields.get(name)
+                    self.texts[name] = [known] if isinstance(known, str) else []
+                self.texts[name].append(value)
+            elif name != "type":
+                self.fields[name] = value
+
+    def built(self) -> JsonObject:
+        block = self.fields | {name: "".join(pieces) for name, pieces in self.texts.items()}
+        if block.get("type") not in _INPUTS:
+            return block
+        text = "".join(self.json)
+        try:
+            given = orjson.loads(text) if text else block.get("input")
+        except orjson.JSONDecodeError:
+            given = None
+        if is_object(given) and (self.ended or text):
+            return block | {"input": given}
+        return block | {"input": {}, UNFINISHED: text}
+
+
+class MessageReader:
+    """Folds the events of one stream into a reply."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self.stop: str | None = None  # why it ended; None while that was not said
+        self.spent: JsonObject = {}  # the usage in the API's own form
+        self._model: str | None = None
+        self._error: str | None = None
+
+    @property
+    def content(self) -> list[JsonObject]:
+        """The blocks as far as they have come."""
+        return [block.built() for _, block in sorted(self._blocks.items())]
+
+    @property
+    def replies(self) -> Replies:
+        content = self.content
+        some = bool(content) or self.stop is not None
+        return Replies(
+            messages=(as_stored({"role": "assistant", "content": content}),) if some else (),
+            finish_reasons=(self.stop,) if some else (),
+            usage=usage_of(self.spent) if self.spent else None,
+            model=self._model,
+            error=self._error,
+        )
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def take(self, event: Event) -> bool:
+        if event.data is not None:
+            try:
+                self.add(read(event.data))
+            except ValueError:
+                return False
+        return False
+
+    def add(self, data: Any) -> None:
+        """Take the data of the next event, whatever it is."""
+        if not is_object(data):
+            return
+        kind = data.get("type")
+        if kind == "message_start" and is_object(message := data.get("message")):
+            self._model = _text(message.get("model"))
+            self._spend(message.get("usage"))
+        elif kind == "message_delta":
+            delta = data.get("delta")
+            self.stop = (_text(delta.get("stop_reason")) if is_object(delta) else None) or self.stop
+            self._spend(data.get("usage"))
+        elif kind == "error":
+            self._error = self._error or _error_in(data)
+        elif isinstance(index := data.get("index"), int):
+            self._take_block(kind, index, data)
+
+    def _take_block(self, kind: Any, index: int, data: JsonObject) -> None:
+        block = self._blocks.get(index)
+        if kind == "content_block_start" and is_object(begun := data.get("content_block")):
+            self._blocks[index] = _Block(fields=dict(begun))
+        elif block is not None and kind == "content_block_delta" and is_object(delta := data.get("delta")):
+            block.add(delta)
+        elif block is not None and kind == "content_block_stop":
+            block.ended = True
+
+    def _spend(self, usage: Any) -> None:
+        """Take what a later event says of the usage: its numbers are those of the whole reply."""
+        if is_object(usage):
+            self.spent |= {name: value for name, value in usage.items() if value is not None}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if type(value) is int and value > 0 else 0
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def _error_in(data: Any) -> str | None:
+    """Return the words of an error; None where it is none."""
+    error = data.get("error") if is_object(data) else None
+    if error is not None:
+        return words_of(error)
+    return "unknown error" if is_object(data) and data.get("type") == "error" else None
+
+
+def error_words(body: bytes) -> str | None:
+    """Return the words of an error answer; None where it is no JSON object with an `error`."""
+    try:
+        return _error_in(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def error_body(error: PalimpsestError) -> JsonObject:
+    """Return an error of the proxy's as the API would say it."""
+    kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    told: JsonObject = {"type": kind, "message": error.message}
+    told |= {name: value for name, value in (("param", error.param), ("code", error.code)) if value is not None}
+    return {"type": "error", "error": told}
+
+
+# ---------------------------------------------------------------------------- an answer of our own
+
+
+def made_answer(
+    reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
+) -> tuple[bytes, bytes]:
+    """Return content type and body of an answer with this reply, for which nothing was spent."""
+    del created, usage  # the API tells no time, and always the usage
+    answer: JsonObject = {
+        "id": f"msg_{exchange}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": reply.data["content"],
+        "stop_reason": CALLING,
+        "stop_sequence": None,
+        "usage": _NOTHING_SPENT,
+    }
+    if not stream:
+        return b"application/json", orjson.dumps(answer)
+    return b"text/event-stream", b"".join([named_event(data) for data in events_of(answer)])
+
+
+def events_of(answer: JsonObject) -> list[JsonObject]:
+    """Return the data of the events by which a whole answer is streamed."""
+    opened: JsonObject = {**answer, "content": [], "stop_reason": None}
+    events: list[JsonObject] = [{"type": "message_start", "message": opened}]
+    for index, block in enumerate(answer["content"]):
+        begun, delta = dict(block), None
+        if block.get("type") in _INPUTS:
+            begun["input"], delta = {}, {"type": "input_json_delta", "partial_json": _json(block.get("input"))}
+        elif block.get("type") == "text":
+            begun["text"], delta = "", {"type": "text_delta", "text": block.get("text")}
+        events.append({"type": "content_block_start", "index": index, "content_block": begun})
+        if delta is not None:
+            events.append({"type": "content_block_delta", "index": index, "delta": delta})
+        events.append({"type": "content_block_stop", "index": index})
+    stop = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
+    return [*events, {"type": "message_delta", "delta": stop, "usage": answer["usage"]}, {"type": "message_stop"}]
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def named_event(data: JsonObject) -> bytes:
+    """Return an event with this data, under the name that the API gives it."""
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))

@@ -1,0 +1,250 @@
+"""A request for a message beside its bytes, and the body that goes upstream.
+
+The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}. If nothing is
+changed, the client's own bytes are the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
+from proxy.dialects.generations import Generations
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
+from proxy.dialects.messages.cache_marks import MOST_MARKS, marks_beside, marks_in
+from proxy.dialects.messages.canonical import canonical
+from proxy.dialects.messages.message import MessagesMessage, blocks_of, is_call, role_of
+from proxy.errors import InvalidRequest
+
+MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
+"""What the receipt says of a request that has the provider trim, too."""
+
+_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+"""A memo of what follows from texts alone."""
+_SEPARATE: Final = ("messages", "system")  # fields that are no parameters
+_ELSEWHERE: Final = "This is a body for {}: send it there. At /v1/messages the Messages API of Anthropic is spoken."
+_OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions, which this API has not
+
+
+def parse_messages_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:  # noqa: ARG001 - read whole
+    """Read a request. Fields and blocks that are not known here pass as they are.
+
+    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, has a field of the wrong type, or is a request of
+    another API.
+    """
+    fields, items = _split(body)
+    values = {name: value_of(name, bytes(text)) for name, text in fields.items() if name != "messages"}
+    facts, messages = _messages(items)
+    _refuse_other_apis(values, messages)
+    tools, stream = values.pop("tools", None), values.get("stream")
+    if tools is not None and not is_array(tools):
+        raise wrong_type("tools", "an array of objects", tools)
+    if stream is not None and not isinstance(stream, bool):
+        raise wrong_type("stream", "a boolean or null", stream)
+    limit = values["max_tokens"]
+    if type(limit) is not int:
+        raise wrong_type("max_tokens", "an integer", limit)
+    system = values.pop("system", None)
+    if not (system is None or isinstance(system, str) or is_array(system)):
+        raise wrong_type("system", "a string, or an array of text blocks", system)
+    return Request(
+        raw=body,
+        fields=fields,
+        instructions=(_instruction(fields["system"]),) if system else (),
+        messages=messages,
+        model=model_of(values),
+        stream=bool(stream),
+        has_tools=bool(tools),
+        tools=fields["tools"] if tools else None,
+        wants_usage=True,  # it always comes
+        reply_tokens=limit if limit > 0 else None,
+        replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
+        parameters=values,
+        has_own_fields=any([each.has_own_fields for each in facts]),
+        keeps_loop=_is_enabled(values.get("thinking")),
+        untouched=_goes_on(values.get("thread")),
+        notes=(MANAGED,) if values.get("context_management") else (),
+    )
+
+
+def compose(
+    request: Request,
+    *,
+    instructions: Sequence[Message] | None = None,
+    messages: Sequence[Message] | None = None,
+    add_usage: bool = False,  # noqa: ARG001 - it always comes
+    drop_fields: Collection[str] = (),
+    cache_key: str | None = None,  # noqa: ARG001 - the API has none
+    tools: bytes | None = None,
+) -> bytes:
+    """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
+
+    A system message that leads goes to the system prompt. Where messages change, cache marks stand where the client's
+    own do, and they are never more than the API takes.
+    """
+    changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
+    lead = request.instructions if instructions is None else tuple(instructions)
+    sent = request.messages if messages is None else tuple(messages)
+    if request.has_own_fields or messages is not None:
+        sent = tuple([message.without_own_fields() for message in sent])
+    if sent != request.messages:
+        while sent and sent[0].role == "system":
+            lead, sent = (*lead, sent[0]), sent[1:]
+        sent = _remarked(request, sent, lead)
+        changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
+    if lead != request.instructions:
+        changes["system"] = _system_of(lead)
+    for path in drop_fields:
+        name, *rest = path.split(".")
+        text = changes.get(name, request.fields.get(name))
+        if name != "messages" and text is not None and (left := without_member(text, rest)) != text:
+            changes[name] = left
+    if tools is not None and tools != request.fields.get("tools"):
+        changes["tools"] = tools
+    if not changes:
+        return request.raw
+    every = dict.fromkeys([*request.fields, *changes])
+    return emitted({name: changes[name] if name in changes else request.fields[name] for name in every})
+
+
+def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]) -> tuple[Message, ...]:
+    """Return changed messages with the client's cache marks: on what came with one, and was rewritten without.
+
+    Stored messages have those of earlier requests; of all marks, as many stay as the API takes, the newest.
+    """
+    own = [message for message in request.messages if isinstance(message, MessagesMessage) and message.has_marks]
+    moved = {answered: mark for message in own if (mark := message.mark()) for answered in message.answered[:1]}
+    last = own[-1].mark() if own and own[-1] is request.messages[-1] else None
+    marked = list(sent)
+    counts = [0] * len(marked)
+    for place, message in enumerate(sent):
+        if not isinstance(message, MessagesMessage):
+            continue
+        if message.has_marks:
+            counts[place] = marks_in(message.data)
+            continue
+        mark = moved.get(message.answered[0]) if moved and message.answered else None
+        if mark is None and place == len(sent) - 1:
+            mark = last
+        if mark is not None and (new := message.with_mark(mark)) is not None:
+            marked[place], counts[place] = new, 1
+    excess = sum(counts) + marks_beside(request.fields) + sum(marks_in(each.data) for each in lead) - MOST_MARKS
+    if excess > 0:
+        texts = {message.raw for message in own}
+        places = [place for place, count in enumerate(counts) if count]
+        for place in sorted(places, key=lambda place: marked[place].raw in texts):
+            message = marked[place]
+            if excess > 0 and isinstance(message, MessagesMessage):
+                marked[place] = message.without_marks()
+                excess -= counts[place]
+    return tuple(marked)
+
+
+def _system_of(instructions: Sequence[Message]) -> bytes:
+    """Return the system prompt that says what these do: the very text of one, several one after another."""
+    if len(instructions) == 1:
+        return RawFields(instructions[0].raw)["content"]
+    contents: list[Any] = [message.data.get("content") for message in instructions]
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return write("\n\n".join(texts))
+    return write([block for message in instructions for block in blocks_of(message.data)])
+
+
+def _instruction(system: bytes) -> MessagesMessage:
+    return MessagesMessage(b'{"role":"system","content":%b}' % system)
+
+
+def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
+    """Return the top-level fields, and the texts of the messages."""
+    try:
+        fields = RawFields(body)
+        messages = fields.span("messages")
+        if messages is None and "input" in fields:
+            raise missing("messages", _ELSEWHERE.format("/v1/responses"))
+        if messages is None:
+            raise missing("messages", "Send an array of at least one message.")
+        if bytes(messages[:1]) != b"[":
+            raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
+        items = ITEMS.decode(messages)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise unreadable(body, "messages") from why
+    if not items:
+        raise InvalidRequest(
+            "Invalid 'messages': empty array. Send at least one message.", param="messages", code="empty_array"
+        )
+    return fields, items
+
+
+def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message, ...]]:
+    """Read the messages, and what is known of each; a text that was read before is not read again."""
+    texts = list(map(bytes, items))
+    known: list[Facts] = []
+    messages: list[Message] = []
+    for text, remembered in zip(texts, _KNOWN.recall(texts), strict=True):
+        facts, data = remembered, None
+        if facts is None:
+            facts, data = _message(f"messages[{len(known)}]", text)
+            _KNOWN.put(text, facts)
+        known.append(facts)
+        messages.append(MessagesMessage(facts.raw, data, facts))
+    return known, tuple(messages)
+
+
+def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
+    """Read one message."""
+    data = value_of(param, raw)
+    if not is_object(data):
+        raise wrong_type(param, "an object", data)
+    for name in ("role", "content"):
+        if name not in data and not (name == "content" and data.get("tool_calls")):
+            raise missing(f"{param}.{name}", "Give each message a role and a content.")
+    if not isinstance(data["role"], str):
+        raise wrong_type(f"{param}.role", "a string", data["role"])
+    content = data.get("content")
+    if not (isinstance(content, str) or is_array(content) or data.get("tool_calls")):
+        raise wrong_type(f"{param}.content", "a string, or an array of content blocks", content)
+    for place, block in enumerate(content if is_array(content) else ()):
+        if not is_object(block):
+            raise wrong_type(f"{param}.content[{place}]", "an object", block)
+    facts = Facts(
+        raw=raw,
+        role=role_of(data),
+        has_own_fields=not data.keys().isdisjoint(OWN_FIELDS),
+        has_calls=any(map(is_call, blocks_of(data))),
+        content=hash_of(canonical(data)),
+        body=body_id(raw),
+    )
+    return facts, data
+
+
+def _is_enabled(thinking: Any) -> bool:
+    """Tell whether thinking is switched on in the older way, in which a reply amid a tool loop begins with thinking."""
+    return is_object(thinking) and thinking.get("type") == "enabled"
+
+
+def _goes_on(thread: Any) -> bool:
+    """Tell whether a request goes on with a thread of messages that the provider holds."""
+    return is_object(thread) and thread.get("type") == "continue"
+
+
+def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    """Raise `InvalidRequest` for a request of Chat Completions, saying where it belongs."""
+    tools = values.get("tools")
+    functions = any(is_object(tool) and "function" in tool for tool in (tools if is_array(tools) else ()))
+    if functions or messages[0].role == "system" or any(map(_is_of_chat, messages)):
+        raise InvalidRequest(_ELSEWHERE.format("/v1/chat/completions"), code="wrong_endpoint")
+    if "max_tokens" not in values:
+        advice = "Say how long the reply may be. A request for a chat completion belongs to /v1/chat/completions."
+        raise missing("max_tokens", advice)
+
+
+def _is_of_chat(message: Message) -> bool:
+    # `tool` is what a user message with results is called here, too: the text tells.
+    return (message.role in _OF_CHAT and message.data["role"] != "user") or bool(message.data.get("tool_calls"))

@@ -1,0 +1,182 @@
+"""What a client is shown of a streamed reply in which the proxy answers the calls of its own tools.
+
+A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
+sees one reply.
+
+    a block        is shown as it comes; behind one of ours, and in a later round, it is numbered anew
+    ours           is taken out: its name is whole when it begins
+    an end         of a round that another one follows is taken out: `message_delta` and `message_stop`
+    a later round  begins unseen, and its usage is that of all rounds so far
+
+What cannot be read, and what says nothing of a reply, is shown as it came. `reply` is the reply as the client has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from proxy.dialects import JsonObject, Message, OwnCalls
+from proxy.dialects.chat.own_tools import STOPPED
+from proxy.dialects.jsontext import added, is_object, read, write
+from proxy.dialects.messages.message import is_call
+from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
+from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
+from proxy.dialects.sse import Event
+
+_BLOCKS: Final = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
+
+
+class MessagesStreamFilter:
+    """One streamed reply on its way to the client, event by event."""
+
+    def __init__(self, names: Collection[str], hides_usage: bool) -> None:  # noqa: ARG002 - usage is always shown
+        """Take calls of the tools `names` out."""
+        self._names = frozenset(names)
+        self.reply = MessageReader()
+        self.said = False
+        self.rounds = 0
+        self._may_ask = True
+        self._usage_before: Mapping[str, Any] | None = None
+        self._next = 0  # the index of the next block that the client is shown
+        self._begin()
+
+    def _begin(self) -> None:
+        self._whole = MessageReader()  # all that the round says
+        self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
+        self.ended = self.again = False
+
+    @property
+    def _round(self) -> ReplyRound:
+        return ReplyRound(
+            content=self._whole.content, stop=self._whole.stop or "", usage=self._whole.spent or None, names=self._names
+        )
+
+    @property
+    def calls(self) -> OwnCalls:
+        return self._round.calls
+
+    @property
+    def last(self) -> Message:
+        return self._round.last
+
+    @property
+    def hides(self) -> bool:
+        return self.rounds > 0 or None in self._shown.values()
+
+    @property
+    def usage(self) -> JsonObject | None:
+        spent = self._spent
+        return None if spent is None else usage_of(spent)
+
+    @property
+    def _spent(self) -> dict[str, Any] | None:
+        return added(self._usage_before, self._whole.spent or None)
+
+    def next(self, *, may_ask: bool) -> None:
+        self._usage_before = self._spent
+        self.rounds += 1
+        self._may_ask = may_ask
+        self._begin()
+
+    def take(self, event: Event) -> bytes:
+        data: Any = None
+        if event.data is not None:
+            try:
+                data = read(event.data)
+            except ValueError:
+                data = None
+        kind = data.get("type") if is_object(data) else None
+        if not is_object(data) or kind == "ping":
+            return event.raw
+        if kind == "error":
+            self.said = True
+            self.reply.add(data)
+        if self.again:  # the reply goes on elsewhere
+            self._whole.add(data)
+            return b""
+        self._whole.add(data)
+        if kind == "message_start":
+            return b"" if self.rounds else self._as_it_came(event, data)
+        if kind in _BLOCKS and isinstance(data.get("index"), int):
+            return self._block(event, data, kind)
+        if kind == "message_delta":
+            return self._end(event, data)
+        return event.raw
+
+    def end(self, event: Event | None = None) -> bytes:
+        del event  # `message_delta` says how the reply ended; a stream without one broke off
+        return b""
+
+    def closing(self, tail: bytes) -> bytes:
+        return tail
+
+    def give_up(self) -> bytes:
+        self.next(may_ask=False)
+        self.ended = True
+        return self._text(STOPPED) + self._closed(ENDED) + named_event({"type": "message_stop"})
+
+    def _as_it_came(self, event: Event, data: JsonObject) -> bytes:
+        self.reply.add(data)
+        return event.raw
+
+    def _block(self, event: Event, data: JsonObject, kind: str) -> bytes:
+        """Show an event of a block, under the index by which the client knows it."""
+        index = data["index"]
+        if kind == "content_block_start":
+            begun = data.get("content_block")
+            if is_object(begun) and is_call(begun) and begun.get("name") in self._names:
+                self._shown[index] = None
+            else:
+                self._shown[index] = self._next
+                self._next += 1
+        known = self._shown.get(index)
+        if known is None:
+            return b""
+        self.said = True
+        if known == index:
+            return self._as_it_came(event, data)
+        return self._made({**data, "index": known})
+
+    def _end(self, event: Event, data: JsonObject) -> bytes:
+        """Decide how the round ends, where the event says that it does."""
+        if self._whole.stop is None or self.ended:
+            return event.raw if not self.rounds else b""
+        self.ended = True
+        if not self.hides:
+            self.said = True
+            return self._as_it_came(event, data)
+        round_, said = self._round, any(message.has_content for message in self.reply.replies.messages)
+        how: RoundEnding = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
+        self.again = how.again
+        if how.again:
+            return b""
+        delta, usage = data.get("delta"), data.get("usage")
+        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.stop}}
+        if is_object(usage) and (spent := self._spent) is not None:
+            told["usage"] = {name: spent.get(name, value) for name, value in usage.items()}
+        self.said = True
+        return (self._text(how.text) if how.text else b"") + self._made(told)
+
+    def _made(self, data: JsonObject) -> bytes:
+        """Return an event of our own making, and note it."""
+        self.reply.add(data)
+        return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))
+
+    def _text(self, text: str) -> bytes:
+        """Return the events of a block of text that the model did not say."""
+        index, self._next = self._next, self._next + 1
+        shown = self._made(
+            {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
+        )
+        shown += self._made(
+            {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+        )
+        # It is what the round says last: the reply is sent back with it.
+        at = max(self._shown, default=-1) + 1
+        self._whole.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
+        return shown + self._made({"type": "content_block_stop", "index": index})
+
+    def _closed(self, stop: str) -> bytes:
+        delta = {"stop_reason": stop, "stop_sequence": None}
+        return self._made({"type": "message_delta", "delta": delta, "usage": self._spent or {"output_tokens": 0}})

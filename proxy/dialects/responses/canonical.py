@@ -1,0 +1,84 @@
+"""The canonical form of an entry: the bytes by which it is recognised when it comes back. It is never sent.
+
+What clients change without meaning anything by it is left out:
+
+    everywhere     ids of items, `status`, key order; null, "", [], {} and a missing field are one; marks for caches
+    content        one part of text is that text; of a text part only the text counts
+    role           `developer` is `system`
+    turns          how texts are split into parts and messages, and white space around them; where texts and calls
+                   stand among each other; arguments count as JSON, not as text. Reasoning, what the provider ran
+                   itself and references do not count where text or calls remain
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from proxy.dialects.base import OWN_FIELDS, Call, JsonObject
+from proxy.dialects.chat.canonical import CACHE_MARKS, arguments_form
+from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.responses.items import CALLS, TURN, Item, kind_of
+
+_DROPPED: Final = frozenset({"id", "status", "phase", "caller", "namespace", "created_by", *OWN_FIELDS, *CACHE_MARKS})
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+_TEXTS: Final = frozenset({"input_text", "output_text", "text"})
+
+
+def canonical(entry: Item) -> bytes:
+    """Return the canonical form: JSON with sorted keys. Equal bytes mean the same entry. Never raises."""
+    data = entry.data
+    if data.get("type") == TURN:
+        return write(_turn(entry), sort_keys=True)
+    return write(_item(data), sort_keys=True)
+
+
+def _item(item: JsonObject) -> JsonObject:
+    kind = kind_of(item)
+    form = {
+        name: _content(value) if name in {"content", "output"} else value
+        for name, value in item.items()
+        if name not in _DROPPED and value not in _EMPTY
+    }
+    form["type"] = kind
+    if kind == "item_reference":
+        form["id"] = item.get("id")
+    if form.get("role") == "developer":
+        form["role"] = "system"
+    return {name: value for name, value in form.items() if value not in _EMPTY}
+
+
+def _content(value: Any) -> Any:
+    """Return the form of a content: a lone part of text is its text, several parts stay several."""
+    if not is_array(value):
+        return value
+    parts = [_part(part) for part in value]
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+def _part(part: Any) -> Any:
+    if not is_object(part):
+        return part
+    if part.get("type") in _TEXTS and isinstance(part.get("text"), str):
+        return part["text"]
+    return {name: value for name, value in part.items() if name not in CACHE_MARKS and value not in _EMPTY}
+
+
+def _turn(entry: Item) -> JsonObject:
+    refusals = [
+        part["refusal"]
+        for slot in entry.slots
+        if is_object(part := slot.value) and isinstance(part.get("refusal"), str)
+    ]
+    form: JsonObject = {
+        "text": entry.text.strip(),
+        "refusals": refusals,
+        "calls": [_call(call) for call in entry.calls],
+    }
+    form = {name: value for name, value in form.items() if value not in _EMPTY}
+    if not form:
+        form["items"] = [_item(item) for item in entry.items if kind_of(item) not in CALLS]
+    return {"type": TURN, **form}
+
+
+def _call(call: Call) -> list[Any]:
+    return [call.id, call.name, call.arguments if call.custom else arguments_form(call.arguments)]

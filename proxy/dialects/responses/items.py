@@ -1,0 +1,581 @@
+"""One entry of a Responses conversation: an item, or all that the model wrote in a row.
+
+    {"type": "message", "role": "user", "content": …}         an item, as it arrived
+    {"type": "function_call_output", "call_id": …}            a tool result
+    {"type": "turn", "items": [reasoning, message, calls …]}  one turn of the model's: its items, each with its bytes
+    {"type": "instructions", "role": "system", "content": …}  the field `instructions` of a request
+
+A turn is one entry, since its items belong together: a reasoning item may not stand without the item after it, and
+parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream. `items_of`
+returns what the API would list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from proxy.dialects.base import (
+    OWN_FIELDS,
+    Attachment,
+    Call,
+    Countable,
+    Dialect,
+    Facts,
+    JsonObject,
+    Message,
+    ReasoningMode,
+)
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, mended, write
+
+TURN: Final = "turn"
+INSTRUCTIONS: Final = "instructions"
+CALLS: Final = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "computer_call": "computer_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "shell_call": "shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "mcp_approval_request": "mcp_approval_response",
+}
+"""Items that the client answers, with the type of the answer."""
+RESULTS: Final = frozenset(CALLS.values())
+_HOSTED: Final = frozenset(
+    {
+        *("file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
+        *("mcp_list_tools", "tool_search_call", "tool_search_output", "program", "program_output"),
+    }
+)
+"""What the provider runs itself: the items hold call and result."""
+MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, "reasoning", "item_reference"})
+_NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
+_ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
+_TEXTS: Final = frozenset({"input_text", "output_text", "text"})
+_IMAGES: Final = frozenset({"input_image", "computer_screenshot"})
+_HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # where a part may hold what it is about
+_DESCRIBED: Final = 200  # characters of an address or a name that are shown at most
+
+
+def kind_of(item: JsonObject) -> str:
+    """Return the type of an item; a message, and a reference, may leave it out."""
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "message" if "role" in item else "item_reference" if item.keys() == {"id"} else ""
+
+
+def is_by_model(item: JsonObject) -> bool:
+    """Tell whether the model wrote an item. A reference mostly names one that it wrote."""
+    kind = kind_of(item)
+    return kind in MODEL_MADE or (kind == "message" and item.get("role") == "assistant")
+
+
+def call_id_of(item: JsonObject) -> str:
+    """Return the id by which a call is answered, or the one that a result answers; "" without."""
+    name = item.get("id") if kind_of(item) == "mcp_approval_request" else None
+    for field in _NAMED_BY if name is None else ():
+        name = name or item.get(field)
+    return name if isinstance(name, str) else ""
+
+
+def turn_of(raws: Iterable[bytes]) -> bytes:
+    """Return the text of a turn with these items."""
+    return b'{"type":"turn","items":[%b]}' % b",".join(raws)
+
+
+class _Slot(Struct, frozen=True, kw_only=True):
+    """Where text, or something in its place, stands: a content part, or a whole content that is a string."""
+
+    item: int  # place of the item in the entry
+    field: str
+    part: int | None  # place among the content parts; None where the content is a string
+    value: Any  # the part, or the string
+
+
+class Placed(Struct, frozen=True, kw_only=True):
+    """One item of an entry."""
+
+    at: int
+    raw: bytes
+    item: JsonObject
+
+    @property
+    def kind(self) -> str:
+        """Its type."""
+        return kind_of(self.item)
+
+
+class Item(Message):
+    """One entry of a Responses conversation."""
+
+    __slots__ = ("_calls", "_slots")
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
+        """Wrap `raw`, as `Message` does."""
+        super().__init__(raw, data, facts)
+        self._calls: tuple[tuple[int, Call], ...] | None = None
+        self._slots: tuple[_Slot, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of the item; `TURN` for a turn of the model's."""
+        return kind_of(self.data)
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether it is a turn of the model's."""
+        return self.role == "assistant" and self.kind == TURN
+
+    @property
+    def items(self) -> list[JsonObject]:
+        """Its items, parsed; itself where it is one."""
+        data = self.data
+        if data.get("type") != TURN:
+            return [data]
+        items = data.get("items")
+        return [each for each in items if is_object(each)] if is_array(items) else []
+
+    @property
+    def raws(self) -> list[bytes]:
+        """The texts of its items, as `items` has them."""
+        if self.data.get("type") != TURN:
+            return [self.raw]
+        items = FIELDS.decode(self.raw)["items"] if self.items else b"[]"
+        return [text for each in ITEMS.decode(items) if (text := bytes(each)).startswith(b"{")]
+
+    @property
+    def listed(self) -> tuple[bytes, ...]:
+        return (_without(self.raw, ("type",)),) if self.kind == INSTRUCTIONS else tuple(self.raws)
+
+    @property
+    def is_field(self) -> bool:
+        return self.kind == INSTRUCTIONS
+
+    def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
+        """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
+        placed = [
+            Placed(at=at, raw=raw, item=item) for at, (raw, item) in enumerate(zip(self.raws, self.items, strict=True))
+        ]
+        raws = [text for text in map(changed, placed) if text is not None]
+        made = turn_of(raws) if self.data.get("type") == TURN else (raws or [self.raw])[0]
+        return self if made == self.raw else Item(made)
+
+    # ------------------------------------------------------------------------------------- our own fields
+
+    @property
+    def own_fields(self) -> tuple[str, ...]:
+        if self.facts is not None and not self.facts.has_own_fields:
+            return ()
+        return tuple([name for name in OWN_FIELDS if any(name in item for item in self.items)])
+
+    @property
+    def agent(self) -> str | None:
+        found = (item.get("agent") for item in self.items) if self.own_fields else ()
+        return next((agent for agent in found if isinstance(agent, str) and agent), None)
+
+    @property
+    def is_internal(self) -> bool:
+        return bool(self.own_fields) and any(item.get("is_internal") is True for item in self.items)
+
+    def without(self, *names: str) -> Item:
+        return self.keeping(lambda each: _without(each.raw, names))
+
+    # ------------------------------------------------------------------------------------- reading
+
+    @property
+    def role(self) -> str:
+        if self.facts is not None:
+            return self.facts.role
+        return role_of(self.data)
+
+    @property
+    def slots(self) -> tuple[_Slot, ...]:
+        """Where its text stands, in order."""
+        if self._slots is None:
+            self._slots = tuple(_slots(self.items))
+        return self._slots
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple([_text_in(slot.value) for slot in self.slots]) or ("",)
+
+    @property
+    def plain_text(self) -> str | None:
+        return self.text if all(_is_text(slot.value) for slot in self.slots) else None
+
+    @property
+    def name(self) -> str:
+        name = self.data.get("name")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def placed_calls(self) -> tuple[tuple[int, Call], ...]:
+        """The calls that the client answers, each with the place of its item."""
+        if self._calls is None:
+            has_none = self.facts is not None and not self.facts.has_calls
+            self._calls = () if has_none else tuple(_calls(self.items))
+        return self._calls
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple([call for _, call in self.placed_calls])
+
+    @property
+    def is_result(self) -> bool:
+        return self.role == "tool"
+
+    @property
+    def answers(self) -> str | None:
+        return (call_id_of(self.data) or None) if self.is_result else None
+
+    @property
+    def has_content(self) -> bool:
+        return any(_says(item) for item in self.items)
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        return tuple([_attachment(at, slot.value) for at, slot in enumerate(self.slots) if _is_attachment(slot.value)])
+
+    def all_texts(self) -> Iterator[str]:
+        yield self.text
+        for call in self.calls:
+            yield call.name
+            yield call.arguments
+        for item in self.items:
+            for name in ("name", "agent"):
+                if item.get(name) and kind_of(item) not in CALLS:
+                    yield str(item[name])
+        yield from _refusals(self.slots)
+
+    def countable(self) -> Countable:
+        texts: list[str] = []
+        reasoning: list[str] = []
+        media = small = 0
+        for slot in self.slots:
+            if _is_attachment(slot.value):
+                low = is_object(slot.value) and slot.value.get("detail") == "low"
+                small, media = small + low, media + (not low)
+            else:
+                texts.append(_text_in(slot.value) or ("" if _is_text(slot.value) else write(slot.value).decode()))
+        for call in self.calls:
+            texts += [call.name, call.arguments]
+        for item in self.items:
+            kind = kind_of(item)
+            if kind == "reasoning":
+                reasoning += _summary(item)
+            elif kind not in _KNOWN_SHAPES:
+                texts.append(write(item).decode())
+        return Countable(
+            texts=tuple([text for text in texts if text]),
+            media=media,
+            small_images=small,
+            reasoning="\n".join(reasoning),
+        )
+
+    def readable(self) -> str:
+        lines = [self.text] if self.text else []
+        lines += _refusals(self.slots)
+        lines += [f"[{each.kind}: {each.description}; only text can be shown here]" for each in self.attachments]
+        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += [f"[{kind_of(item)}]" for item in self.items if kind_of(item) not in _KNOWN_SHAPES | {"reasoning"}]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------------------ rewriting
+
+    def with_text(self, text: str) -> Item:
+        if not self.is_turn:
+            return self.replacing(_field_of(self.data), text)
+        said = _message(text)
+        places = [at for at, item in enumerate(self.items) if kind_of(item) == "message"]
+        if not places:
+            after = max([at + 1 for at, item in enumerate(self.items) if kind_of(item) == "reasoning"], default=0)
+            raws = self.raws
+            return Item(turn_of([*raws[:after], said, *raws[after:]]))
+        return self.keeping(lambda each: said if each.at == places[0] else None if each.at in places else each.raw)
+
+    def with_content_of(self, other: Message) -> Item:
+        if self.is_turn and isinstance(other, Item):
+            said = [raw for raw, item in zip(other.raws, other.items, strict=True) if kind_of(item) == "message"]
+            rest = [raw for raw, item in zip(self.raws, self.items, strict=True) if kind_of(item) != "message"]
+            return Item(turn_of([*said, *rest]))
+        return self.replacing(_field_of(self.data), other.data.get(_field_of(other.data)))
+
+    def with_texts(self, texts: Sequence[str | None]) -> Item:
+        slots = self.slots
+        if not slots:
+            return self if texts[0] is None else self.with_text(texts[0])
+        new: dict[int, Any] = {}
+        for place, (slot, text) in enumerate(zip(slots, texts, strict=True)):
+            if text is None:
+                new[place] = None
+            elif slot.part is None:
+                new[place] = text
+            elif _text_in(slot.value):
+                new[place] = {**slot.value, "text": text}
+        return self._with_slots(new)
+
+    def with_appended(self, text: str) -> Item:
+        field = _field_of(self.data)
+        content = self.data.get(field)
+        if self.is_turn:
+            return Item(turn_of([*self.raws, _message(text)]))
+        if is_array(content):
+            return self.replacing(field, [*content, {"type": _part_type(self.role), "text": text}])
+        return self.replacing(field, f"{content}\n\n{text}" if isinstance(content, str) and content else text)
+
+    def with_calls(self, kept: Collection[int]) -> Item:
+        gone = {at for number, (at, _) in enumerate(self.placed_calls) if number not in kept}
+        return self.keeping(lambda each: None if each.at in gone else each.raw).with_paired_reasoning()
+
+    def with_arguments(self, arguments: Sequence[str]) -> Item:
+        new = {at: text for (at, _), text in zip(self.placed_calls, arguments, strict=False)}
+
+        def changed(each: Placed) -> bytes:
+            field = _ARGUMENTS.get(each.kind)
+            if each.at not in new or field is None or each.item.get(field) == new[each.at]:
+                return each.raw
+            return _with_field(each.raw, field, new[each.at])
+
+        return self.keeping(changed)
+
+    def with_notes(self, notes: Mapping[int, str]) -> Item:
+        kind = _part_type(self.role)
+        return self._with_slots({place: {"type": kind, "text": note} for place, note in notes.items()})
+
+    def without_unfinished_calls(self) -> Item:
+        whole = self.keeping(lambda each: each.raw if _is_whole(each.item) else None)
+        return whole.with_paired_reasoning()
+
+    def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Item:
+        made = self.without_unfinished_calls() if partial else self
+        if reasoning == "drop":
+            made = made.without_reasoning() or made.with_text("")
+        return made.keeping(_as_input)
+
+    def without_reasoning(self) -> Item | None:
+        """Return a turn without reasoning items, and what hangs on them.
+
+        An item that followed one may only be sent with its id if the reasoning is there too; what the provider ran
+        itself cannot be sent without an id, and goes along.
+        """
+        if self.facts is not None and self.facts.role != "assistant":
+            return self
+        items = self.items
+        first = next((at for at, item in enumerate(items) if kind_of(item) == "reasoning"), None)
+        if first is None:
+            return self
+
+        def changed(each: Placed) -> bytes | None:
+            if each.at < first or each.kind in {"item_reference", "mcp_approval_request"}:
+                return each.raw
+            if each.kind == "reasoning" or each.kind in _HOSTED:
+                return None
+            return _without(each.raw, ("id",))
+
+        made = self.keeping(changed)
+        return made if made.items else None
+
+    def with_paired_reasoning(self) -> Item:
+        """Return it without reasoning items that no item of the model's follows: these are refused."""
+        items = self.items
+        following = [kind_of(item) for item in items[1:]] + ["reasoning"]
+
+        def paired(each: Placed) -> bytes | None:
+            return None if each.kind == following[each.at] == "reasoning" else each.raw
+
+        return self.keeping(paired) if any(kind_of(item) == "reasoning" for item in items) else self
+
+    def _with_slots(self, new: Mapping[int, Any]) -> Item:
+        """Return it with new values at these places of `slots`; None takes a part away."""
+        by_item: dict[int, dict[int, Any]] = {}
+        for place, slot in enumerate(self.slots):
+            if place in new:
+                by_item.setdefault(slot.item, {})[-1 if slot.part is None else slot.part] = new[place]
+        fields = {slot.item: slot.field for slot in self.slots}
+
+        def changed(each: Placed) -> bytes:
+            parts, field = by_item.get(each.at), fields.get(each.at, "")
+            if parts is None:
+                return each.raw
+            if -1 in parts:
+                return _with_field(each.raw, field, "" if parts[-1] is None else parts[-1])
+            left = [parts.get(place, part) for place, part in enumerate(each.item[field])]
+            return _with_field(each.raw, field, [part for part in left if part is not None])
+
+        return self.keeping(changed)
+
+
+_KNOWN_SHAPES: Final = frozenset({"message", INSTRUCTIONS, "reasoning", *CALLS, *RESULTS})
+"""Types of items whose text is read field by field; others count as they are written."""
+
+
+def role_of(data: JsonObject) -> str:
+    """Return the role of an entry: `tool` for a result, "" for what is nobody's words."""
+    kind = kind_of(data)
+    if kind == TURN:
+        return "assistant"
+    if kind in RESULTS:
+        return "tool"
+    role = data.get("role")
+    return role if kind in {"message", INSTRUCTIONS} and isinstance(role, str) else ""
+
+
+def as_stored(item: JsonObject) -> Item:
+    """Return an item that was made from parsed JSON: what no parser would take again is mended."""
+    made = Item.of(item)
+    try:
+        made.data  # noqa: B018 - it is parsed here, or never
+    except orjson.JSONDecodeError:
+        return Item.of(mended(item))
+    return made
+
+
+def _field_of(data: JsonObject) -> str:
+    """Return the name of the field that holds what an item says."""
+    return "output" if kind_of(data) in RESULTS else "content"
+
+
+def _message(text: str) -> bytes:
+    return write({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]})
+
+
+def _part_type(role: str) -> str:
+    return "output_text" if role == "assistant" else "input_text"
+
+
+def _slots(items: Sequence[JsonObject]) -> Iterator[_Slot]:
+    for at, item in enumerate(items):
+        kind = kind_of(item)
+        if kind not in RESULTS and kind not in {"message", INSTRUCTIONS}:
+            continue
+        field = _field_of(item)
+        content = item.get(field)
+        if is_array(content):
+            for place, part in enumerate(content):
+                yield _Slot(item=at, field=field, part=place, value=part)
+        elif content is not None:
+            yield _Slot(item=at, field=field, part=None, value=content)
+
+
+def _text_in(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = value.get("text") if is_object(value) and value.get("type") in _TEXTS else None
+    return text if isinstance(text, str) else ""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (is_object(value) and value.get("type") in _TEXTS)
+
+
+def _is_attachment(value: Any) -> bool:
+    return is_object(value) and not _is_text(value) and "refusal" not in value
+
+
+def _refusals(slots: Iterable[_Slot]) -> list[str]:
+    values = [slot.value.get("refusal") for slot in slots if is_object(slot.value)]
+    return [value for value in values if isinstance(value, str) and value]
+
+
+def _summary(item: JsonObject) -> list[str]:
+    """Return the texts of a reasoning item: its summary and, of open models, what was thought."""
+    parts = [part for name in ("summary", "content") if is_array(item.get(name)) for part in item[name]]
+    texts = [part.get("text") for part in parts if is_object(part)]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _says(item: JsonObject) -> bool:
+    """Tell whether an item holds anything beside calls and reasoning."""
+    kind = kind_of(item)
+    if kind == "message":
+        content = item.get("content")
+        parts = content if is_array(content) else [content]
+        return any(_text_in(part).strip() or (is_object(part) and not _is_text(part)) for part in parts)
+    return kind != "reasoning" and kind not in CALLS
+
+
+def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
+    for at, item in enumerate(items):
+        kind = kind_of(item)
+        if kind not in CALLS:
+            continue
+        field = _ARGUMENTS.get(kind)
+        name = item.get("name") if field is not None else kind
+        arguments = item.get(field) if field is not None else item.get("action", item.get("operation"))
+        if not isinstance(arguments, str):
+            arguments = "" if arguments is None else write(arguments).decode()
+        custom = kind == "custom_tool_call"
+        yield (
+            at,
+            Call(id=call_id_of(item), name=name if isinstance(name, str) else "", arguments=arguments, custom=custom),
+        )
+
+
+def _is_whole(item: JsonObject) -> bool:
+    """Tell whether an item of a reply that broke off can be sent back."""
+    kind = kind_of(item)
+    if kind not in CALLS:
+        return True
+    if not call_id_of(item) or item.get("status") in {"in_progress", "incomplete"}:
+        return False
+    if kind != "function_call":
+        return True
+    try:
+        return bool(item.get("name")) and is_object(orjson.loads(item.get("arguments") or ""))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _as_input(each: Placed) -> bytes:
+    """Return an item of a reply as a request takes it: reasoning has no status there, and nothing is null."""
+    if each.kind != "reasoning":
+        return each.raw
+    return _without(each.raw, [name for name, value in each.item.items() if value is None or name == "status"])
+
+
+def _without(raw: bytes, names: Collection[str]) -> bytes:
+    """Return an object without these fields; the very text where it has none of them."""
+    fields = FIELDS.decode(raw)
+    if fields.keys().isdisjoint(names):
+        return raw
+    return msgspec.json.encode({name: text for name, text in fields.items() if name not in names})
+
+
+def _with_field(raw: bytes, name: str, value: Any) -> bytes:
+    """Return an object with another value in one field; other fields keep their bytes."""
+    return msgspec.json.encode(FIELDS.decode(raw) | {name: msgspec.Raw(write(value))})
+
+
+def _attachment(place: int, part: JsonObject) -> Attachment:
+    kind = part.get("type")
+    named = _cut(kind) if isinstance(kind, str) and kind else "part"
+    held = next((part[name] for name in _HELD if part.get(name)), None)
+    return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(held))
+
+
+def _described(held: Any) -> str:
+    """Return what is known of an image or a file: its type and size, or its address."""
+    if not isinstance(held, str):
+        return "no address"
+    head, comma, data = held.partition(",")
+    if head.startswith("data:") and comma:
+        kind = head.removeprefix("data:").partition(";")[0]
+        return f"{_cut(kind) or 'unknown type'}, {len(data.rstrip('=')) * 3 // 4} bytes"
+    return _cut(held)
+
+
+def _cut(text: str) -> str:
+    """Return a name on one line, cut where it is very long."""
+    line = " ".join(text[: 2 * _DESCRIBED].split())
+    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"

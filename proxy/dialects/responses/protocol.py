@@ -1,0 +1,274 @@
+"""The rules of the Responses API about calls and reasoning, the repair of what breaks them, and the API as a dialect.
+
+    - A call has a `call_id`, and no other call of its turn has the same one.
+    - Each call is answered before the model's next turn, by one output of its own type. Other items may stand between.
+    - A reasoning item is followed by another item of the model's.
+    - No two items have the same id.
+
+Source: the API's error messages ("No tool output found for function call …", "No tool call found for function call
+output with call_id …", "Item 'rs_…' of type 'reasoning' was provided without its required following item.",
+"Duplicate item found with id …").
+
+A reference (`item_reference`) may stand for a call or for a result, so where a turn holds one, its results are left
+as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final, cast
+
+from proxy.dialects.base import (
+    Dialect,
+    MarkKind,
+    Message,
+    Repaired,
+    ReplySide,
+    RequestSide,
+    RoleOrder,
+    Span,
+    SpokenRole,
+)
+from proxy.dialects.chat.completion import error_words
+from proxy.dialects.chat.refusals import overflow_of
+from proxy.dialects.jsontext import write
+from proxy.dialects.responses.canonical import canonical
+from proxy.dialects.responses.items import CALLS, Item, Placed, as_stored, call_id_of, kind_of, turn_of
+from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
+from proxy.dialects.responses.reply import (
+    DONE,
+    ENDS,
+    ResponseReader,
+    error_body,
+    error_event,
+    made_answer,
+    opening_error,
+    read_body,
+)
+from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request
+
+NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
+_FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+"""Calls for which a result can be made up."""
+
+
+class Problem(StrEnum):
+    """What can be wrong with an entry. The value says it, and reads on as a note of the repair."""
+
+    MISSING = "tool call without a result"
+    ORPHAN = "tool result without a call"
+    SECOND = "second result of a tool call"
+    NAMELESS = "tool call without an id"
+    TWICE = "tool call with the id of another one in its turn"
+    ALONE = "reasoning without the item after it"
+    SAME_ID = "item with the id of another one"
+
+
+class _Walk:
+    """One reading of the entries: what stays and is put in, in order, and what is wrong."""
+
+    def __init__(self, entries: Sequence[Item]) -> None:
+        self.entries: list[Item] = []
+        self.sources: list[int | None] = []
+        self.problems: list[tuple[int, Problem]] = []
+        self._ids: set[str] = set()
+        self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
+        self._known: Collection[str] = ()  # the calls of the last turn
+        self._answered: set[str] = set()
+        self._refers = False
+        self._last = 0  # how many entries stood after the last turn and its results
+        for at, entry in enumerate(entries):
+            if entry.role == "assistant":
+                self._fill(at)
+                self._turn(at, entry)
+            elif entry.is_result:
+                self._result(at, entry)
+            else:
+                self._keep(at, self._unique(at, entry), entry)
+        self._fill(len(entries))
+
+    def _turn(self, at: int, entry: Item) -> None:
+        """Keep of a turn what keeps the rules."""
+        seen: set[str] = set()
+        self._answered = set()
+        self._refers = any(kind_of(item) == "item_reference" for item in entry.items)
+
+        def sound(each: Placed) -> bytes | None:
+            if each.kind not in CALLS:
+                return each.raw
+            name = call_id_of(each.item)
+            if not name or name in seen:
+                self.problems.append((at, Problem.TWICE if name else Problem.NAMELESS))
+                return None
+            seen.add(name)
+            if each.kind in _FILLED:
+                self._open[name] = _FILLED[each.kind]
+            return each.raw
+
+        made = entry.keeping(sound)
+        paired = made.with_paired_reasoning()
+        if paired is not made:
+            self.problems.append((at, Problem.ALONE))
+        unique = self._unique(at, paired)
+        if unique.items:
+            self._keep(at, unique, entry)
+        self._known = seen
+        self._last = len(self.entries)
+
+    def _result(self, at: int, entry: Item) -> None:
+        name = entry.answers or ""
+        wanted = self._open.get(name)
+        if name in self._answered:
+            self.problems.append((at, Problem.SECOND))
+        elif wanted not in {None, entry.kind} or not (self._refers or name in self._known):
+            self.problems.append((at, Problem.ORPHAN))
+        else:
+            self._answered.add(name)
+            self._open.pop(name, None)
+            self._keep(at, self._unique(at, entry), entry)
+            self._last = len(self.entries)
+
+    def _fill(self, at: int) -> None:
+        """Put in a text for each result that did not come before the next turn."""
+        missing = [result(name, kind, NO_RESULT) for name, kind in self._open.items()]
+        self.problems += [(max(0, at - 1), Problem.MISSING) for _ in missing]
+        self.entries[self._last : self._last] = missing
+        self.sources[self._last : self._last] = [None] * len(missing)
+        self._open = {}
+
+    def _unique(self, at: int, entry: Item) -> Item:
+        """Return an entry without the ids that stand before it already."""
+
+        def unique(each: Placed) -> bytes | None:
+            name = each.item.get("id")
+            if not isinstance(name, str) or not name or each.kind == "item_reference":
+                return each.raw
+            if name not in self._ids:
+                self._ids.add(name)
+                return each.raw
+            self.problems.append((at, Problem.SAME_ID))
+            return None if each.kind == "reasoning" else Item(each.raw).without("id").raw
+
+        return entry.keeping(unique)
+
+    def _keep(self, at: int, entry: Item, original: Item) -> None:
+        self.entries.append(entry)
+        self.sources.append(at if entry is original else None)
+
+
+def result(call: str, kind: str, text: str) -> Item:
+    """Return a result of this type for the call with this id."""
+    return as_stored({"type": kind, "call_id": call, "output": text})
+
+
+def _cache_decided(fields: Mapping[str, bytes]) -> bool:
+    return "prompt_cache_options" in fields
+
+
+def _unmarked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
+    del places, kind
+    return tuple(messages)
+
+
+def _no_order(status: int, body: bytes) -> RoleOrder | None:
+    del status, body
+    return None
+
+
+def _as_they_are(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
+    del order
+    return tuple(messages)
+
+
+def _never(body: bytes) -> bool:
+    del body
+    return False
+
+
+class ResponsesDialect(Dialect):
+    """The Responses API."""
+
+    name: ClassVar[str] = "responses"
+    requests: ClassVar[RequestSide] = RequestSide(
+        path="/responses",
+        parse=parse_responses_request,
+        compose=compose,
+        offer_tools=offer_tools,
+        decides_caching=_cache_decided,
+        marked=_unmarked,
+        overflow_of=overflow_of,
+        demanded_order=_no_order,
+        reordered=_as_they_are,
+        refuses_usage=_never,
+        state_fields=STATE_FIELDS,
+        opening_error=opening_error,
+    )
+    replies: ClassVar[ReplySide] = ReplySide(
+        read=read_body,
+        reader=ResponseReader,
+        ends=ENDS,
+        body_filter=ItemBodyFilter,
+        stream_filter=ItemStreamFilter,
+        repeat=made_answer,
+        calling=DONE,
+        error_words=error_words,
+        error_body=error_body,
+        error_event=error_event,
+    )
+
+    def message(self, raw: bytes) -> Item:
+        return Item(raw)
+
+    def spoken(self, role: SpokenRole, text: str) -> Item:
+        if role != "assistant":
+            return Item.of({"type": "message", "role": role, "content": text})
+        said = {"type": "message", "role": role, "content": [{"type": "output_text", "text": text}]}
+        return Item(turn_of([write(said)]))
+
+    def result(self, call: str, text: str) -> Item:
+        return result(call, "function_call_output", text)
+
+    def canonical(self, message: Message) -> bytes:
+        return canonical(cast("Item", message))
+
+    def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
+        # A turn, and all up to the last of its results before the next turn.
+        found: list[Span] = []
+        position = number = 0
+        while position < len(messages):
+            start, first = position, messages[position]
+            position += 1
+            if first.role == "user":
+                number += 1
+            waiting = {call.id for call in first.calls} if first.role == "assistant" else set[str]()
+            at, users = position, 0
+            while waiting and at < len(messages) and messages[at].role != "assistant":
+                users += messages[at].role == "user"
+                at += 1
+                answered = messages[at - 1].answers
+                if answered in waiting:
+                    number, users = number + users, 0
+                    position = at
+            found.append(Span(start=start, stop=position, round=number))
+        return tuple(found)
+
+    def problems(self, messages: Sequence[Message]) -> list[str]:
+        walk = _Walk(cast("Sequence[Item]", messages))
+        return [f"item {position}: {problem}" for position, problem in walk.problems]
+
+    def repair(self, messages: Sequence[Message]) -> Repaired:
+        walk = _Walk(cast("Sequence[Item]", messages))
+        found = Counter(problem for _, problem in walk.problems)
+        notes = [
+            f"repaired: {found[problem]} x {problem}, "
+            + ("a result was put in" if problem is Problem.MISSING else "left out")
+            for problem in Problem
+            if found[problem]
+        ]
+        return Repaired(messages=tuple(walk.entries), notes=tuple(notes), sources=tuple(walk.sources))
+
+
+RESPONSES: Final = ResponsesDialect()
+Item.dialect = RESPONSES

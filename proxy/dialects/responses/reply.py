@@ -1,0 +1,295 @@
+"""What a response says, whether it came as one body or as a stream of events.
+
+Of a stream the last event holds the whole response, which counts. Until it comes, finished items count as they are
+(`response.output_item.done`), and those under way by their deltas. It reads whatever a provider sends and never
+fails: what cannot be understood is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from proxy.dialects import JsonObject, Message, Replies
+from proxy.dialects.chat.completion import words_of
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
+from proxy.dialects.responses.items import Item, as_stored, kind_of, turn_of
+from proxy.dialects.sse import Event, EventDecoder
+from proxy.errors import PalimpsestError
+
+DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
+ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
+"""Names of the events that end a stream. `[DONE]` is what some servers send."""
+_ENDED: Final = frozenset({DONE, "incomplete"})
+_OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
+_RUNNING: Final = frozenset({"queued", "in_progress"})
+_DELTAS: Final = {
+    "response.output_text.delta": ("output_text", "text"),
+    "response.refusal.delta": ("refusal", "refusal"),
+    "response.function_call_arguments.delta": ("", "arguments"),
+    "response.custom_tool_call_input.delta": ("", "input"),
+}
+"""Events that add to an item: the type of the content part, or "" for a field of the item, and the field's name."""
+
+
+def read_body(body: bytes) -> Replies:
+    """Return what a body says; raises ValueError where it is no JSON."""
+    data = read(body)
+    return _replies(data, _output_of(body, data))
+
+
+def _output_of(body: bytes, data: Any) -> list[bytes]:
+    """Return the texts of the output items of a response, as they stand there where that can be told."""
+    output = data.get("output") if is_object(data) else None
+    if not is_array(output):
+        return []
+    try:
+        raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
+        if all(is_object(each) for each in map(orjson.loads, raws)):
+            return raws
+    except (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError):
+        pass
+    return [as_stored(item).raw for item in output if is_object(item)]
+
+
+def _replies(data: Any, output: list[bytes]) -> Replies:
+    """Return what a response object says, with the texts of its items."""
+    if not is_object(data):
+        return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=None)
+    status = data.get("status")
+    error = words_of(data.get("error"))
+    if error is None and status in _RUNNING:
+        error = f"the response is {status}"
+    reason = None if status == "failed" or status in _RUNNING else DONE
+    if status == "incomplete":
+        details = data.get("incomplete_details")
+        why = details.get("reason") if is_object(details) else None
+        reason = why if isinstance(why, str) and why else "incomplete"
+    return Replies(
+        messages=(Item(turn_of(output)),) if output else (),
+        finish_reasons=(reason,) if output else (),
+        usage=usage_of(data.get("usage")),
+        model=data["model"] if isinstance(data.get("model"), str) else None,
+        error=error,
+        ids=_ids(data, output),
+    )
+
+
+def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
+    """Return the ids under which the provider keeps a response and its items."""
+    if data.get("store") is False:
+        return ()
+    conversation = data.get("conversation")
+    named = [data.get("id"), conversation.get("id") if is_object(conversation) else conversation]
+    named += [orjson.loads(raw).get("id") for raw in output]
+    return tuple([name for name in named if isinstance(name, str) and name])
+
+
+def usage_of(usage: Any) -> JsonObject | None:
+    """Return a usage in the form of Chat Completions."""
+    if not is_object(usage):
+        return None
+    told: JsonObject = {
+        "prompt_tokens": usage.get("input_tokens"),
+        "completion_tokens": usage.get("output_tokens"),
+        "total_tokens": usage.get("total_tokens"),
+        "prompt_tokens_details": usage.get("input_tokens_details"),
+        "completion_tokens_details": usage.get("output_tokens_details"),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def opening_error(text: bytes) -> bytes | None:
+    """Return the body of the error that a stream begins with; "" where it begins with none, None if not told yet."""
+    for event in EventDecoder().feed(text):
+        try:
+            data = read(event.data or b"")
+        except ValueError:
+            continue
+        kind = data.get("type") if is_object(data) else None
+        if kind in _OPENINGS:
+            continue
+        if kind == "error":
+            return write({"error": data.get("error") or data})
+        response = data.get("response") if is_object(data) else None
+        if kind == "response.failed" and is_object(response):
+            return write({"error": response.get("error")})
+        return b""
+    return None
+
+
+class ResponseReader:
+    """Folds the events of one stream into a reply."""
+
+    def __init__(self) -> None:
+        self._response: Any = None  # the response as the last event that held it gave it
+        self._output: list[bytes] = []
+        self._done: dict[int, bytes] = {}  # finished items
+        self._begun: dict[int, JsonObject] = {}  # items under way
+        self._pieces: dict[tuple[int, int, str], list[str]] = {}
+        self._error: Any = None
+        self._ended = False
+
+    def take(self, event: Event) -> bool:
+        if event.data is None or event.data.strip() == b"[DONE]":
+            return False
+        try:
+            data = read(event.data)
+        except ValueError:
+            return False
+        if is_object(data):
+            self._take(event.data, data)
+        return False
+
+    def _take(self, raw: bytes, data: JsonObject) -> None:
+        kind = data.get("type")
+        index = data.get("output_index")
+        place = index if isinstance(index, int) else 0
+        if isinstance(kind, str) and kind in _DELTAS:
+            part = data.get("content_index")
+            if isinstance(data.get("delta"), str):
+                self._pieces.setdefault((place, part if isinstance(part, int) else 0, kind), []).append(data["delta"])
+        elif kind == "response.output_item.added" and is_object(data.get("item")):
+            self._begun[place] = data["item"]
+        elif kind == "response.output_item.done" and is_object(data.get("item")):
+            self._done[place] = _member(raw, "item", data["item"])
+        elif kind == "error" or (kind is None and data.get("error")):
+            self._error = self._error or data.get("error") or data
+        elif is_object(response := data.get("response")):
+            self._response = response
+            self._ended = kind in {"response.completed", "response.incomplete", "response.failed"}
+            if self._ended:
+                self._output = _output_of(_member(raw, "response", response), response)
+            if response.get("error"):
+                self._error = self._error or response["error"]
+
+    @property
+    def replies(self) -> Replies:
+        found = _replies(self._response, self._output or self._items())
+        reasons = found.finish_reasons if self._ended else tuple([None for _ in found.finish_reasons])
+        if self._response is None and self._done | self._begun:  # the provider tells of items alone
+            items = self._items()
+            found = msgspec.structs.replace(found, messages=(Item(turn_of(items)),))
+            reasons = (None,)
+        error = words_of(self._error) if self._error is not None else found.error if self._ended else None
+        return msgspec.structs.replace(found, finish_reasons=reasons, error=error)
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def _items(self) -> list[bytes]:
+        """Return the items as far as they have come."""
+        places = sorted({*self._done, *self._begun})
+        return [self._done.get(at) or as_stored(self._under_way(at)).raw for at in places]
+
+    def _under_way(self, at: int) -> JsonObject:
+        item = dict(self._begun[at])
+        parts: dict[int, JsonObject] = {}
+        for (place, part, kind), pieces in self._pieces.items():
+            if place == at:
+                part_type, field = _DELTAS[kind]
+                text = "".join(pieces)
+                if part_type:
+                    parts[part] = {"type": part_type, field: text}
+                else:
+                    item[field] = text
+        if parts:
+            item["content"] = [parts[part] for part in sorted(parts)]
+        return item
+
+
+def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
+    """Return the text of a member of an object as it stands there, where that can be told."""
+    try:
+        text = bytes(FIELDS.decode(raw)[name])
+        orjson.loads(text)
+    except (msgspec.DecodeError, orjson.JSONDecodeError, KeyError, RecursionError):
+        return as_stored(value).raw
+    return text
+
+
+# ----------------------------------------------------------------------------- an answer of our own
+
+
+def made_answer(
+    reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
+) -> tuple[bytes, bytes]:
+    """Return content type and body of an answer with this reply; `created` is in seconds since 1970."""
+    del usage  # it is always told
+    output = [_as_output(item, place) for place, item in enumerate(reply.items if isinstance(reply, Item) else [])]
+    nothing = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    response: JsonObject = {
+        "id": f"resp_{exchange}",
+        "object": "response",
+        "created_at": created,
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": output,
+        "usage": nothing,
+    }
+    if not stream:
+        return b"application/json", write(response)
+    opened: JsonObject = {**response, "status": "in_progress", "output": [], "usage": None}
+    events: list[tuple[str, JsonObject]] = [("response.created", {"response": opened})]
+    for place, item in enumerate(output):
+        events += item_events(place, item)
+    events.append(("response.completed", {"response": response}))
+    numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
+    return b"text/event-stream", b"".join([event_of(name, data) for name, data in numbered])
+
+
+def _as_output(item: JsonObject, place: int) -> JsonObject:
+    """Return an item as a response lists it: with an id and a status."""
+    return {"id": f"item_{place}", "status": "completed", **item}
+
+
+def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:
+    """Return the events, name and data of each, that tell of one whole output item."""
+    at: JsonObject = {"output_index": place, "item_id": item.get("id")}
+    begun: JsonObject = {**item, "status": "in_progress"}
+    events: list[tuple[str, JsonObject]] = []
+    content = item.get("content")
+    if kind_of(item) == "message" and is_array(content):
+        begun["content"] = []
+        for index, part in enumerate(content):
+            here = {**at, "content_index": index}
+            events.append(("response.content_part.added", {**here, "part": part}))
+            if is_object(part) and isinstance(part.get("text"), str):
+                events.append(("response.output_text.delta", {**here, "delta": part["text"], "logprobs": []}))
+                events.append(("response.output_text.done", {**here, "text": part["text"], "logprobs": []}))
+            events.append(("response.content_part.done", {**here, "part": part}))
+    for field, name in (("arguments", "function_call_arguments"), ("input", "custom_tool_call_input")):
+        if kind_of(item) in {"function_call", "custom_tool_call"} and isinstance(item.get(field), str):
+            begun[field] = ""
+            events.append((f"response.{name}.delta", {**at, "delta": item[field]}))
+            events.append((f"response.{name}.done", {**at, field: item[field]}))
+    added = ("response.output_item.added", {"output_index": place, "item": begun})
+    return [added, *events, ("response.output_item.done", {"output_index": place, "item": item})]
+
+
+def event_of(name: str, data: JsonObject) -> bytes:
+    """Return an event of a stream."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), write(data))
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def error_body(error: PalimpsestError) -> bytes:
+    """Return an error of the proxy's in the API's shape."""
+    return write(error.body())
+
+
+def error_event(body: bytes) -> bytes:
+    """Return the event that ends a broken stream. SDKs look for `error`, others for the fields beside it."""
+    found = read(body)
+    error = found.get("error") if is_object(found) else None
+    told = error if is_object(error) else {"message": words_of(error), "code": None, "param": None}
+    beside = {name: told.get(name) for name in ("code", "message", "param")}
+    data = {"type": "error", **beside, "error": told, "sequence_number": 0}
+    return b"event: error\ndata: %b\n\n" % write(data)

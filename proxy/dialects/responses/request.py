@@ -1,0 +1,236 @@
+"""A request for a response beside its bytes, and the body that goes upstream.
+
+Unknown fields and unknown items come through as they came in. If nothing is changed, the client's own bytes are
+the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
+from proxy.dialects.generations import Generations
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
+from proxy.dialects.responses.canonical import canonical
+from proxy.dialects.responses.items import CALLS, INSTRUCTIONS, TURN, Item, is_by_model, kind_of, role_of, turn_of
+from proxy.errors import InvalidRequest
+
+STATE_FIELDS: Final = ("previous_response_id", "conversation")
+"""Fields that name a state which the provider keeps: the request says only what is new."""
+_LISTED: Final = "input"
+_FACTS_BYTES: Final = 64 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+"""A memo of what follows from texts alone."""
+
+
+def parse_responses_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
+    """Read a request. Fields and items that are not known here pass as they are.
+
+    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, or has a field of the wrong type.
+    """
+    del before, kept  # nothing is taken over: `Request.ends` is empty
+    try:
+        fields = RawFields(body)
+        given = fields.get(_LISTED, b"null")
+        items = ITEMS.decode(given) if given.startswith(b"[") else []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise unreadable(body, _LISTED) from why
+    values = {name: value_of(name, text) for name, text in fields.without(_LISTED).items()}
+    messages = tuple(_entries(_input(fields, given, items, values)))
+    lead = next((at for at, each in enumerate(messages) if each.role not in INSTRUCTION_ROLES), len(messages))
+    instructions = messages[:lead]
+    told = values.pop("instructions", None)
+    if told is not None and not isinstance(told, str):
+        raise wrong_type("instructions", "a string", told)
+    if told:
+        instructions = (_with_facts(_instructions(fields["instructions"])), *instructions)
+    return _request(body, fields, values, instructions, messages[lead:])
+
+
+def _input(fields: RawFields, given: bytes, items: Sequence[msgspec.Raw], values: Mapping[str, Any]) -> list[bytes]:
+    """Return the texts of the items of a request, checked; a text alone is a user's message."""
+    if given.startswith(b'"'):
+        value_of(_LISTED, given)
+        return [b'{"type":"message","role":"user","content":%b}' % given]
+    if given != b"null" and not given.startswith(b"["):
+        value = value_of(_LISTED, given)
+        raise wrong_type(_LISTED, "one of a string or array of input items", value)
+    if not items and not any(values.get(name) for name in (*STATE_FIELDS, "prompt")):
+        if given != b"null":
+            raise InvalidRequest(
+                "Invalid 'input': empty array. Expected an array with minimum length 1, but got an empty one instead.",
+                param=_LISTED,
+                code="empty_array",
+            )
+        if "messages" in fields:
+            chat = "/v1/messages" if "system" in fields or "anthropic_version" in fields else "/v1/chat/completions"
+            raise missing(_LISTED, f"A request with `messages` belongs to {chat}.")
+        raise missing(_LISTED, "Send a string, or an array of at least one item.")
+    return list(map(bytes, items))
+
+
+def _entries(raws: Sequence[bytes]) -> list[Item]:
+    """Return the entries: what the model wrote in a row is one of them."""
+    entries: list[Item] = []
+    turn: list[bytes] = []
+    for at, raw in enumerate(raws):
+        known = _KNOWN.recall([raw])[0]
+        role = known.role if known is not None else None
+        if role is None:
+            item = value_of(f"{_LISTED}[{at}]", raw)
+            _check(item, f"{_LISTED}[{at}]")
+            if is_by_model(item):
+                role = "assistant"
+                _KNOWN.put(raw, Facts(raw=raw, role=role, has_own_fields=False, has_calls=False))
+        if role == "assistant":
+            turn.append(raw)
+            continue
+        if turn:
+            entries.append(_with_facts(turn_of(turn)))
+            turn = []
+        entries.append(_with_facts(raw))
+    return [*entries, _with_facts(turn_of(turn))] if turn else entries
+
+
+def _check(item: Any, param: str) -> None:
+    if not is_object(item):
+        raise wrong_type(param, "an object", item)
+    for name in ("type", "role"):
+        if item.get(name) is not None and not isinstance(item[name], str):
+            raise wrong_type(f"{param}.{name}", "a string", item[name])
+    if not kind_of(item):
+        raise missing(f"{param}.type", "Give each item a type, or a role.")
+    if kind_of(item) in {TURN, INSTRUCTIONS}:  # these are forms of our own
+        raise InvalidRequest(f"Invalid value: '{item['type']}'.", param=f"{param}.type", code="invalid_value")
+    content = item.get("content")
+    if isinstance(content, (bool, int, float)):
+        raise wrong_type(f"{param}.content", "a string, or an array of content parts", content)
+
+
+def _with_facts(raw: bytes) -> Item:
+    """Return the entry with this text, and what is known of it; a text that was read before is not read again."""
+    facts, data = _KNOWN.recall([raw])[0], None
+    if facts is None:
+        entry = Item(raw)
+        data = entry.data
+        items = entry.items
+        facts = Facts(
+            raw=raw,
+            role=role_of(data),
+            has_own_fields=any(not item.keys().isdisjoint(OWN_FIELDS) for item in items),
+            has_calls=any(kind_of(item) in CALLS for item in items),
+            content=hash_of(canonical(entry)),
+            body=body_id(raw),
+        )
+        _KNOWN.put(raw, facts)
+    return Item(facts.raw, data, facts)
+
+
+def _instructions(text: bytes) -> bytes:
+    return b'{"type":"%b","role":"system","content":%b}' % (INSTRUCTIONS.encode(), text)
+
+
+def _request(
+    body: bytes, fields: RawFields, values: dict[str, Any], instructions: tuple[Item, ...], messages: tuple[Item, ...]
+) -> Request:
+    tools = values.pop("tools", None)
+    if tools is not None and not is_array(tools):
+        raise wrong_type("tools", "an array of objects", tools)
+    model, stream = model_of(values), values.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise wrong_type("stream", "a boolean or null", stream)
+    limit, state = values.get("max_output_tokens"), _state_of(values)
+    references = _references(messages)
+    return Request(
+        raw=body,
+        fields=fields,
+        instructions=instructions,
+        messages=messages,
+        model=model,
+        stream=bool(stream),
+        has_tools=bool(tools),
+        tools=fields["tools"] if tools else None,
+        wants_usage=True,  # it always comes
+        reply_tokens=limit if type(limit) is int and limit > 0 else None,
+        replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
+        parameters=values,
+        has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
+        untouched=bool(state) or values.get("background") is True,
+        state=state,
+        references=(state, *references) if state else tuple(references),
+    )
+
+
+def compose(
+    request: Request,
+    *,
+    instructions: Sequence[Message] | None = None,
+    messages: Sequence[Message] | None = None,
+    add_usage: bool = False,
+    drop_fields: Collection[str] = (),
+    cache_key: str | None = None,
+    tools: bytes | None = None,
+) -> bytes:
+    """Return the body to send: the client's bytes, with nothing else changed than what is asked for."""
+    del add_usage  # usage always comes
+    changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
+    lead = request.instructions if instructions is None else instructions
+    sent = tuple(
+        [message.without_own_fields() for message in (*lead, *(request.messages if messages is None else messages))]
+    )
+    if sent != (*request.instructions, *request.messages):
+        told = [message for message in sent if message.is_field]
+        if told != [message for message in request.instructions if message.is_field]:
+            changes["instructions"] = write("\n\n".join([message.text for message in told])) if told else None
+        listed = [message for message in sent if not message.is_field]
+        if request.parameters.get("store") is False:
+            listed = [left for message in listed if (left := _without_unkept(message)) is not None]
+        if listed != [message for message in (*request.instructions, *request.messages) if not message.is_field]:
+            changes[_LISTED] = b"[%b]" % b",".join([raw for message in listed for raw in message.listed])
+    for path in drop_fields:
+        name, *rest = path.split(".")
+        text = request.fields.get(name)
+        if name not in {_LISTED, "instructions"} and text is not None and (left := without_member(text, rest)) != text:
+            changes[name] = left
+    if cache_key is not None and "prompt_cache_key" not in request.fields:
+        changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
+    if tools is not None and tools != request.fields.get("tools"):
+        changes["tools"] = tools
+    if not changes:
+        return request.raw
+    return emitted({name: text for name, text in request.fields.items() if name not in changes} | changes)
+
+
+def _without_unkept(message: Message) -> Message | None:
+    """Return an entry as it may be sent where the provider keeps nothing: reasoning needs its encrypted content.
+
+    What is stored came from requests of which some may have been kept.
+    """
+    if not isinstance(message, Item) or message.role != "assistant":
+        return message
+    unkept = any(kind_of(item) == "reasoning" and not item.get("encrypted_content") for item in message.items)
+    return message.without_reasoning() if unkept else message
+
+
+def _state_of(values: Mapping[str, Any]) -> str:
+    """Return the id of the state from which a request goes on; "" without one."""
+    previous, conversation = (values.get(name) for name in STATE_FIELDS)
+    state = previous or (conversation.get("id") if is_object(conversation) else conversation)
+    return state if isinstance(state, str) else ""
+
+
+def _references(messages: Sequence[Item]) -> list[str]:
+    """Return the ids of the items that stand for what the provider keeps."""
+    turns = [item for message in messages if message.role == "assistant" for item in message.items]
+    named = [item.get("id") for item in turns if _is_reference(item)]
+    return [name for name in named if isinstance(name, str)]
+
+
+def _is_reference(item: JsonObject) -> bool:
+    """Tell whether an item is a reference; so is reasoning without its content."""
+    return kind_of(item) == "item_reference" or (kind_of(item) == "reasoning" and not item.get("encrypted_content"))

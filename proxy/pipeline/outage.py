@@ -1,0 +1,307 @@
+"""While the store is away: what is served all the same, what waits in the spool, and how that is stored later.
+
+A request that brings its whole history is planned from what it holds, and sent. A request that needs what is stored
+gets 503. An exchange that cannot be stored waits in the spool: one whose place in the history is known goes there when
+it is stored, any other one is placed then, by the rules for requests. Exchanges are stored in the order in which they
+ended. One that is stored already is not stored again, so whoever is killed in between begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.config import Settings
+from proxy.conversation import Incoming, body_of, version_of
+from proxy.dialects import Message, Request, dialect_named
+from proxy.errors import StoreUnavailable
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.history import History, HistoryLoader
+from proxy.store import (
+    HistoryQuery,
+    Opening,
+    Settlement,
+    Spool,
+    SpooledRecord,
+    Store,
+    UnnamedRequest,
+    session_key,
+    spool_name,
+)
+
+_LOG: Final = logging.getLogger("palimpsest.outage")
+
+AWAY: Final = "the store cannot be used: the request was planned by itself, and is stored later"
+"""The warning of a request that was served without the store."""
+WAITS: Final = "the store cannot be used: the exchange is stored later"
+"""The warning of an answer that could not be stored at once."""
+LOST: Final = "neither the store nor the spool can be used: the exchange is not stored"
+"""The warning of an answer that could not be stored anywhere."""
+_REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
+_APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
+_STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
+
+
+class SpooledExchange(Struct, frozen=True, kw_only=True):
+    """An exchange that waits."""
+
+    opening: Opening
+    settlement: Settlement
+    same: bool = False  # whether the messages of the settlement, which are left out, are those of the opening
+    incoming: Incoming | None = None  # by which it gets its place; None where that is known
+    infers: bool = False  # whether its session is the one that holds its last reply, if there is one
+
+
+def encode(spooled: SpooledExchange) -> bytes:
+    """Return an exchange as a record of the spool."""
+    if spooled.settlement.messages == spooled.opening.messages:
+        spooled = replace(spooled, settlement=replace(spooled.settlement, messages=()), same=True)
+    return _ENCODER.encode(spooled)
+
+
+def decode(content: bytes) -> SpooledExchange:
+    """Return what `encode` encoded."""
+    spooled = _DECODER.decode(content)
+    if spooled.same:
+        spooled = replace(spooled, settlement=replace(spooled.settlement, messages=spooled.opening.messages))
+    return spooled
+
+
+def _encode_other(value: Any) -> Any:
+    if isinstance(value, Message):
+        return (value.dialect.name, value.raw)
+    raise NotImplementedError(f"a {type(value).__name__} is not kept in the spool")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    if kind is Message:
+        name, raw = value
+        return dialect_named(name).message(raw)
+    raise NotImplementedError(f"a {kind.__name__} is not kept in the spool")
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_DECODER: Final = msgspec.msgpack.Decoder(SpooledExchange, dec_hook=_decode_other)
+
+
+def spool_at(settings: Settings) -> Spool:
+    """Return the spool that the settings name; nothing is opened."""
+    return Spool(Path(settings.store.spool), spool_name(settings.store.url), settings.store.spool_max_bytes)
+
+
+def spool_of(settings: Settings) -> Spool:
+    """Return the spool that the settings name, open if it can be."""
+    spool = spool_at(settings)
+    try:
+        spool.open()
+    except StoreUnavailable as why:
+        _LOG.warning("nothing can wait for the store while it is away: %s", why)
+    return spool
+
+
+def can_serve_without(settings: Settings) -> bool:
+    """Tell whether a process can start while the store is away: an earlier one had kept what is needed."""
+    spool = spool_of(settings)
+    try:
+        return serves_without(settings, spool)
+    finally:
+        spool.close()
+
+
+def serves_without(settings: Settings, spool: Spool) -> bool:
+    """Tell whether requests are served while the store is away, even by a process that has never seen it."""
+    return settings.store.on_failure == "forward" and bool(spool.secrets)
+
+
+class Outage:
+    """Serves and keeps what it can while the store is away. One for the life of the process."""
+
+    def __init__(self, store: Store, spool: Spool, loader: HistoryLoader, *, forwards: bool) -> None:
+        """Keep what waits in `spool`; `forwards`: requests that need nothing stored are served."""
+        self._store = store
+        self._spool = spool
+        self._loader = loader
+        self._forwards = forwards
+        self._afterwards: list[Callable[[Store], Awaitable[None]]] = []
+        store.circuit.drain = self.drain
+
+    @property
+    def forwards(self) -> bool:
+        """Whether requests are served while the store is away."""
+        return self._forwards and self._spool.usable
+
+    async def secret(self, name: str, place: int) -> bytes:
+        """Return a secret of the store; while that is away, the one that was kept at this place."""
+        kept = self._spool.secrets
+        size = 32
+        try:
+            found = await self._store.secret(name)
+        except StoreUnavailable:
+            if len(kept) < (place + 1) * size:
+                raise
+            return kept[place * size : (place + 1) * size]
+        try:
+            await asyncio.to_thread(self._spool.keep_secrets, kept[: place * size].ljust(place * size, b"\0") + found)
+        except OSError as why:
+            _LOG.warning("the store's secrets could not be kept beside it: %s", why)
+        return found
+
+    async def once_back(self, work: Callable[[Store], Awaitable[None]]) -> None:
+        """Do work with the store; as soon as that is back, where it is away."""
+        try:
+            await work(self._store)
+        except StoreUnavailable:
+            self._afterwards.append(work)
+
+    # -------------------------------------------------------------------------------- a request
+
+    async def history(self, request: Request, context: RequestContext, size: int, why: StoreUnavailable) -> History:
+        """Return the history of a request whose place could not be read; raises `why` if it needs what is stored."""
+        is_full = self._loader.is_full(request, context)
+        if self._store.circuit.returns and not is_full and await self._store.circuit.closes(_APPEND_SECONDS):
+            return await self._loader.load(request, context)
+        if not (self._forwards and is_full):
+            raise why
+        room = await self._spool.reserve(2 * size + _REPLY_BYTES)
+        return await self._loader.unplaced(request, context, room)
+
+    async def keep(self, spooled: SpooledExchange) -> None:
+        """Put an exchange into the spool; it is durable when this returns. Raises `StoreUnavailable`."""
+        opening = spooled.opening
+        self._store.circuit.open(StoreUnavailable(WAITS))
+        await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+
+    # ------------------------------------------------------------------------------ afterwards
+
+    async def drain(self) -> bool:
+        """Store what waits, unless another process does; return whether nothing waits any more."""
+        try:
+            await self._store.renew()
+            if self._spool.flag[0]:
+                with self._spool.turn() as mine:
+                    if mine and not await self._store_all():
+                        return False
+            if self._spool.flag[0]:
+                return False
+            while self._afterwards:
+                await self._afterwards[0](self._store.direct())
+                del self._afterwards[0]
+        except StoreUnavailable as why:
+            _LOG.warning("what waits in the spool could not be stored: %s", why)
+            return False
+        return True
+
+    async def _store_all(self) -> bool:
+        direct = self._store.direct()
+        number = 0
+        while records := await asyncio.to_thread(self._spool.read):
+            try:
+                async with asyncio.timeout(_STORE_SECONDS):
+                    await self._store_some(direct, records)
+            except (StoreUnavailable, TimeoutError) as why:
+                _LOG.warning("what waits in the spool could not be stored: %s", str(why) or "no answer in time")
+                return False
+            await asyncio.to_thread(self._spool.stored, records[-1].after)
+            number += len(records)
+        _LOG.warning("%d exchanges that waited in the spool are stored", number)
+        return True
+
+    async def _store_some(self, store: Store, records: Sequence[SpooledRecord]) -> None:
+        """Store exchanges: those of one session in their order, those of several at once."""
+        decoded: list[tuple[SpooledRecord, SpooledExchange]] = []
+        for record in records:
+            try:
+                decoded.append((record, decode(record.content)))
+            except (msgspec.MsgspecError, ValueError, KeyError) as why:
+                self._set_aside(record, why)
+        by_session: dict[str, list[tuple[SpooledRecord, SpooledExchange]]] = {}
+        searching = any(spooled.infers for _, spooled in decoded)  # it may belong to the session of any other one
+        for record, spooled in decoded:
+            by_session.setdefault("" if searching else record.key, []).append((record, spooled))
+        ended = await asyncio.gather(
+            *[self._store_session(store, some) for some in by_session.values()], return_exceptions=True
+        )
+        for failure in ended:
+            if failure is not None:
+                raise failure
+
+    async def _store_session(self, store: Store, some: Sequence[tuple[SpooledRecord, SpooledExchange]]) -> None:
+        for record, spooled in some:
+            try:
+                if spooled.incoming is not None:
+                    spooled = await placed(spooled, spooled.incoming, store)  # noqa: PLW2901
+                await store.settle(spooled.settlement, store.begin(spooled.opening))
+            except StoreUnavailable:
+                raise
+            except Exception as why:  # noqa: BLE001 - it would keep all others from being stored
+                self._set_aside(record, why)
+
+    def _set_aside(self, record: SpooledRecord, why: Exception) -> None:
+        path = self._spool.set_aside(record)
+        _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
+
+
+async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:
+    """Give an exchange its place in the history, as the request would have got it."""
+    opening, settlement = spooled.opening, spooled.settlement
+    session, vouched, messages = opening.session, 0, opening.messages
+    if spooled.infers:
+        found = await store.infer(
+            UnnamedRequest(
+                tenant=opening.tenant,
+                dialect=opening.dialect,
+                messages=[body.message for body in messages],
+                names=incoming.names,
+                contents=incoming.contents,
+                instructions=version_of(opening.instructions) if opening.instructions else None,
+            )
+        )
+        session, vouched = found.session or session, found.vouched
+    snapshot = await store.recall(
+        HistoryQuery(
+            dialect=opening.dialect,
+            tenant=opening.tenant,
+            session=session,
+            incoming=incoming,
+            messages=[body.message for body in messages],
+            policy=None,
+            agent=opening.agent,
+            idempotency=opening.idempotency,
+            instructed=opening.instructions is not None,
+        )
+    )
+    arrival = snapshot.arrival
+    fresh = messages[arrival.fresh :]
+    variants = [
+        (mark.node, body.message)
+        for mark, body in zip(snapshot.marks, messages, strict=False)
+        if body_of(body.message) != mark.body
+    ]
+    # What `on_arrival` decided names positions of the request, which are those of the branch if it has all of it.
+    arrivals = settlement.arrivals[arrival.fresh :] if not snapshot.start else ()
+    return replace(
+        spooled,
+        opening=replace(
+            opening, session=session, kind=arrival.kind, base=arrival.base, messages=fresh, forms=tuple(variants)
+        ),
+        settlement=replace(
+            settlement,
+            session=session,
+            kind=arrival.kind,
+            base=arrival.base,
+            at_head=arrival.at_head,
+            moves_head=arrival.moves_head,
+            messages=fresh,
+            arrivals=arrivals,
+            vouched=vouched,
+            carried=snapshot.carried,
+        ),
+        incoming=None,
+    )

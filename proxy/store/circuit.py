@@ -1,0 +1,139 @@
+"""Whether the store can be used: opened by a failure, closed again within a second of the store's return.
+
+While the circuit is open, nobody asks the store: everybody hears at once why. It opens where something fails, and where
+the store answers neither a caller nor a probe in time. Then it probes the store again and again; once that answers,
+what waits in the spool is stored, and the circuit closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from proxy.errors import StoreUnavailable
+from proxy.store.database import Tasks
+
+_LOG: Final = logging.getLogger("palimpsest.store")
+
+SLOW_SECONDS: Final = 2.0  # how long a caller waits for the store before somebody looks whether it answers at all
+PROBE_SECONDS: Final = 0.8  # how long a probe may take
+_PAUSE_SECONDS: Final = 0.25  # between two probes
+
+FROZEN: Final = (
+    f"The store cannot be used. It did not answer within {PROBE_SECONDS:g} s: look for a lock, or a slow disk."
+)
+
+Probe: TypeAlias = Callable[[], Awaitable[None]]
+"""Writes and reads; raises `StoreUnavailable`."""
+Drain: TypeAlias = Callable[[], Awaitable[bool]]
+"""Stores what waits in the spool; returns whether nothing waits any more."""
+
+
+class Circuit:
+    """Guards the store of one process."""
+
+    def __init__(self, probe: Probe) -> None:
+        """Begin closed."""
+        self.down: StoreUnavailable | None = None  # why the store is not asked; None while it is
+        self.returns = False  # whether it answers again, and what waits is being stored
+        self.drain: Drain | None = None
+        self.waiting: dict[asyncio.Timeout, float] = {}
+        """Those who wait for the store, and since when; the first has waited longest."""
+        self.watched = False  # whether `watch` is to be called
+        self._probe = probe
+        self._tasks = Tasks()
+        self._probing: asyncio.Task[StoreUnavailable | None] | None = None
+        self._probed: tuple[float, StoreUnavailable | None] = (-1.0, None)
+        self._recovering: asyncio.Task[None] | None = None
+        self._closed_again = asyncio.Event()
+
+    def watch(self) -> None:
+        """Look whether somebody has waited for long; if the store answers nobody, open."""
+        loop = asyncio.get_running_loop()
+        since = next(iter(self.waiting.values()), None)
+        self.watched = since is not None
+        if since is None:
+            return
+        now = loop.time()
+        if now - since < SLOW_SECONDS or self.down is not None:
+            loop.call_later(max(0.1, since + SLOW_SECONDS - now), self.watch)
+        else:
+            self._tasks.follow(self._watch())
+
+    async def _watch(self) -> None:
+        found = await self.health(0.0)
+        if found is not None:
+            self.open(found)
+        asyncio.get_running_loop().call_later(SLOW_SECONDS, self.watch)
+
+    def open(self, why: StoreUnavailable) -> None:
+        """Open the circuit, for all who wait too."""
+        if self.down is not None:
+            return
+        _LOG.error("the store is not asked until it answers again: %s", why)
+        self.down = why
+        self._closed_again.clear()
+        now = asyncio.get_running_loop().time()
+        for limit in self.waiting:
+            limit.reschedule(now)
+        try:
+            self._recovering = self._tasks.start(self._recover())
+        except StoreUnavailable:  # the process is stopping
+            self._recovering = None
+
+    async def closes(self, seconds: float) -> bool:
+        """Wait until the circuit is closed again; return whether it is."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed_again.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def health(self, age: float) -> StoreUnavailable | None:
+        """Return why the store cannot be used, None where it can: as it was found `age` seconds ago at most."""
+        now = asyncio.get_running_loop().time()
+        at, found = self._probed
+        if at >= 0 and now - at <= age:
+            return found
+        if self._probing is None or self._probing.done():
+            self._probing = self._tasks.follow(self._ask())
+        return await asyncio.shield(self._probing)
+
+    async def close(self) -> None:
+        """Stop probing."""
+        if self._recovering is not None:
+            self._recovering.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
+        await self._tasks.close()
+
+    async def _ask(self) -> StoreUnavailable | None:
+        found: StoreUnavailable | None = None
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._probe()
+        except StoreUnavailable as why:
+            found = why
+        except TimeoutError:
+            found = StoreUnavailable(FROZEN)
+        except Exception as why:  # noqa: BLE001 - whatever it is, the store cannot be used
+            _LOG.exception("the store could not be probed")
+            found = StoreUnavailable(f"The store cannot be used. {type(why).__name__}: {why}")
+        self._probed = asyncio.get_running_loop().time(), found
+        return found
+
+    async def _recover(self) -> None:
+        while True:
+            found = await self.health(0.0)
+            self.returns = found is None
+            if found is not None:
+                self.down = found
+            elif self.drain is None or await self.drain():
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+        _LOG.warning("the store is used again")
+        self.down, self.returns = None, False
+        self._closed_again.set()

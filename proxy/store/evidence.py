@@ -1,0 +1,295 @@
+"""Which session a request without an id belongs to, by the replies of the proxy that it sends back.
+
+A piece of evidence that exactly one session has is enough. Of several sessions, the one wins at whose head the request
+ends; then the one that alone has a piece; then the one with the most evidence; then the one whose head is the newest
+evidence. Else nobody knows which is meant.
+
+Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import bindparam, select
+
+from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix
+from proxy.dialects import Message
+from proxy.store import tree
+from proxy.store.database import StoreConnection
+from proxy.store.schema import EVIDENCE, NODES, SESSIONS, insert_new, matching
+
+_NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
+_HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
+_TRIED: Final = 8  # sessions that are looked at more closely, of those that are equally likely
+
+_HELD: Final = (
+    select(EVIDENCE.c.piece, EVIDENCE.c.session)
+    .where(EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True)))
+    .limit(_HOLDERS)
+)
+_AT_HEAD: Final = (
+    select(EVIDENCE.c.piece, EVIDENCE.c.session)
+    .join(SESSIONS, SESSIONS.c.session == EVIDENCE.c.session)
+    .where(EVIDENCE.c.piece == bindparam("piece", type_=EVIDENCE.c.piece.type), SESSIONS.c.head == bindparam("head"))
+    .limit(2)
+)
+_SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SESSIONS.c.instructions).where(
+    SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant")
+)
+_CONTENTS: Final = select(NODES.c.content).where(
+    *matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))
+)
+_PIECES: Final = select(EVIDENCE.c.piece).where(
+    *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
+)
+
+
+class UnnamedRequest(Struct, frozen=True, kw_only=True):
+    """A request that names no session, as far as its session depends on it."""
+
+    tenant: str
+    dialect: str
+    messages: Sequence[Message]
+    names: Sequence[str]  # the nodes of its messages in a row under the root
+    contents: Sequence[bytes]  # their content hashes
+    instructions: str | None  # version of its instructions; None where it has none
+
+
+class Doubt(Struct, frozen=True, kw_only=True):
+    """Why a request that resembles a session was not taken for a part of it."""
+
+    session: str  # the id of the session that it resembles
+    differs: int | None = None  # position of the first message that the session does not have
+    instructions: bool = False  # whether its instructions are others
+    rivals: int = 1  # how many sessions it resembles alike
+
+
+class Inferred(Struct, frozen=True, kw_only=True):
+    """What evidence says of a request."""
+
+    session: str | None = None  # the id of the session that it belongs to
+    vouched: int = 0
+    """How many of its messages, from the first on, stand in a session of the tenant just so; where `session` is None"""
+    doubt: Doubt | None = None
+
+
+class _Session(Struct, frozen=True, kw_only=True):
+    key: str
+    id: str
+    head: str
+    instructions: str | None
+
+
+def keep_evidence(
+    connection: StoreConnection, key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None
+) -> None:
+    """Keep what the messages in `said`, with their nodes, are known by; and the `first` node of a history."""
+    pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
+    if first is not None:  # a request that resembles the session begins with it
+        pieces.add(witness.place(first).piece)
+    insert_new(connection, EVIDENCE, [{"session": key, "piece": piece} for piece in sorted(pieces)])
+
+
+def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
+    """Return the session that a request belongs to, or why there is none."""
+    found = _Inference(connection, request).session()
+    messages = request.messages
+    if found.session is None and any(each.facts is None or each.facts.reshaped for each in messages):
+        names = earlier_names(ROOT, messages)  # it may have begun under an older version
+        if names != list(request.names):
+            before = _Inference(connection, replace(request, names=names)).session()
+            found = found if before.session is None else before
+    return found
+
+
+class _Inference:
+    def __init__(self, connection: StoreConnection, request: UnnamedRequest) -> None:
+        self._connection = connection
+        self._request = request
+        self._witness = Witness(tenant=request.tenant, dialect=request.dialect)
+        self._spoken = [
+            place
+            for place, message in enumerate(request.messages)
+            if message.role == "assistant" or message.answers is not None
+        ]
+        replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
+        self._newest = (replies or self._spoken)[-1]
+        """Position of the newest reply, or of the newest result where there is none."""
+        self._pieces: dict[int, list[Evidence]] = {}
+        self._sessions: dict[str, _Session] = {}
+
+    def session(self) -> Inferred:
+        near, far = self._spoken[-_NEAR:], self._spoken[:-_NEAR]
+        holders: dict[int, set[str]] = {}
+        for places in ([self._newest], near, far):
+            # Texts are looked up where nothing stronger tells anything: any number of sessions may have the same.
+            for texts in (False, True):
+                new, all_read = self._holders(places, texts=texts)
+                holders |= new
+                found = self._decide(new, places, all_read=all_read) if new else None
+                if found is not None:
+                    return Inferred(session=found.id)
+                if new:
+                    break
+            if holders and places is near:
+                break
+        return Inferred(vouched=self._vouched(holders), doubt=self._doubt(holders))
+
+    # --------------------------------------------------------------------------------- what is held by whom
+
+    def _evidence(self, place: int) -> list[Evidence]:
+        found = self._pieces.get(place)
+        if found is None:
+            message, node = self._request.messages[place], self._request.names[place]
+            found = self._pieces[place] = list(self._witness.of(message, node))
+        return found
+
+    def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
+        """Return, by piece, the sessions that hold the evidence at these places, and whether that is all of them."""
+        evidence = [each for place in places for each in self._evidence(place)]
+        pieces = sorted({each.piece for each in evidence if each.tells and (each.kind == "text") is texts})
+        held: defaultdict[int, set[str]] = defaultdict(set)
+        all_read = True
+        for some in tree.in_parts(pieces):
+            rows = list(self._connection.execute(_HELD, {"pieces": some}))
+            if len(rows) == _HOLDERS:  # those that stand where the request ends must not be lost among the others
+                all_read = False
+                node = self._request.names[self._newest]
+                rows += self._connection.execute(_AT_HEAD, {"piece": self._witness.place(node).piece, "head": node})
+            for row in rows:
+                held[row.piece].add(row.session)
+        self._read_sessions({key for keys in held.values() for key in keys})
+        return {piece: there for piece, keys in held.items() if (there := keys & self._sessions.keys())}, all_read
+
+    def _read_sessions(self, keys: Collection[str]) -> None:
+        new = sorted(key for key in keys if key not in self._sessions)
+        for some in tree.in_parts(new):
+            for row in self._connection.execute(_SESSIONS, {"keys": some, "tenant": self._request.tenant}):
+                self._sessions[row.session] = _Session(
+                    key=row.session, id=row.id, head=row.head, instructions=row.instructions
+                )
+
+    # --------------------------------------------------------------------------------------------- decision
+
+    def _decide(self, holders: Mapping[int, set[str]], places: Sequence[int], *, all_read: bool) -> _Session | None:
+        """Return the session that the evidence at these places tells; None where it tells none, or several."""
+        told = [
+            (each, holders[each.piece]) for place in places for each in self._evidence(place) if each.piece in holders
+        ]
+        if not told:
+            return None
+        counts = Counter(key for _, keys in told for key in keys)
+        likely = set(counts)
+        last = self._request.names[self._newest]
+        heads = {key for key in likely if self._sessions[key].head == last}
+        if heads:  # several that end with the very same history cannot be told apart
+            return self._sessions[heads.pop()] if len(heads) == 1 else None
+        if not all_read:
+            return None
+        if told[0][0].kind == "text":
+            likely = {key for key, _ in counts.most_common(_TRIED) if self._is_told_by_text(key, holders)}
+        sole = {key for _, keys in told if len(keys) == 1 for key in keys & likely}
+        most = {key for key in likely if counts[key] == max(counts[each] for each in likely)}
+        for better in (likely, sole, most):
+            if len(better) == 1:
+                return self._sessions[better.pop()]
+        newest = self._with_newest_head(most)
+        return self._sessions[newest.pop()] if len(newest) == 1 else None
+
+    def _is_told_by_text(self, key: str, holders: Mapping[int, set[str]]) -> bool:
+        """Tell whether a text alone may tell a session: in other hands it may be a common phrase, or an example."""
+        if self._sessions[key].instructions != self._request.instructions:
+            return False
+        return self._unknown(key, self._newest_held(key, holders)) is None
+
+    def _newest_held(self, key: str, holders: Mapping[int, set[str]]) -> int:
+        """Return the position of the newest message with evidence that a session holds."""
+        return max(
+            place
+            for place, pieces in self._pieces.items()
+            if any(key in holders.get(each.piece, ()) for each in pieces)
+        )
+
+    def _unknown(self, key: str, before: int) -> int | None:
+        """Return the position of the first assistant message that a session does not have, up to `before`."""
+        request = self._request
+        replies = [place for place in self._spoken if place < before and request.messages[place].role == "assistant"]
+        pieces = sorted({each.piece for place in replies for each in self._evidence(place)})
+        contents = sorted({content_key(request.contents[place]) for place in replies})
+        known: set[int] = set()
+        there: set[str] = set()
+        for some in tree.in_parts(pieces):
+            known.update(self._connection.execute(_PIECES, {"key": key, "pieces": some}).scalars())
+        for names in tree.in_parts(contents):
+            there.update(self._connection.execute(_CONTENTS, {"key": key, "contents": names}).scalars())
+        for place in replies:
+            evidence = self._evidence(place)
+            says_nothing = len(evidence) == 1  # it has its place alone: its calls were left out
+            if says_nothing or content_key(request.contents[place]) in there:
+                continue
+            if not any(each.piece in known for each in evidence):
+                return place
+        return None
+
+    def _with_newest_head(self, keys: Collection[str]) -> set[str]:
+        """Return those of some sessions whose head says what the newest reply of the request says."""
+        newest = {each.piece for each in self._evidence(self._newest)}
+        found: set[str] = set()
+        for key in sorted(keys)[:_TRIED]:
+            for row in tree.rows_of(self._connection, key, [self._sessions[key].head]):
+                if any(each.piece in newest for each in self._witness.marks(row.message)):
+                    found.add(key)
+        return found
+
+    # ------------------------------------------------------------------------------------ where there is none
+
+    def _vouched(self, holders: Mapping[int, set[str]]) -> int:
+        places = [
+            place
+            for place in self._spoken
+            if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
+        ]
+        return places[-1] + 1 if places else 0
+
+    def _doubt(self, holders: Mapping[int, set[str]]) -> Doubt | None:
+        """Return what the request resembles."""
+        counts: Counter[str] = Counter(key for keys in holders.values() for key in keys)
+        strong = {
+            key
+            for place in self._pieces
+            for each in self._pieces[place]
+            if each.kind != "text"
+            for key in holders.get(each.piece, ())
+        }
+        if strong:
+            return Doubt(session=self._sessions[min(strong)].id, rivals=len(strong))
+        for key, _ in counts.most_common(1):
+            session = self._sessions[key]
+            if session.instructions != self._request.instructions:
+                return Doubt(session=session.id, instructions=True)
+            unknown = self._unknown(key, self._newest_held(key, holders))
+            return Doubt(session=session.id, differs=unknown, rivals=len(counts) if unknown is None else 1)
+        return self._beginning_alike()
+
+    def _beginning_alike(self) -> Doubt | None:
+        """Return where the request parts from the session that it has the longest beginning in common with."""
+        names = self._request.names
+        if not names or not self._spoken:
+            return None
+        first = self._witness.place(names[0]).piece
+        rows = self._connection.execute(_HELD, {"pieces": [first]}).all()[-_TRIED:]
+        self._read_sessions({row.session for row in rows})
+        best: tuple[int, str] = (0, "")
+        for key in sorted({row.session for row in rows} & self._sessions.keys()):
+
+            def depths(some: Sequence[str], key: str = key) -> Mapping[str, int]:
+                return tree.depths_of(self._connection, key, some)
+
+            best = max(best, (known_prefix(names, depths), key))
+        known, key = best
+        return Doubt(session=self._sessions[key].id, differs=known) if 0 < known < len(names) else None

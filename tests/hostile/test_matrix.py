@@ -1,0 +1,147 @@
+"""Every route with every credential: nobody but its tenant and the administrator learns what a session holds.
+
+The routes are those of the application itself, so that a new one cannot be forgotten: one whose path names
+something that this file does not know fails until somebody says what it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Mount, Route
+
+from proxy.config import Settings
+from proxy.server.app import _ROUTES, Application
+from tests.e2e.conftest import Serve
+
+KEYS: Final = {"anne": "key-of-anne-0123", "bob": "key-of-bob-45678", "admin": "key-of-the-admin"}
+CREDENTIALS: Final = {
+    "none": {},
+    "empty": {"authorization": "Bearer"},
+    "unknown": {"authorization": "Bearer key-of-a-stranger"},
+    "other scheme": {"authorization": f"Basic {KEYS['anne']}"},
+    "bob": {"authorization": f"Bearer {KEYS['bob']}"},
+    "bob as anne": {"authorization": f"Bearer {KEYS['bob']}", "x-tenant": "anne", "x-forwarded-user": "anne"},
+    "anne": {"authorization": f"Bearer {KEYS['anne']}"},
+    "admin": {"authorization": f"Bearer {KEYS['admin']}"},
+}
+SECRET: Final = "the-launch-is-on-tuesday"  # what only Anne and the administrator may read
+SESSION: Final = "annes-session"
+OPEN: Final = frozenset({"/healthz", "/readyz"})
+"""Routes that need no key; they tell nothing of anybody."""
+LOGIN: Final = frozenset({"/ui/login", "/ui/static/{path}", "/ui/static/{name}"})
+"""Routes that somebody without a key must reach to show one."""
+BODIES: Final = {"/sessions/{session}/fork": {"as": "a-copy"}, "/sessions/{session}/compact": {}}
+CHANGING: Final = frozenset({"POST", "PUT", "PATCH"})
+REFUSED: Final = frozenset({401, 403, 303})  # 303: to the page that asks for a key
+_PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+def routes() -> list[tuple[str, str]]:
+    """Return (method, path) of every route, those of the dialects included."""
+    found = list(flat(Application(Settings())._api.routes))
+    assert len(found) > 10
+    return [*found, *[("POST", path.decode()) for path in _ROUTES]]
+
+
+def flat(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the routes of an application, of its routers and of what is mounted answer."""
+    for route in found:
+        if isinstance(route, Mount):
+            yield from ((method, route.path + path) for method, path in flat(route.routes))
+        elif isinstance(route, Route | APIRoute):
+            yield from ((method, route.path) for method in sorted((route.methods or set()) - {"HEAD"}))
+        else:
+            yield from flat(route.original_router.routes)
+
+
+ROUTES: Final = routes()
+
+
+class Asking:
+    """A client that shows one credential or another."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def __call__(self, credential: str, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Ask as somebody; `body` goes along as JSON."""
+        return self._client.request(method, path, headers=CREDENTIALS[credential] | headers, json=body)
+
+
+@pytest.fixture(scope="module")
+def ask(serve: Serve) -> Iterator[Asking]:
+    listed = [{"key": KEYS[tenant], "tenant": tenant} for tenant in ("anne", "bob")]
+    auth = {"mode": "keys", "keys": listed, "admin_key": KEYS["admin"]}
+    proxy = serve(auth=auth, upstream={"api_key": "sk-shared"})
+    with httpx.Client(base_url=proxy.url, trust_env=False, timeout=30) as client:
+        yield Asking(client)
+
+
+@pytest.fixture
+def stored(ask: Asking) -> dict[str, str]:
+    """Anne's session with a secret in it; return what stands for the parameters of a path."""
+    found = ask("anne", "GET", f"/sessions/{SESSION}/messages?meta=true")
+    if found.status_code != 200 or not found.json()["data"]:
+        body = {"model": "echo", "messages": [{"role": "user", "content": SECRET}]}
+        answer = ask("anne", "POST", "/v1/chat/completions", body, **{"x-session-id": SESSION})
+        assert answer.status_code == 200
+        found = ask("anne", "GET", f"/sessions/{SESSION}/messages?meta=true")
+    node, exchange = found.json()["data"][0]["node"], found.json()["data"][0]["exchange"]
+    return {
+        "session": SESSION,
+        "exchange": exchange,
+        "ref": node[:16],
+        "node": node,
+        "response": exchange,
+        "name": "echo",
+        "path": "nothing.css",
+        "page": "overview",
+        "suffix": "json",
+        "tenant": "anne",
+    }
+
+
+def filled(path: str, values: dict[str, str]) -> str:
+    """Return a path with everything that it names."""
+    missing = set(_PARAMETER.findall(path)) - set(values)
+    assert not missing, f"{path} names {missing}: say in `stored` what stands for it"
+    return _PARAMETER.sub(lambda found: values[found[1]], path)
+
+
+def cases() -> Iterator[Any]:
+    for (method, path), credential in itertools.product(ROUTES, CREDENTIALS):
+        yield pytest.param(method, path, credential, id=f"{method} {path} {credential}")
+
+
+@pytest.mark.parametrize(("method", "path", "credential"), list(cases()))
+def test_nobody_else_reads_or_changes_a_session(
+    ask: Asking, stored: dict[str, str], method: str, path: str, credential: str
+) -> None:
+    before = ask("anne", "GET", f"/sessions/{SESSION}/export").content
+    body = BODIES.get(path, {"model": "echo", "messages": [], "input": []}) if method in CHANGING else None
+    answer = ask(credential, method, filled(path, stored), body)
+    assert answer.status_code != 500, answer.text
+    if credential in {"anne", "admin"}:
+        return
+    assert SECRET not in answer.text + str(answer.headers)
+    if path not in OPEN | LOGIN and not credential.startswith("bob"):
+        assert answer.status_code in REFUSED, answer.text
+    if "{session}" in path or "{exchange}" in path:
+        assert answer.status_code in REFUSED | {404}, answer.text
+    assert ask("anne", "GET", f"/sessions/{SESSION}/export").content == before
+
+
+def test_a_list_names_the_own_sessions_only(ask: Asking, stored: dict[str, str]) -> None:
+    del stored
+    for path in [path for method, path in ROUTES if method == "GET" and not _PARAMETER.search(path)]:
+        for query in ("", "?tenant=anne", "?limit=1000"):
+            answer = ask("bob", "GET", path + query)
+            assert SESSION not in answer.text, path
+            assert SECRET not in answer.text, path

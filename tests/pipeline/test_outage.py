@@ -1,0 +1,278 @@
+"""While the store is away: what is served, what waits, and what is stored once it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.dialects.chat import CHAT
+from proxy.errors import StoreUnavailable
+from proxy.pipeline import ClientRequest
+from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode
+from proxy.store import Status, session_key
+from tests.support.house import Heard, House, opened
+from tests.support.upstream import Upstream as Provider
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    with Provider() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
+    provider.forget()
+    async with opened(provider, tmp_path) as house:
+        yield house
+
+
+@asynccontextmanager
+async def away(house: House) -> AsyncIterator[None]:
+    """Take the store away; when this ends, it is back, and what waited is stored."""
+    circuit = house.store.circuit
+    probe = circuit._probe
+
+    async def fails() -> None:
+        raise StoreUnavailable("The store cannot be used. It is a test.")
+
+    circuit._probe = fails
+    circuit.open(StoreUnavailable("The store cannot be used. It is a test."))
+    yield
+    circuit._probe = probe
+    assert await circuit.closes(10)
+
+
+async def say(
+    house: House, messages: list[dict[str, Any]], session: str | None = "s", model: str = "echo", **headers: str
+) -> Heard:
+    client = Heard()
+    sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    if session is not None:
+        sent.append((b"x-session-id", session.encode()))
+    body = orjson.dumps({"model": model, "messages": messages})
+    try:
+        await house.chat.answer(ClientRequest(dialect=CHAT, tenant="t", headers=sent, query=b"", body=body), client)
+    except StoreUnavailable as why:
+        client.error = why
+    if client.status == 200:
+        messages.append(orjson.loads(client.got)["choices"][0]["message"])
+    return client
+
+
+async def texts(house: House, session: str = "s") -> list[Any]:
+    row = await house.store.session("t", session)
+    assert row is not None
+    return [each.message.data["content"] for each in await house.store.path(row.key, row.head)]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def spoken(history: list[dict[str, Any]]) -> list[Any]:
+    return [message["content"] for message in history]
+
+
+async def test_a_whole_history_is_served_and_stored_later(house: House) -> None:
+    history = [user("one")]
+    await say(house, history)
+    async with away(house):
+        for text in ("two", "three"):
+            history.append(user(text))
+            client = await say(house, history)
+            assert client.status == 200
+            assert AWAY in client.headers["x-context-warning"]
+            assert client.headers["x-session-id"] == "s"
+        assert house.spool.flag[0]
+    assert not house.spool.flag[0]
+    assert await texts(house) == spoken(history)
+    history.append(user("four"))
+    assert "x-context-warning" not in (await say(house, history)).headers
+    assert await texts(house) == spoken(history)
+    rows, _ = await house.store.exchanges(session_key("t", "s"), limit=10)
+    assert [row.status for row in rows] == [Status.COMPLETE] * 4
+    assert [row.kind for row in rows] == ["resend", "resend", "resend", "first"]
+    assert AWAY in rows[1].receipt["warnings"]
+
+
+async def test_what_needs_the_store_is_refused(house: House, provider: Provider) -> None:
+    await say(house, [user("one")])
+    heard = len(provider.log)
+    async with away(house):
+        client = await say(house, [user("two")])
+        assert isinstance(client.error, StoreUnavailable)
+        assert client.error.retry_after == 1
+        appended = [user("a"), {"role": "assistant", "content": "b"}, user("c")]
+        assert (await say(house, appended, x_session_mode="append")).error is not None
+        assert len(provider.log) == heard
+        assert (await say(house, [user("two")], x_session_mode="full")).status == 200
+        assert (await say(house, [user("other")], None)).status == 200
+
+
+async def test_a_session_that_is_known_to_resend_may_ask_something_beside(house: House) -> None:
+    history = [user("one")]
+    await say(house, history)
+    history.append(user("two"))
+    await say(house, history)
+    async with away(house):
+        assert (await say(house, [user("a title for this")])).status == 200
+    assert await texts(house) == spoken(history)
+    assert (await house.last()).kind == "side"
+
+
+async def test_the_first_request_of_a_session_may_come_again(house: House) -> None:
+    await say(house, [user("one")], "new", "fault:500")
+    async with away(house):
+        again = [user("one")]
+        assert (await say(house, again, "new")).status == 200
+    assert await texts(house, "new") == spoken(again)
+
+
+async def test_a_conversation_without_a_name_goes_on(house: House) -> None:
+    history = [user("tell me something that is long enough to be known again")]
+    session = (await say(house, history, None)).headers["x-session-id"]
+    async with away(house):
+        for text in ("more", "and more"):
+            history.append(user(text))
+            client = await say(house, history, None)
+            assert client.headers["x-session-id"] == session
+    assert await texts(house, session) == spoken(history)
+    async with away(house):
+        house.services.loader._replies.clear()  # another process has the store and no more
+        history.append(user("the last thing"))
+        client = await say(house, history, None)
+        assert (client.status, client.headers.get("x-session-id")) == (200, None)
+    assert await texts(house, session) == spoken(history)
+    rows, _ = await house.store.sessions("t", limit=10)
+    assert len(rows) == 1
+
+
+async def test_rejecting_serves_nobody(provider: Provider, tmp_path: Path) -> None:
+    async with opened(provider, tmp_path, store={"on_failure": "reject"}) as house:
+        history = [user("one")]
+        await say(house, history)
+        history.append(user("two"))
+        async with away(house):
+            assert (await say(house, history)).error is not None
+        assert (await say(house, history)).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fails", ["begin", "settle"])
+async def test_an_answer_that_was_paid_for_is_handed_over_and_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch, stream: bool, fails: str
+) -> None:
+    def begin(*_: Any) -> asyncio.Future[None]:
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(StoreUnavailable("The store cannot be used."))
+        return failed
+
+    async def settle(*_: Any) -> None:
+        raise StoreUnavailable("The store cannot be used.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.store, fails, {"begin": begin, "settle": settle}[fails])
+        client = await house.ask(stream=stream)
+    assert (client.status, client.error, client.ended) == (200, None, True)
+    if not stream:
+        assert WAITS in client.headers["x-context-warning"]
+    if house.store.circuit.down is not None:
+        assert await house.store.circuit.closes(10)
+    assert (await house.last()).status is Status.COMPLETE
+    assert await texts(house) == ["hi", "echo: hi"]
+
+
+async def test_an_answer_is_handed_over_even_where_nothing_can_be_written(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise StoreUnavailable("No.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.store, "settle", fail)
+        patch.setattr(house.spool, "append", fail)
+        client = await house.ask()
+    assert client.status == 200
+    assert LOST in client.headers["x-context-warning"]
+
+
+async def test_a_spool_without_room_refuses_before_anybody_is_asked(provider: Provider, tmp_path: Path) -> None:
+    provider.forget()
+    async with opened(provider, tmp_path, store={"spool_max_bytes": 10_000}) as house:
+        async with away(house):
+            client = await say(house, [user("one")], None)
+            assert isinstance(client.error, StoreUnavailable)
+            assert "spool_max_bytes" in client.error.message
+        assert not provider.log
+
+
+async def test_what_the_store_does_not_take_is_set_aside(house: House) -> None:
+    history = [user("one")]
+    async with away(house):
+        await house.spool.append("key", b"not what we wrote")
+        await say(house, history, "s", x_session_mode="full")
+    assert await texts(house) == spoken(history)
+    assert house.spool._path.with_suffix(".rejected").exists()
+
+
+async def test_emptying_again_from_the_beginning_changes_nothing(house: House) -> None:
+    history = [user("one")]
+    async with away(house):
+        for text in ("two", "three", "four"):
+            await say(house, history, x_session_mode="full")
+            history.append(user(text))
+        kept = house.spool.read()
+    for _ in range(2):
+        for record in kept:
+            await house.spool.append(record.key, record.content)
+        house.store.circuit.open(StoreUnavailable("again"))
+        assert await house.store.circuit.closes(10)
+    assert await texts(house) == spoken(history[:-1])
+    rows, _ = await house.store.exchanges(session_key("t", "s"), limit=10)
+    assert len(rows) == 3
+
+
+async def test_a_session_that_is_deleted_leaves_nothing_in_the_spool(house: House) -> None:
+    history = [user("one")]
+    async with away(house):
+        await say(house, history, x_session_mode="full")
+        assert house.spool.drop(session_key("t", "s")) == 1
+    assert await house.store.session("t", "s") is None
+
+
+async def test_a_record_is_read_as_it_was_written(house: House) -> None:
+    async with away(house):
+        await say(house, [user("one \udc80".encode("utf-8", "replace").decode())], x_session_mode="full")
+        (record,) = house.spool.read()
+        spooled = decode(record.content)
+        assert encode(spooled) == record.content
+        assert spooled.settlement.messages == spooled.opening.messages
+        assert spooled.opening.messages[0].message.dialect is CHAT
+
+
+@pytest.mark.parametrize("model", ["deep", "digits"])
+async def test_an_answer_that_cannot_be_read_is_handed_over_and_ends_as_failed(
+    house: House, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RecursionError(model)
+
+    with monkeypatch.context() as patch:
+        target = "proxy.pipeline.settle._reply" if model == "deep" else "proxy.pipeline.settle.cost"
+        patch.setattr(target, breaks)
+        if model == "digits":
+            patch.setattr("proxy.pipeline.settle.log_line", breaks)
+        client = await house.ask()
+    assert (client.status, client.error) == (200, None)
+    row = await house.last()
+    assert row.status is Status.FAILED
+    assert "RecursionError" in row.receipt["error"]

@@ -1,0 +1,229 @@
+"""The spool: durable, in order, whole whatever byte it was cut off at, shared by processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.store import Spool, spool_name
+
+MOST = 10_000_000
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    opened = Spool(tmp_path / "spool", "s", MOST)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def another(spool: Spool) -> Spool:
+    """The same spool as another process has it."""
+    again = Spool(spool._path.parent, "s", MOST)
+    again.open()
+    return again
+
+
+def contents(spool: Spool) -> list[bytes]:
+    return [record.content for record in spool.read()]
+
+
+@pytest.mark.anyio
+async def test_records_come_back_in_order_until_they_are_stored(spool: Spool) -> None:
+    assert not spool.flag[0]
+    await asyncio.gather(*[spool.append("k", b"record %d" % number) for number in range(5)])
+    assert spool.flag[0]
+    other = another(spool)
+    assert other.flag[0]
+    records = other.read()
+    assert [record.content for record in records] == [b"record %d" % number for number in range(5)]
+    other.stored(records[2].after)
+    assert contents(spool) == [b"record 3", b"record 4"]
+    spool.stored(records[4].after)
+    await other.append("k", b"late")
+    assert contents(spool) == [b"late"]
+    spool.stored(spool.read()[-1].after)
+    assert contents(other) == []
+    assert not spool.flag[0]
+    assert spool._path.stat().st_size == 4096
+    await spool.append("k", b"again")
+    assert contents(other) == [b"again"]
+    other.close()
+
+
+@pytest.mark.anyio
+async def test_files_are_their_owners_alone(spool: Spool) -> None:
+    await spool.append("k", b"x")
+    with spool.turn() as mine:
+        assert mine
+    folder = spool._path.parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.anyio
+async def test_a_file_that_was_cut_off_at_any_byte_keeps_all_before(spool: Spool) -> None:
+    sizes = [4096]
+    for number in range(3):
+        await spool.append("key", b"record %d" % number)
+        sizes.append(spool._end)
+    whole = spool._path.read_bytes()[: sizes[-1]]
+    folder = spool._path.parent.parent
+    for cut in range(sizes[1], len(whole) + 1):
+        torn = Spool(folder / f"cut-{cut}", "s", MOST)
+        torn._path.parent.mkdir()
+        torn._path.write_bytes(whole[:cut])
+        torn.open()
+        kept = sum(size <= cut for size in sizes) - 1
+        await torn.append("key", b"after")
+        assert contents(torn) == [b"record %d" % number for number in range(kept)] + [b"after"]
+        torn.close()
+
+
+@pytest.mark.anyio
+async def test_one_damaged_record_does_not_take_those_behind_it(spool: Spool) -> None:
+    for number in range(3):
+        await spool.append("key", b"record %d" % number)
+    records = spool.read()
+    with spool._path.open("r+b") as file:
+        file.seek(records[1].after - 2)
+        file.write(b"\xff")
+    again = another(spool)
+    assert contents(again) == [b"record 0", b"record 2"]
+    again.close()
+
+
+@pytest.mark.anyio
+async def test_what_waits_of_a_session_can_be_erased(spool: Spool) -> None:
+    for number in range(4):
+        await spool.append(f"key-{number % 2}", b"secret %d" % number)
+    assert spool.drop("key-1") == 2
+    assert contents(spool) == [b"secret 0", b"secret 2"]
+    assert b"secret 1" not in spool._path.read_bytes()
+    assert spool.drop("key-1") == 0
+    await spool.append("key-1", b"new")
+    assert contents(spool) == [b"secret 0", b"secret 2", b"new"]
+
+
+@pytest.mark.anyio
+async def test_a_full_spool_takes_nothing_new_but_what_was_paid_for(tmp_path: Path) -> None:
+    small = Spool(tmp_path / "spool", "s", 10_000)
+    small.open()
+    room = await small.reserve(5_000)
+    with pytest.raises(StoreUnavailable, match="spool_max_bytes"):
+        await small.reserve(5_000)
+    await small.append("k", bytes(20_000))
+    del room
+    with pytest.raises(StoreUnavailable, match="spool_max_bytes"):
+        await small.reserve(1)
+    small.stored(small.read()[0].after)
+    assert small.read() == []
+    await small.reserve(5_000)
+    small.close()
+
+
+@pytest.mark.anyio
+async def test_a_spool_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    spool = Spool(tmp_path / "file", "s", MOST)
+    with pytest.raises(StoreUnavailable, match="another folder"):
+        spool.open()
+    with pytest.raises(StoreUnavailable, match="another folder"):
+        await spool.reserve(1)
+    with pytest.raises(StoreUnavailable, match="another folder"):
+        await spool.append("k", b"x")
+    assert (not spool.usable, spool.secrets, spool.flag[0]) == (True, b"", 0)
+    spool.close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "s.spool").write_bytes(b"x" * 5000)
+    foreign = Spool(tmp_path / "other", "s", MOST)
+    with pytest.raises(StoreUnavailable, match="no spool"):
+        foreign.open()
+
+
+@pytest.mark.anyio
+async def test_a_folder_that_was_deleted_is_made_again(spool: Spool) -> None:
+    await spool.append("k", b"lost")
+    for file in spool._path.parent.iterdir():
+        file.unlink()
+    spool._path.parent.rmdir()
+    await spool.append("k", b"kept")
+    assert contents(spool) == [b"kept"]
+
+
+def test_one_process_at_a_time_stores(spool: Spool) -> None:
+    other = another(spool)
+    with spool.turn() as mine, other.turn() as theirs, spool.turn() as again:
+        assert (mine, theirs, again) == (True, False, False)
+    with other.turn() as theirs:
+        assert theirs
+    other.close()
+
+
+def test_secrets_are_kept(spool: Spool) -> None:
+    assert spool.secrets == b""
+    spool.keep_secrets(b"s" * 64)
+    other = another(spool)
+    assert other.secrets == b"s" * 64
+    other.close()
+
+
+def test_a_store_has_one_spool_however_its_url_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    assert spool_name(f"sqlite:///{file}") == spool_name(f"sqlite+aiosqlite:///{file}") != spool_name("sqlite:///t.db")
+    asked = "postgresql+psycopg://me:secret@db/one"
+    assert spool_name(asked) == spool_name("postgresql://me:other@db/one") != spool_name("postgresql://me@db/two")
+
+
+APPENDS = """
+import asyncio, sys
+from pathlib import Path
+from proxy.store import Spool
+spool = Spool(Path(sys.argv[1]), "s", 10**8)
+spool.open()
+async def run():
+    for number in range(100_000):
+        await spool.append(sys.argv[2], b"%s %d " % (sys.argv[2].encode(), number) + b"x" * 20_000)
+        print(number, flush=True)
+asyncio.run(run())
+"""
+
+
+def test_whatever_was_appended_survives_kill_9(spool: Spool) -> None:
+    folder = str(spool._path.parent)
+    told: dict[str, int] = {}
+    for turn in range(3):
+        running = [
+            subprocess.Popen(  # noqa: S603 - our own
+                [sys.executable, "-c", APPENDS, folder, f"{name}{turn}"], stdout=subprocess.PIPE, text=True
+            )
+            for name in "ab"
+        ]
+        for process in running:
+            assert process.stdout is not None
+            for _ in range(15):
+                process.stdout.readline()
+        for process, name in zip(running, "ab", strict=True):
+            os.kill(process.pid, signal.SIGKILL)
+            rest, _ = process.communicate()
+            told[f"{name}{turn}"] = max([14, *map(int, rest.split())])
+    found: dict[str, list[int]] = {}
+    while records := spool.read():
+        for record in records:
+            name, number, _ = record.content.split(b" ", 2)
+            assert name.decode() == record.key
+            found.setdefault(record.key, []).append(int(number))
+        spool.stored(records[-1].after)
+    for name, last in told.items():
+        assert found[name] == list(range(len(found[name])))
+        assert found[name][-1] >= last
