@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format attack bench record-sdks strategies pins
+.PHONY: help setup run demo test test-model check check-pyright check-mypy check-rest format attack bench record-sdks screenshots strategies pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -104,6 +104,9 @@ bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "
 
 record-sdks: $(READY) ## Record anew what eight SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
 	$(BIN)/python -m tests.sdks.record $(ARGS)
+
+screenshots: $(READY) ## Make the pictures of docs/images anew, in Chromium.
+	PALIMPSEST_SCREENSHOTS=1 $(BIN)/python -m pytest --quiet tests/dashboard/test_browser.py -k documentation
 
 strategies: $(READY) ## Write docs/strategies.md anew, from what the edits do.
 	$(BIN)/python -m tests.support.strategies

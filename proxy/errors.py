@@ -11,7 +11,8 @@
         · TooLarge            413  it is over a configured limit
         · LineTooLong         414  its first line is over the limit
         · UpgradeRefused      426  it asks for another protocol
-      · HeadersTooLarge     431  its headers, or its trailers, are over a limit
+        · OverBudget          429  the tenant, or the key, has used up its budget
+        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
@@ -29,6 +30,7 @@ A message says what is wrong and what to do. `PalimpsestError.body` is the only 
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, ClassVar
 
 
@@ -38,7 +40,7 @@ class PalimpsestError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
-    retry_after: ClassVar[int | None] = None  # seconds after which the client may try again
+    retry_after: int | None = None  # seconds after which the client may try again
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -124,6 +126,19 @@ class HeadersTooLarge(RequestError):
 
     status = 431
     default_code = "headers_too_large"
+
+
+class OverBudget(RequestError):
+    """The tenant, or the key, has used up its budget. The message says what was used."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "budget_exceeded"
+
+    def __init__(self, message: str, *, wait: float = 1) -> None:
+        """`wait`: seconds until there is room again."""
+        super().__init__(message)
+        self.retry_after = max(1, ceil(wait))
 
 
 class UpstreamError(PalimpsestError):

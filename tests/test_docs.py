@@ -16,11 +16,12 @@ from typer.main import get_command
 
 from proxy.__main__ import app as command_line
 from proxy.config import BUILT_IN, ModelPrices, ModelRule, PriceStep, Settings
-from proxy.config.settings import AuthKey, ModelCache, Route
+from proxy.config.settings import AuthKey, Budget, ModelCache, Route
 from proxy.dialects import headers
 from proxy.pipeline import PlanReport, log_line
 from proxy.server.app import Application
 from proxy.trimming import TOOL_OUTPUT_TYPES, Edit, Keep, Match, Pin, PlanningContext, Policy, Target, Trigger, bypass
+from proxy.trimming.policy import ToolRules
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "policies" / "README.md"])
@@ -36,6 +37,7 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield name, field.annotation
     yield from (("upstream.routes", Route), ("auth.keys", AuthKey), ("policies", Policy), ("match", Match))
+    yield from (("budgets", Budget), ("tools", ToolRules))
     yield from (("models", ModelRule), ("models.prices", ModelPrices), ("models.cache", ModelCache))
     yield "models.prices.steps", PriceStep
     yield from (("trigger and when", Trigger), ("target", Target), ("keep", Keep), ("pin", Pin))

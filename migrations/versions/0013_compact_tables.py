@@ -140,6 +140,18 @@ BEGIN
 END $$
 """
 
+_COUNTS: Final = (
+    *("requests", "tokens_before", "tokens_sent", "tokens_input", "tokens_cached", "tokens_written", "tokens_output"),
+    *("tokens_missed", "tokens_unique", "trims", "edits", "warnings", "recalls", "summaries", "priced"),
+)
+_AMOUNTS: Final = (
+    *("cost", "cost_saved", "cost_cache_saved", "cost_missed", "cost_recalls", "cost_summaries"),
+    *("added_ms", "upstream_ms"),
+)
+_SUMS: Final = _COUNTS + _AMOUNTS
+_ROLLUP_KEYS: Final = ("hour", "slot", "tenant", "dialect", "model", "policy", "kind", "status", "miss")
+_SESSION_KEYS: Final = ("session", "hour", "model", "policy", "kind", "status")
+
 _SETTLE: Final = """
 CREATE FUNCTION palimpsest_settle(waves text[], keys bytea[])
 RETURNS TABLE (exchange bytea, stands_at bytea) LANGUAGE plpgsql
@@ -172,8 +184,8 @@ BEGIN
                 session bytea, id bytea, answered boolean, base bytea, follows_head boolean, first_node bytea,
                 asked bytea, status text, settled_at bigint, tokens_before bigint, tokens_sent bigint, receipt bytea,
                 cost float8, nodes bytea, replies bytea, head bytea, messages int, rounds int, tokens bigint,
-                calls text, scale float8, requests int, tokens_saved bigint, arrival text, new_bodies json,
-                new_nodes json, cut json, evidence json)
+                calls text, scale float8, requests int, tokens_saved bigint, arrival text, figures json,
+                new_bodies json, new_nodes json, cut json, evidence json)
             CROSS JOIN LATERAL (
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
@@ -255,11 +267,28 @@ BEGIN
                 calls = CASE WHEN f.head IS NULL THEN s.calls ELSE f.calls END
             FROM fit f WHERE s.session = f.session
             RETURNING s.session, s.head
+        ), counted AS ({counted}
+        ), counted_by_session AS ({counted_by_session}
         )
         SELECT f.id, m.head FROM fit f JOIN moved m ON m.session = f.session;
     END LOOP;
 END $$
 """
+
+
+def _adding(table: str, keys: tuple[str, ...]) -> str:
+    """Return what adds the figures of `fit` to the rows of a table, in one order."""
+    own = {"tenant": "f.tenant", "status": "f.status", "session": "f.session"}
+    values = [*(own.get(name, f"n.{name}") for name in keys), *(f"sum(n.{name})" for name in _SUMS)]
+    places = ", ".join(map(str, range(1, len(keys) + 1)))
+    return f"""
+            INSERT INTO {table} AS r ({", ".join((*keys, *_SUMS))})
+            SELECT {", ".join(values)}
+            FROM fit f CROSS JOIN LATERAL json_populate_record(NULL::rollups, f.figures) AS n
+            WHERE n.hour IS NOT NULL
+            GROUP BY {places} ORDER BY {places}
+            ON CONFLICT ({", ".join(keys)}) DO UPDATE
+            SET {", ".join(f"{name} = r.{name} + excluded.{name}" for name in _SUMS)}"""  # noqa: S608 - of our own names
 
 
 def upgrade() -> None:
@@ -272,9 +301,12 @@ def upgrade() -> None:
     _make_indexes(_NEW_INDEXES)
     _refuse_updates()
     if _is_postgres():
-        op.execute("ALTER TABLE exchanges SET (fillfactor = 50)")
+        for table in ("exchanges", "session_rollups"):
+            op.execute(f"ALTER TABLE {table} SET (fillfactor = 50)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
-        for function in (_BEGIN, _SETTLE):
+        by_session = _adding("session_rollups", _SESSION_KEYS)
+        settle = _SETTLE.format(counted=_adding("rollups", _ROLLUP_KEYS), counted_by_session=by_session)
+        for function in (_BEGIN, settle):
             op.get_bind().exec_driver_sql(function)
 
 
@@ -290,6 +322,7 @@ def downgrade() -> None:
     _refuse_updates()
     if _is_postgres():
         op.execute("ALTER TABLE exchanges SET (fillfactor = 30)")
+        op.execute("ALTER TABLE session_rollups SET (fillfactor = 50)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         for function in _functions_before():
             op.get_bind().exec_driver_sql(function)
@@ -331,9 +364,12 @@ def _refuse_updates() -> None:
 
 
 def _functions_before() -> tuple[str, str]:
-    """Return the functions that take text: those of migration 7, and what migration 10 changed in them."""
-    seventh, tenth = (_migration(name) for name in ("0007_postgresql_writes_in_batches", "0010_evidence_of_replies"))
-    settle: str = seventh._SETTLE  # noqa: SLF001 - it is done, and does not change
+    """Return the functions that take text: of migrations 7 and 8, and what migration 10 changed in them."""
+    seventh, eighth, tenth = (
+        _migration(name)
+        for name in ("0007_postgresql_writes_in_batches", "0008_statistics", "0010_evidence_of_replies")
+    )
+    settle: str = eighth._function(counts=True)  # noqa: SLF001 - it is done, and does not change
     for before, after in tenth._PATCHES:  # noqa: SLF001
         settle = settle.replace(before, after)
     return seventh._BEGIN, settle  # noqa: SLF001
@@ -456,6 +492,16 @@ def _make_tables() -> None:
         "forms",
         ["session", "node", "body"],
         *_bytes("session", "node", "body", "exchange", "text"),
+        sqlite_with_rowid=False,
+    )
+    _table(
+        "session_rollups",
+        list(_SESSION_KEYS),
+        *_bytes("session"),
+        *_longs("hour"),
+        *_texts(*_SESSION_KEYS[2:]),
+        *_longs(*_COUNTS),
+        *_columns(sa.Float(), _AMOUNTS, nullable=False),
         sqlite_with_rowid=False,
     )
 

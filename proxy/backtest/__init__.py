@@ -12,6 +12,6 @@ from __future__ import annotations
 
 from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, class_of, standard_classes
-from proxy.backtest.histories import SessionHistory, read_file, stored, synthetic_agents
+from proxy.backtest.histories import SessionHistory, read_file, read_files, stored, synthetic_agents
 from proxy.backtest.replay import ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline
-from proxy.backtest.report import as_data, main_prices, page, report_tables, session_tables
+from proxy.backtest.report import as_data, headlines, main_prices, page, report_tables, session_tables

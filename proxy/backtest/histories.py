@@ -2,7 +2,11 @@
 
 A file may be, in JSON: an object with `messages` (and `tools`, `model`, `id`), an array of such objects, or
 an array of messages; in JSON Lines: what `sessions export` writes, one message a line, or one request a
-line. Requests that continue the one before are the same session.
+line. Requests that continue the one before are the same session. In the place of `messages` may stand `input`, of a
+request for a response, or `messages` beside `system`, of Anthropic's API; an array may hold items of responses.
+
+An object may have `compactions` (objects with `after_message`): the agent that was recorded went on from there with
+less, so each part is a session.
 
 Leading system and developer messages are the instructions. The time of a message (`created_at` or
 `timestamp`: seconds or milliseconds since 1970, or ISO 8601) is taken out of it and kept beside.
@@ -22,13 +26,14 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import INSTRUCTION_ROLES, JsonObject, Message, dialect_named
+from proxy.dialects import DIALECTS, INSTRUCTION_ROLES, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
 from proxy.store import SessionRow, Store
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
+_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson"})  # of the files in a folder that are read
 _MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
 
 
@@ -58,15 +63,21 @@ class SessionHistory(Struct, frozen=True, kw_only=True):
 
 
 def of_messages(
-    name: str, values: Iterable[Any], *, tools: Any = None, model: Any = None, tenant: str = "default"
+    name: str,
+    values: Iterable[Any],
+    *,
+    tools: Any = None,
+    model: Any = None,
+    tenant: str = "default",
+    dialect: str = "chat",
 ) -> SessionHistory:
     """Return the history of parsed messages, leading instructions included."""
     messages: list[Message] = []
     times: list[float | None] = []
     for place, value in enumerate(values):
-        if not is_object(value) or not isinstance(value.get("role"), str):
+        if not is_object(value) or (dialect == "chat" and not isinstance(value.get("role"), str)):
             raise InvalidRequest(f"{name}: message {place} is not an object with a role.")
-        messages.append(_message({key: item for key, item in value.items() if key not in _TIMES}))
+        messages.append(_message({key: item for key, item in value.items() if key not in _TIMES}, dialect))
         times.append(next((at for key in _TIMES if (at := _seconds(value.get(key))) is not None), None))
     lead = next((i for i, one in enumerate(messages) if one.role not in INSTRUCTION_ROLES), len(messages))
     if lead == len(messages):
@@ -80,6 +91,26 @@ def of_messages(
         tenant=tenant,
         times=_rising(times[lead:]),
     )
+
+
+def read_files(path: Path) -> list[SessionHistory]:
+    """Return the sessions in a file, in the files of a folder that hold any, or in those that a pattern names."""
+    if path.is_dir():
+        return [history for file in sorted(path.iterdir()) if file.is_file() for history in _any_in(file)]
+    if path.exists() or not any(sign in str(path) for sign in "*?["):
+        return read_file(path)
+    named = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not named:
+        raise InvalidRequest(f"No file matches {path}.")
+    return [history for file in named if file.is_file() for history in read_file(file)]
+
+
+def _any_in(file: Path) -> list[SessionHistory]:
+    """Return the sessions of a file that may hold something else."""
+    try:
+        return read_file(file) if file.suffix in _SUFFIXES else []
+    except InvalidRequest:
+        return []
 
 
 def read_file(path: Path) -> list[SessionHistory]:
@@ -130,20 +161,65 @@ def _of_value(name: str, value: Any) -> list[SessionHistory]:
     first = values[0] if values else None
     if is_object(first) and first.get("record") == "session":
         return [_of_export(name, [each for each in values if is_object(each)])]
-    if is_object(value) and "role" not in value:
-        return [_of_object(name, value)]
-    if values and all(is_object(each) and "messages" in each for each in values):
+    if is_object(value) and "role" not in value and "type" not in value:
+        return list(_of_recording(name, value))
+    if values and all(is_object(each) and ("messages" in each or "input" in each) for each in values):
         return _of_requests(name, values)
+    if any(is_object(each) and "role" not in each and "type" in each for each in values):
+        return [_of_request(name, {"input": values}, "responses")]
     if is_object(value) or is_array(value):
         return [of_messages(name, values)]
     raise InvalidRequest(f"{name}: an object with `messages`, or an array of messages, is needed.")
 
 
+def _of_recording(name: str, value: JsonObject) -> Iterator[SessionHistory]:
+    """Yield the session of an object; cut into several where the agent that was recorded compacted its own context."""
+    whole, messages, compacted = _of_object(name, value), value.get("messages", []), value.get("compactions")
+    places = [each.get("after_message") for each in compacted if is_object(each)] if is_array(compacted) else []
+    cuts = sorted({at + 1 for at in places if isinstance(at, int) and 0 <= at < len(messages) - 1})
+    if not cuts:
+        yield whole
+        return
+    lead = messages[: len(whole.instructions)]
+    for number, (start, stop) in enumerate(zip([0, *cuts], [*cuts, len(messages)], strict=True), start=1):
+        part = messages[start:stop] if start == 0 else [*lead, *messages[start:stop]]
+        yield _of_object(f"{whole.name}:{number}", {**value, "messages": part, "id": f"{whole.name}:{number}"})
+
+
 def _of_object(name: str, value: JsonObject) -> SessionHistory:
+    if "input" in value and "messages" not in value:
+        return _of_request(name, value, "responses")
+    if "system" in value and is_array(value.get("messages")):
+        return _of_request(name, value, "messages")
     if not is_array(value.get("messages")):
         raise InvalidRequest(f"{name}: it has no array `messages`.")
     return of_messages(
         str(value.get("id") or name), value["messages"], tools=value.get("tools"), model=value.get("model")
+    )
+
+
+def _of_request(name: str, value: JsonObject, dialect: str) -> SessionHistory:
+    """Return the history that the body of a request holds, as its API reads it."""
+    listed = "input" if dialect == "responses" else "messages"
+    items: Any = value.get(listed)
+    if is_array(items):
+        timeless = [{key: part for key, part in each.items() if key not in _TIMES} for each in items if is_object(each)]
+        items = timeless if len(timeless) == len(items) else items
+    kept = {key: value[key] for key in ("instructions", "system", "tools", "model") if value.get(key)}
+    if dialect == "messages":
+        kept["max_tokens"] = 1  # the API asks for it
+    try:
+        request = dialect_named(dialect).requests.parse(write(sound({**kept, listed: items})))
+    except InvalidRequest as why:
+        raise InvalidRequest(f"{name}: {why.message}") from why
+    if not request.messages:
+        raise InvalidRequest(f"{name}: there is no message except instructions.")
+    return SessionHistory(
+        name=str(value.get("id") or name),
+        messages=request.messages,
+        instructions=request.instructions,
+        tools=request.tools,
+        model=request.model,
     )
 
 
@@ -161,6 +237,7 @@ def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory
 def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
     """Return the head branch of an exported session."""
     session = records[0]
+    dialect = next((known for known in DIALECTS if known == session.get("dialect")), "chat")
     nodes = {record.get("node"): record for record in records if record.get("record") == "node"}
     bodies = {record.get("body"): record for record in records if record.get("record") == "body"}
     path: list[JsonObject] = []
@@ -177,8 +254,8 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
         value = _content(bodies.get(node.get("body"), {}))
         if not is_object(value):
             raise InvalidRequest(f"{name}: the text of node {node.get('node')} is missing from the export.")
-        if node.get("partial") and isinstance(value.get("role"), str):
-            value = _message(value).without_unfinished_calls().data
+        if node.get("partial") and (dialect != "chat" or isinstance(value.get("role"), str)):
+            value = _message(value, dialect).without_unfinished_calls().data
         at = node.get("created_at")
         said.append({**value, _TIMES[0]: at / 1000 if isinstance(at, int) else None})
     history = of_messages(
@@ -186,6 +263,7 @@ def _of_export(name: str, records: Sequence[JsonObject]) -> SessionHistory:
         [*(lead if is_array(lead) else []), *said],
         tools=_content(bodies.get(session.get("tools"), {})),
         model=session.get("model"),
+        dialect=dialect,
     )
     return replace(history, tenant=str(session.get("tenant") or history.tenant))
 
@@ -201,13 +279,13 @@ def _content(record: JsonObject) -> Any:
         return None
 
 
-def _message(data: JsonObject) -> Message:
+def _message(data: JsonObject, dialect: str) -> Message:
     try:
         raw = write(sound(data))
         orjson.loads(raw)
     except (ValueError, RecursionError) as why:
         raise InvalidRequest("A message is nested too deeply.") from why
-    return dialect_named("chat").message(raw)
+    return dialect_named(dialect).message(raw)
 
 
 def _seconds(value: Any) -> float | None:

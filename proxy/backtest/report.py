@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from random import Random
 from typing import Any, Final
 
 from msgspec import Struct, to_builtins
@@ -12,7 +13,7 @@ from msgspec.structs import asdict
 from proxy.backtest.comparison import BacktestResult, Figures, StrategyResult, ratio
 from proxy.backtest.cost import price_class
 from proxy.backtest.recall import CAVEAT, RecallCounts
-from proxy.backtest.replay import NONE
+from proxy.backtest.replay import NONE, PREFIX
 
 _STYLE: Final = """
 :root { color-scheme: light dark; }
@@ -26,6 +27,8 @@ thead th { border-bottom: 2px solid #888a; }
 p { max-width: 60rem; }
 """
 _UNKNOWN: Final = "-"
+_FEWEST: Final = 5  # sessions of which an interval is told
+_DRAWS: Final = 400  # samples of the sessions from which an interval is taken
 
 
 class ReportTable(Struct, frozen=True, kw_only=True):
@@ -48,6 +51,37 @@ def report_tables(result: BacktestResult) -> Iterator[ReportTable]:
     if any(each.figures.recall is not None for each in result.strategies):
         yield _recall_table(result)
     yield ReportTable(title="What each does", columns=("", "does"), rows=tuple(result.about.items()))
+
+
+def headlines(result: BacktestResult) -> Iterator[str]:
+    """Yield for each policy one line: what it costs and what is still there, with 95 % intervals by session."""
+    prices = main_prices(result)
+    lines = [line for line in result.sessions if line.prices == prices]
+    whole = {line.session: line.figures for line in lines if line.strategy == NONE}
+    for name in result.about:
+        own = [line for line in lines if line.strategy == name]
+        if name.startswith(PREFIX) or not own:
+            continue
+        costs = [(line.figures.cost.input, whole[line.session].cost.input) for line in own]
+        counts = [line.figures.recall.far for line in own if line.figures.recall is not None]
+        told = f"{name}: {_percent(costs)} of the input cost at {prices}"
+        kept = [(float(each.present), float(each.grounded)) for each in counts]
+        if sum(grounded for _, grounded in kept):
+            told += f", {_percent(kept)} of the far values that later calls used was still there"
+        yield f"{told}."
+
+
+def _percent(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return a sum as a part of another in per cent, with its interval where there are sessions enough."""
+
+    def share(some: Sequence[tuple[float, float]]) -> float:
+        return 100 * sum(one for one, _ in some) / (sum(of for _, of in some) or 1)
+
+    if len(pairs) < _FEWEST:
+        return f"{share(pairs):.0f} %"
+    chance = Random(0)  # noqa: S311 - the same figures each time
+    drawn = sorted(share(chance.choices(pairs, k=len(pairs))) for _ in range(_DRAWS))
+    return f"{share(pairs):.0f} % ({drawn[_DRAWS // 40]:.0f} to {drawn[-_DRAWS // 40]:.0f})"
 
 
 def main_prices(result: BacktestResult) -> str:

@@ -27,9 +27,10 @@ from proxy.backtest import (
     baseline,
     class_of,
     every_baseline,
+    headlines,
     main_prices,
     page,
-    read_file,
+    read_files,
     report_tables,
     session_tables,
     standard_classes,
@@ -57,7 +58,9 @@ PolicyNames = Annotated[
 Sessions = Annotated[list[str] | None, typer.Option("--session", help="Id of a stored session.")]
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--file", help="JSON or JSON Lines of OpenAI messages, or a file of `sessions export`."),
+    typer.Option(
+        "--file", help="JSON or JSON Lines of OpenAI messages, a file of `sessions export`, a folder, or a pattern."
+    ),
 ]
 Synthetic = Annotated[bool, typer.Option("--synthetic", help="Replay two synthetic agents of 100 turns too.")]
 PriceNames = Annotated[
@@ -97,7 +100,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     model = model or (priced[0] if len(priced) == 1 else "")
     counter = TokenCounter(settings.tokens.method)
     catalogue = Catalogue(settings.models)
-    histories = [history for each in file or () for history in read_file(each)]
+    histories = [history for each in file or () for history in read_files(each)]
     if session:
         histories += asyncio.run(_stored(settings, session, tenant))
     if synthetic:
@@ -125,7 +128,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
     about = f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."
-    head = [about, *result.warnings]
+    head = [*headlines(result), about, *result.warnings]
     if report is not None:
         every = session_tables(result, [each.name for each in result.classes])
         with opened_file(report) as html:

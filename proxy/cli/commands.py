@@ -30,6 +30,10 @@ _PLACES: Final[dict[str, tuple[str, str]]] = {
     "upgrade": ("sessions", "upgrade"),
     "downgrade": ("sessions", "downgrade"),
     "sessions": ("sessions", "app"),
+    "stats": ("operating", "stats"),
+    "exchange": ("operating", "exchange_app"),
+    "key": ("operating", "key_app"),
+    "doctor": ("operating", "doctor"),
     "backtest": ("backtest", "backtest"),
 }
 """Module and name of each command, or group of commands, in the order of the help."""
@@ -89,7 +93,7 @@ def print_table(
     columns: Sequence[str], rows: Collection[Sequence[str]], *, texts: Collection[int], indent: str = ""
 ) -> None:
     """Print aligned columns, numbers on the right and those in `texts` on the left. No cell is ever cut."""
-    lines = [columns, *rows]
+    lines = [columns, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
     for cells in lines:
         gaps = [" " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
@@ -98,6 +102,15 @@ def print_table(
             for place, (cell, gap) in enumerate(zip(cells, gaps, strict=True))
         ]
         typer.echo(indent + "  ".join(padded).rstrip())
+
+
+def plain(text: str) -> str:
+    """Return a text as a terminal may be shown it: what would steer the terminal is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == " " else f"\\u{ord(character):04x}" for character in text
+    )
 
 
 def _width(text: str) -> int:

@@ -46,9 +46,10 @@ from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
 from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
+from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
 from proxy.store import Store
-from proxy.telemetry import set_up_logging
+from proxy.telemetry import Meters, set_up_logging, shared_memory
 from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
@@ -286,6 +287,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
 class _Place:
     """The place of one worker, and the process in it, if any."""
 
+    number: int = 0
     process: BaseProcess | None = None
     mark: str = ""
     report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
@@ -320,9 +322,12 @@ class Workers:
         self._arguments = tuple(arguments)
         self._sockets = sockets
         self._patience = patience
-        self._places = [_Place() for _ in range(count)]
+        self._places = [_Place(number=number) for number in range(count)]
         self._serving = False
         self._processes = get_context("fork") if forks else get_context("spawn")
+        # A new interpreter counts alone.
+        self._counting = shared_memory(count) if forks else None
+        self._budgets = budget_memory(count) if forks else None
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -351,7 +356,10 @@ class Workers:
     def _start(self, place: _Place) -> None:
         place.mark = secrets.token_hex(4)
         place.report, says = socket.socketpair()
-        worker = Worker(mark=place.mark, ended=tuple(place.ended))
+        counts = None if self._counting is None else Meters(self._counting, place.number)
+        worker = Worker(
+            mark=place.mark, ended=tuple(place.ended), counts=counts, budgets=self._budgets, number=place.number
+        )
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)
         # Signals wait until the worker has handlers of its own: those of a forked one are the parent's at first, and a

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
 
@@ -14,8 +15,9 @@ import orjson
 import typer
 from rich.console import Console
 
-from proxy.cli.commands import AsJson, Config, Tenant, print_table
+from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.config import Policies, Settings, load
+from proxy.dialects import Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
@@ -31,7 +33,9 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.store import SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.pipeline.inspection import search_texts
+from proxy.pipeline.statistics import sessions_asked
+from proxy.store import ListedSession, SessionRow, SqliteFile, Store, SummaryRow, address_of
 from proxy.store import downgrade as migrate_back
 from proxy.store import upgrade as migrate_forward
 from proxy.summaries import Caller
@@ -46,41 +50,79 @@ app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_i
 def list_sessions(
     config: Config = None,
     tenant: Tenant = None,
+    sort: Annotated[str, typer.Option(help="newest, largest, dearest or saved.")] = "newest",
+    since: Annotated[str | None, typer.Option(help="Used since: 2026-11-01, or 7d.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Largest number of sessions.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List the sessions, the most recently used first."""
+    asked = sessions_asked(datetime.now(UTC), sort, since=since, tenant=tenant, limit=limit)
 
-    async def work(store: Store) -> list[SessionRow]:
-        return (await store.sessions(tenant, limit=limit, after=None))[0]
+    async def work(store: Store) -> list[ListedSession]:
+        return (await store.listed(asked))[0]
 
-    rows = _with_store(config, work)
+    rows = with_store(config, work)
     if as_json:
-        typer.echo(json.dumps([session_document(row) for row in rows], ensure_ascii=False))
+        typer.echo(json.dumps([session_document(each.row, (), each.cost_saved) for each in rows], ensure_ascii=False))
         return
-    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "last used")
+    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "cost", "cost saved", "last used")
     lines: list[list[str]] = []
-    for row in rows:
+    for each in rows:
+        row = each.row
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
-        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), timestamp(row.updated_at)])
-    print_table(columns, lines, texts=(0, 1, 7))
+        dollars = ["-" if amount is None else f"{amount:,.4f}" for amount in (row.cost, each.cost_saved)]
+        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), *dollars, timestamp(row.updated_at)])
+    print_table(columns, lines, texts=(0, 1, 9))
+
+
+@app.command("search")
+def search(
+    words: Annotated[list[str], typer.Argument(help="Words, all of which a message must hold.")],
+    config: Config = None,
+    tenant: Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of messages.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Find messages by their words, those of the newest sessions first. It looks for a second."""
+
+    async def work(store: Store) -> dict[str, Any]:
+        return await search_texts(store, " ".join(words), tenant, limit=limit)
+
+    found = with_store(config, work)
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    for each in found["data"]:
+        typer.echo(
+            plain(f"{each['session']} ({each['tenant']}) {each['created_at']} {each['role']}: {each['snippet']}")
+        )
+    looked = found["searched"]
+    end = "all there are" if looked["complete"] else f"back to {looked['back_to']}"
+    typer.echo(
+        f"{len(found['data'])} found in {looked['messages']:,} messages of {looked['sessions']:,} sessions, {end}."
+    )
 
 
 @app.command("show")
 def show(session: Session, config: Config = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
     """Show the messages of the session's current branch."""
 
-    async def work(store: Store) -> tuple[SessionRow, list[bytes]]:
+    async def work(store: Store) -> tuple[SessionRow, list[Message]]:
         row = await find_session(store, session, tenant)
-        return row, [node.message.raw for node in await store.path(row.key, row.head)]
+        return row, [node.message for node in await store.path(row.key, row.head)]
 
-    row, messages = _with_store(config, work)
+    row, messages = with_store(config, work)
     if as_json:
-        typer.echo(orjson.dumps(session_document(row) | {"data": [orjson.Fragment(raw) for raw in messages]}).decode())
+        typer.echo(
+            orjson.dumps(
+                session_document(row)
+                | {"data": [orjson.Fragment(raw) for message in messages for raw in message.listed]}
+            ).decode()
+        )
         return
     typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
-    for number, raw in enumerate(messages, start=1):
-        typer.echo(f"{number:>5} {_line_of(orjson.loads(raw))}")
+    for number, message in enumerate(messages, start=1):
+        typer.echo(plain(f"{number:>5} {_line_of(message)}"))
 
 
 @app.command("export")
@@ -98,7 +140,7 @@ def export(
             async for line in write_lines(store.export(row.key)):
                 file.write(line)
 
-    _with_store(config, work)
+    with_store(config, work)
 
 
 @app.command("import")
@@ -114,7 +156,7 @@ def import_session(
     async def work(store: Store) -> SessionRow:
         return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)
 
-    row = _with_store(config, work, makes=True)
+    row = with_store(config, work, makes=True)
     typer.echo(_title(row))
 
 
@@ -134,9 +176,25 @@ def delete(
         await store.delete(row.key)
         return row
 
-    row = _with_store(config, work)
+    row = with_store(config, work)
     spool_at(load(config)).drop(row.key)
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
+
+
+@app.command("erase")
+def erase(
+    tenant: Annotated[str, typer.Argument(help="Tenant whose sessions and statistics go.")],
+    config: Config = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")] = False,
+) -> None:
+    """Delete everything that is stored of a tenant, for good."""
+    if sys.stdin.isatty() and not yes:
+        typer.confirm(f"Delete everything of the tenant {plain(tenant)}, for good?", abort=True)
+
+    async def work(store: Store) -> int:
+        return await store.erase(tenant)
+
+    typer.echo(f"{with_store(config, work)} sessions of {plain(tenant)} are deleted.")
 
 
 @app.command("fork")
@@ -154,7 +212,7 @@ def fork(
         row = await find_session(store, session, tenant)
         return await store.fork(row.tenant, row.key, at or row.head, valid_id(as_id, "--as"))
 
-    row = _with_store(config, work)
+    row = with_store(config, work)
     typer.echo(json.dumps(session_document(row), ensure_ascii=False) if as_json else _title(row))
 
 
@@ -256,7 +314,7 @@ def opened_file(file: Path) -> BinaryIO:
         raise InvalidRequest(f"{file} cannot be written: {why.strerror}. Name another file.") from why
 
 
-def _with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
+def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
     """Do the work with the configured store; `makes`: a store that does not exist is created."""
 
     async def run() -> Result:
@@ -276,11 +334,9 @@ def _title(row: SessionRow) -> str:
     return f"{row.id} ({row.tenant}): {row.messages} messages"
 
 
-def _line_of(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    calls = [call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ()]
-    shown = " ".join(text.split())
-    return f"{message.get('role', '?'):<10} {shown[:160]}{'…' if len(shown) > 160 else ''}" + (
-        f" -> {', '.join(calls)}" if calls else ""
-    )
+def _line_of(message: Message) -> str:
+    parts = [message.text, *[f"[{each.kind}: {each.description}]" for each in message.attachments]]
+    shown = " ".join(" ".join(parts).split())
+    calls = ", ".join([call.name or "?" for call in message.calls])
+    cut = f"{shown[:160]}{'…' if len(shown) > 160 else ''}"
+    return f"{message.role or '?':<10} {cut}" + (f" -> {calls}" if calls else "")

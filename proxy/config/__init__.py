@@ -14,14 +14,17 @@ from __future__ import annotations
 from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, with_built_in
 from proxy.config.reload import Reload, Takes, hears_hangup
 from proxy.config.settings import (
+    KEY_HASH,
     POSTGRES_DRIVERS,
     STATEMENT_CACHE,
     AuthSettings,
     Breakpoints,
+    Budget,
     Matching,
     ModelPrices,
     ModelRule,
     PriceStep,
+    RetentionSettings,
     ServerSettings,
     SessionSettings,
     Settings,

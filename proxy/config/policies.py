@@ -12,6 +12,7 @@ of the same name it always means the built-in one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
@@ -24,9 +25,10 @@ OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off
 BUILT_IN: Final = Policy.model_validate(
     {
         "trigger": {"cost": "auto", "ratio": 0.9},
-        "keep": {"rounds": 1, "spans": 3, "first_user": True},
+        "keep": {"rounds": 1, "spans": 5, "first_user": True},
         "edits": [
             {"type": "clear_tool_results", "keep": 10, "digest_chars": 600, "clear_inputs": True},
+            {"type": "compact_tool_output", "methods": ["minify", "table"], "spare_files": True},
             {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
         ],
     }
@@ -34,7 +36,8 @@ BUILT_IN: Final = Policy.model_validate(
 """The policy for requests that no other policy matches.
 
 It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra.
-Then it replaces old tool output, and long arguments of old calls, with digests. It drops messages only when the
+Then it replaces old tool output, and long arguments of old calls, with digests, and puts newer output in a shorter form
+that loses nothing. It drops messages only when the
 context window is nearly full.
 """
 
@@ -59,16 +62,22 @@ class Policies:
     def current(self, policies: Mapping[str, Policy]) -> None:
         self._current, self._known = policies, with_built_in(policies)
         name, policy = next(iter(self._known.items()))
+        self.has_shares = any(each.share < 1 for each in self._known.values())
         self._only = (name, policy) if matches_all(policy) else None  # nearly always there is but one
 
-    def select(self, tenant: str, model: str, name: str | None = None) -> tuple[str, Policy]:
+    def select(self, tenant: str, model: str, name: str | None = None, session: str = "") -> tuple[str, Policy]:
         """Return name and policy for a request: the policy that the client names, else the first match.
 
-        `name` is the value of `X-Context-Policy`; the caller handles `OFF`.
+        `name` is the value of `X-Context-Policy`; the caller handles `OFF`. By `session` a policy knows whether the
+        session is of its share.
         """
         if name is None:
             order = self._known.items()
-            return self._only or next((key, policy) for key, policy in order if policy.match.covers(tenant, model))
+            return self._only or next(
+                (key, policy)
+                for key, policy in order
+                if policy.match.covers(tenant, model) and is_of_share(key, policy.share, f"{tenant}\n{session}")
+            )
         known = {**self._known, BUILT_IN_NAME: BUILT_IN}
         if name not in known:
             raise InvalidRequest(
@@ -81,7 +90,15 @@ class Policies:
 
 def matches_all(policy: Policy) -> bool:
     """Tell whether a policy matches every request."""
-    return "*" in policy.match.models and "*" in policy.match.tenants
+    return policy.share >= 1 and "*" in policy.match.models and "*" in policy.match.tenants
+
+
+def is_of_share(name: str, share: float, session: str) -> bool:
+    """Tell whether a session is one of those that a policy serves; it always is, or never."""
+    if share >= 1:
+        return True
+    digest = blake2b(f"{name}\n{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) < share * 2**64
 
 
 def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ from sqlalchemy.exc import ArgumentError
 
 from proxy.config import policies as inheritance
 from proxy.trimming import Natural, Policy, Positive, contradiction
+from proxy.trimming.settings import checked
 
 # ------------------------------------------------------------------------------ kinds of values
 
@@ -56,6 +58,9 @@ POSTGRES_DRIVERS: Final = {
     "postgresql+psycopg_async": "psycopg",
 }
 """The driver in use, by the scheme of a PostgreSQL store's URL."""
+KEY_HASH: Final = "sha256:"
+"""What a key begins with that is given by its hash."""
+_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
 SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
@@ -78,6 +83,9 @@ def _key(secret: SecretStr) -> SecretStr:
 
 
 def _long_enough(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if text.startswith(KEY_HASH) and not _HASH.fullmatch(text):
+        raise ValueError(f"after {KEY_HASH} come 64 hexadecimal digits, as `palimpsest key new` prints them")
     if len(secret.get_secret_value()) < SHORTEST_KEY:
         raise ValueError(f"a key of clients has at least {SHORTEST_KEY} characters: shorter ones can be guessed")
     return secret
@@ -271,6 +279,10 @@ class UpstreamSettings(_Section):
     """`auto` asks for token usage in streams. `never` leaves the request as the client wrote it."""
     reasoning: ReasoningMode = "auto"
     """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
+    ca: Path | None = None
+    """Certificates of authorities to trust, in PEM, in place of the system's."""
+    proxy: BaseUrl | None = None
+    """Address of an HTTP proxy on the way to every upstream. Without it, what `HTTPS_PROXY` and `NO_PROXY` say."""
     passthrough: tuple[Resource, ...] = ("models", "embeddings")
     """Resources under /v1 that clients may use with the shared `api_key`. With their own key, all."""
     routes: tuple[Route, ...] = ()
@@ -284,6 +296,9 @@ class StoreSettings(_Section):
     """Address of the database: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
     """Whether `serve` migrates the database's tables at the start."""
+    mask: tuple[Annotated[Text, AfterValidator(checked)], ...] = ()
+    """What is masked before it is stored: regular expressions (RE2), or names of presets: `openai`, `anthropic`, `aws`,
+    `github`, `google`, `slack`, `stripe`, `jwt`, `pem`; `keys` for all of these."""
     on_failure: Literal["forward", "reject"] = "forward"
     """What happens while the database cannot be used. `forward`: requests that bring their whole history are
     served, and stored later. `reject`: requests are refused with 503."""
@@ -297,9 +312,11 @@ class AuthKey(_Section):
     """One key that clients may use."""
 
     key: ClientKey
-    """The API key that the client sends."""
+    """The API key that the client sends, or its hash: `sha256:` and 64 digits (`palimpsest key new`)."""
     tenant: Name
     """The tenant that the key belongs to. A tenant may have several keys."""
+    name: Name | None = None
+    """A name for the key, by which `budgets` mean it."""
 
 
 class AuthSettings(_Section):
@@ -372,6 +389,44 @@ class SummarizerSettings(_Section):
     """Seconds to wait for one response."""
     background: bool = True
     """Whether summaries are written in the background. With `false`, the request that moves the cut waits."""
+
+
+class RetentionSettings(_Section):
+    """How long sessions are kept."""
+
+    days: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Sessions that were not used for so many days are deleted. Without it, none is."""
+    max_sessions: Count | None = None
+    """Beyond so many sessions those are deleted that were not used for the longest time."""
+
+
+class Budget(_Section):
+    """What a tenant, or one key, may use. Beyond it requests get 429."""
+
+    tenant: Name | None = None
+    """The tenant. Without authentication it is called `default`."""
+    key: Name | None = None
+    """The `name` of one of `auth.keys`, in place of a tenant."""
+    dollars_per_day: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars from midnight to midnight (UTC)."""
+    dollars_per_month: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars from the first of the month on (UTC)."""
+    requests_per_minute: Count | None = None
+    """Requests within any 60 seconds."""
+    tokens_per_minute: Count | None = None
+    """Tokens of prompts and replies within any 60 seconds, as the upstream reports them."""
+
+    @model_validator(mode="after")
+    def _limits_somebody(self) -> Budget:
+        if (self.tenant is None) == (self.key is None):
+            raise contradiction("a budget is one tenant's, or one key's: set tenant, or key", "tenant")
+        by_key = self.key is not None
+        if by_key and (self.dollars_per_day is not None or self.dollars_per_month is not None):
+            raise contradiction("dollars are counted by tenant: set tenant in place of key", "key")
+        limits = (self.dollars_per_day, self.dollars_per_month, self.requests_per_minute, self.tokens_per_minute)
+        if all(limit is None for limit in limits):
+            raise contradiction("this budget limits nothing: set requests_per_minute, or another limit", "tenant")
+        return self
 
 
 class FinishSettings(_Section):
@@ -480,7 +535,10 @@ class DashboardSettings(_Section):
 
 
 class TelemetrySettings(_Section):
-    """Logs."""
+    """Logs and metrics."""
+
+    metrics: bool = True
+    """Whether `/metrics` answers Prometheus."""
 
     log_format: Literal["text", "json"] = "text"
     """`text` for people. `json` for machines, one object a line."""
@@ -510,6 +568,9 @@ class Settings(BaseSettings):
     tokens: TokenSettings = TokenSettings()
     summarizer: SummarizerSettings = SummarizerSettings()
     """The model that writes summaries."""
+    retention: RetentionSettings = RetentionSettings()
+    budgets: Annotated[tuple[Budget, ...], Field(max_length=64)] = ()
+    """What tenants and keys may use."""
     finish: FinishSettings = FinishSettings()
     virtual_tools: VirtualToolSettings = VirtualToolSettings()
     cache: CacheSettings = CacheSettings()

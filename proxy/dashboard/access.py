@@ -8,6 +8,7 @@ are bound to it.
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,7 @@ from proxy.server.authentication import Identity
 from proxy.server.chat import bounded
 from proxy.server.dependencies import services_of
 
+_AUDIT: Final = logging.getLogger("palimpsest.audit")
 _COOKIE: Final = "palimpsest_session"
 _THEME: Final = "palimpsest_theme"
 THEMES: Final = ("auto", "light", "dark")
@@ -116,6 +118,8 @@ async def visitor_of(request: Request) -> Visitor:
         visitor = replace(visitor, identity=authenticator.recognise(cookie.fingerprint))
     if visitor.identity is None and services.settings.auth.mode == "none":
         visitor = replace(visitor, identity=authenticator.admit(first, request.method, sent))
+    if visitor.identity is not None and visitor.identity.admin:
+        _AUDIT.info("the administrator asks: %s %s", request.method, request.scope["path"])
     request.state.visitor = visitor
     return visitor
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -15,19 +17,24 @@ from sqlalchemy import make_url
 from proxy.backtest import Backtest, BacktestResult, PolicyStrategy, Strategy, class_of, standard_classes, stored
 from proxy.backtest import baseline as baseline_named
 from proxy.config import OFF, Policies, Settings, with_built_in
+from proxy.dashboard.overview import RangeQuery
 from proxy.dashboard.render import Page
 from proxy.dashboard.text import clip
 from proxy.dialects import Dialect, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline import AppServices, compute, preview, session_view
+from proxy.pipeline.statistics import statistics
 from proxy.server.authentication import Identity
-from proxy.store import SessionRow
+from proxy.store import SessionRow, Store
 from proxy.trimming import Policy
 
 TYPED: Final = "typed"  # the name of a policy that somebody typed
 _RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_SERVED: Final = ("requests", "sessions", "tokens_before", "tokens_sent", "cost_untrimmed", "cost_saved_net")
+SERVED: Final = "30d"
 _NONE: Final = "baseline:none"
 _MOST_MESSAGES: Final = 600  # of a session, that are replayed
+_MOST_BYTES: Final = 4 << 20  # of their texts
 _REPLAY_BYTES: Final = 8 << 20  # so that it runs in a thread
 _SHOWN: Final = 100  # messages of a view
 _COLUMNS: Final = ("policy", "requests", "tokens_before", "tokens_sent", "largest", "trims", "cost", "recall")
@@ -41,34 +48,50 @@ def visible_policies(policies: Policies, reader: Identity, *, sees_all: bool) ->
     return {name: policy for name, policy in known.items() if policy.match.covers_tenant(reader.tenant)}
 
 
+async def read_served(store: Store, tenant: str | None) -> dict[str, Any]:
+    """Return what each policy served of late, as `GET /stats` tells it."""
+    return await statistics(store, RangeQuery(since=SERVED, tenant=tenant).within("policy", datetime.now(UTC)))
+
+
 def policies_page(
-    settings: Settings | None, policies: Mapping[str, Policy], reader: Identity, lab: Mapping[str, str]
+    settings: Settings | None,
+    policies: Mapping[str, Policy],
+    reader: Identity,
+    served: Mapping[str, Any],
+    lab: Mapping[str, str],
 ) -> Page:
     """Return the policies in the order in which they are tried; with `settings` the reader may see everything."""
     only_for = None if settings is not None else reader.tenant
-    rows = [_policy_line(name, policy, only_for) for name, policy in policies.items()]
+    used = {row["group"]: row for row in served["data"]}
+    rows = [_policy_line(name, policy, only_for, used.get(name)) for name, policy in policies.items()]
     data = {
         "policies": rows,
+        "gone": [row for name, row in used.items() if name not in policies],
+        "served": {"since": served["since"], "until": served["until"], "total": served["total"]},
         "settings": None if settings is None else _settings(settings),
         "lab": {"policy": next(iter(policies), OFF), "typed": "", "names": [*policies, OFF], **lab},
         "result": None,
     }
-    columns = ("name", "models", "tenants", "trigger", "target", "edits")
+    columns = ("name", "models", "tenants", "mode", "share", "trigger", "target", "edits", *_SERVED)
     return Page(template="policies.html", title="Policies", data=data, columns=columns, rows=rows)
 
 
-def _policy_line(name: str, policy: Policy, only_for: str | None) -> dict[str, Any]:
+def _policy_line(name: str, policy: Policy, only_for: str | None, used: Mapping[str, Any] | None) -> dict[str, Any]:
     written = policy.model_dump(mode="json", exclude_defaults=True)
-    match = policy.model_dump(mode="json")["match"]
+    whole = policy.model_dump(mode="json")
+    match = whole["match"]
     if only_for is not None:  # whom else it serves is nobody's business
         written.pop("match", None)
     return {
         "name": name,
         "models": match["models"],
         "tenants": match["tenants"] if only_for is None else [only_for],
+        "mode": whole.get("mode", "trim"),
+        "share": whole.get("share", 1.0),
         "trigger": written.get("trigger"),
         "target": written.get("target"),
         "edits": [edit.type for edit in policy.edits],
+        **{each: 0 if used is None else used[each] for each in _SERVED},
         "yaml": yaml.safe_dump(written, sort_keys=False, allow_unicode=True) if written else "{}\n",
     }
 
@@ -104,9 +127,11 @@ async def try_policy(
     if not today.rows:
         raise InvalidRequest("The session has no messages.", param="session")
     history = await stored(app.store, session)
-    if len(history.messages) > _MOST_MESSAGES:
-        times = None if history.times is None else history.times[:_MOST_MESSAGES]
-        history = replace(history, messages=history.messages[:_MOST_MESSAGES], times=times)
+    sizes = accumulate(len(message.raw) for message in history.messages[:_MOST_MESSAGES])
+    most = max(1, sum([size <= _MOST_BYTES for size in sizes]))
+    if len(history.messages) > most:
+        times = None if history.times is None else history.times[:most]
+        history = replace(history, messages=history.messages[:most], times=times)
     facts = app.knowledge.facts(today.model, today.dialect)
     prices = class_of(today.model, facts) or standard_classes()[2]
     strategies = [_strategy(view.policy_name, view.policy) for view in (today, other)]

@@ -106,6 +106,7 @@ def _environment() -> Environment:
         dollars=text.dollars,
         ms=text.milliseconds,
         when=text.when,
+        hour=text.hour,
         clip=text.clip,
         segment=_address,
         json=lambda value: orjson.dumps(value).decode(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec.structs import replace
 
 from proxy.config import OFF, policy_of
 from proxy.dashboard.access import (
@@ -23,16 +25,18 @@ from proxy.dashboard.access import (
     set_session,
     set_theme,
 )
-from proxy.dashboard.policies import lab_page, policies_page, try_policy, visible_policies
+from proxy.dashboard.cache import cache_page, read_cache
+from proxy.dashboard.overview import RangeQuery, overview_page, read_overview
+from proxy.dashboard.policies import lab_page, policies_page, read_served, try_policy, visible_policies
 from proxy.dashboard.render import Page, form_of, html, static_response
 from proxy.dashboard.session import SessionQuery, message_page, read_message, read_session, session_page
-from proxy.dashboard.sessions import SessionsQuery, Sort, common_messages, compare_page, read_sessions, sessions_page
+from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, read_sessions, sessions_page
 from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import write_lines
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import After, OpenServices, Tenant, check_query, session_of, tenant_of
-from proxy.store import SessionRow
+from proxy.server.dependencies import OpenServices, Tenant, check_query, session_of, tenant_of
+from proxy.store import SessionRow, session_key
 
 router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, include_in_schema=False)
 
@@ -54,11 +58,22 @@ def _page(path: str) -> Callable[[Endpoint], Endpoint]:
 
 
 async def _session_in_path(
-    request: Request, session: str, services: OpenServices, reader: Reader, tenant: Tenant = None
+    request: Request,
+    session: str,
+    services: OpenServices,
+    reader: Reader,
+    tenant: Tenant = None,
+    dialect: Annotated[str, Query(description="Its dialect, where it is not chat.")] = "",
 ) -> SessionRow:
     """Return the session that the path names; its ending is none of the name."""
     name = session.removesuffix(f".{form_of(request)}")
-    return await session_of(name, services, reader, tenant)
+    found = await session_of(name, services, reader, tenant)
+    if not dialect or found.dialect == dialect:
+        return found
+    other = await services.app.store.session_at(session_key(found.tenant, found.id, dialect))
+    if other is None:
+        raise NotFound(f"There is no session {found.id!r} of the dialect {dialect!r}.", param="dialect")
+    return other
 
 
 PathSession = Annotated[SessionRow, Depends(_session_in_path)]
@@ -127,31 +142,92 @@ def _own_path(target: str) -> str:
     return target if is_ours and target.isascii() and target.isprintable() and "\\" not in target else "/ui"
 
 
-# --------------------------------------------------------------------------------------------------------- sessions
+# ------------------------------------------------------------------------------------------------ figures of a time
+
+
+def range_query(
+    reader: Reader,
+    since: Annotated[str, Query(description="2026-11-01, 2026-11-01T10:00Z, 7d, or all.")] = "7d",
+    until: Annotated[str, Query(description="As `since`; without it, now.")] = "",
+    model: Annotated[str, Query(description="Only this model.")] = "",
+    policy: Annotated[str, Query(description="Only this policy.")] = "",
+    tenant: Tenant = None,
+) -> RangeQuery:
+    """Return which time is asked for, and whose requests."""
+    owner = tenant_of(reader, tenant or None)
+    return RangeQuery(since=since or "7d", until=until, model=model, policy=policy, tenant=owner)
+
+
+AskedRange = Annotated[RangeQuery, Depends(range_query)]
 
 
 @_page("")
-async def overview() -> Response:
-    """Lead to the sessions."""
-    return Response(status_code=303, headers={"location": "/ui/sessions"})
+async def overview(
+    request: Request,
+    services: OpenServices,
+    reader: Reader,
+    asked: AskedRange,
+    group: Annotated[str, Query(description="What the table of `.csv` is by.")] = "day",
+) -> Response:
+    """Show what was paid and saved."""
+    found = await read_overview(services.app.store, replace(asked, group=group), admin=reader.admin)
+    return await rendered(request, overview_page(found, admin=reader.admin))
+
+
+@_page("/cache")
+async def cache(request: Request, services: OpenServices, reader: Reader, asked: AskedRange) -> Response:
+    """Show why the provider's cache missed, and which tools are called."""
+    knowledge, counter = services.app.knowledge, services.app.counter
+    found = await read_cache(
+        services.app.store,
+        asked,
+        counter.json,
+        lambda row: knowledge.facts(row.model or "", dialect_named(row.dialect)),
+    )
+    return await rendered(request, cache_page(found, admin=reader.admin))
+
+
+# --------------------------------------------------------------------------------------------------------- sessions
+
+
+def session_filter(
+    reader: Reader,
+    q: Annotated[str, Query(description="A part of the session's id.", max_length=200)] = "",
+    text: Annotated[str, Query(description="Words that a message must hold.", max_length=1000)] = "",
+    model: Annotated[str, Query(description="The model that it last asked.")] = "",
+    agent: Annotated[str, Query(description="An agent that spoke in it.")] = "",
+    since: Annotated[str, Query(description="Used since: 2026-11-01, 2026-11-01T10:00Z, or 7d.")] = "",
+    min_tokens: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    tenant: Tenant = None,
+) -> SessionFilter:
+    """Return which sessions are looked for."""
+    owner = tenant_of(reader, tenant or None)
+    return SessionFilter(
+        q=q.strip(),
+        text=text.strip(),
+        model=model,
+        agent=agent,
+        since=since,
+        min_tokens=min_tokens,
+        tenant=tenant or "",
+        owner=owner,
+    )
 
 
 @_page("/sessions")
 async def sessions(
     request: Request,
     services: OpenServices,
-    reader: Reader,
-    sort: Sort = "newest",
+    asked: Annotated[SessionFilter, Depends(session_filter)],
+    sort: str = "newest",
     limit: PageLimit = 50,
-    after: After = None,
-    tenant: Tenant = None,
+    after: Annotated[str, Query(description="The `next` of the page before.")] = "",
     deleted: Annotated[str, Query(description="Id of a session that was just deleted.")] = "",
 ) -> Response:
-    """List the sessions."""
-    asked = SessionsQuery(tenant=tenant_of(reader, tenant or None), sort=sort, limit=limit, after=after or None)
-    rows, following = await read_sessions(services.app.store, asked)
-    page = sessions_page(asked, rows, following, admin=reader.admin, deleted=deleted)
-    return await rendered(request, page)
+    """List the sessions, or the messages that hold a text."""
+    query = asked.query(datetime.now(UTC), sort, limit=limit, after=after or None)
+    found = await read_sessions(services.app.store, query, asked)
+    return await rendered(request, sessions_page(found, deleted))
 
 
 @_page("/compare")
@@ -184,10 +260,7 @@ async def show_session(
 ) -> Response:
     """Show one session."""
     asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    window = (
-        services.app.knowledge.facts(found.model, dialect_named(found.dialect)).context_window if found.model else None
-    )
-    return await rendered(request, session_page(await read_session(services.app.store, found, asked, window)))
+    return await rendered(request, session_page(await read_session(services.app, found, asked)))
 
 
 @router.get("/sessions/{session}/messages/{node}", dependencies=_CHECKED)
@@ -200,7 +273,7 @@ async def show_message(
 ) -> Response:
     """Show one message, whole, and what was sent in its place."""
     name = node.removesuffix(f".{form_of(request)}")
-    row, sent = await read_message(services.app.store, found, name, exchange or None)
+    row, sent = await read_message(services.app, found, name, exchange or None)
     return await rendered(request, message_page(found, row, sent, exchange))
 
 
@@ -215,7 +288,7 @@ async def export(found: PathSession, services: OpenServices) -> Response:
 @router.get("/sessions/{session}/delete", dependencies=_CHECKED)
 async def ask_delete(request: Request, found: PathSession) -> Response:
     """Ask whether a session is to be deleted."""
-    told = {"id": found.id, "tenant": found.tenant, "messages": found.messages}
+    told = {"id": found.id, "tenant": found.tenant, "dialect": found.dialect, "messages": found.messages}
     return html("delete.html", await context_of(request, "Delete a session") | {"session": told})
 
 
@@ -235,7 +308,7 @@ async def policies(
     request: Request, services: OpenServices, reader: Reader, session: str = "", tenant: str = ""
 ) -> Response:
     """Show the configuration that is in force; `session` and `tenant` are filled in for the lab."""
-    return await rendered(request, _policies(services, reader, {"session": session, "tenant": tenant}))
+    return await rendered(request, await _policies(services, reader, {"session": session, "tenant": tenant}))
 
 
 @_page("/policies/lab")
@@ -254,7 +327,7 @@ async def try_typed(request: Request, services: OpenServices, reader: Reader, fo
 
 async def _try(request: Request, services: OpenServices, reader: Identity, asked: dict[str, str]) -> Response:
     shown = {name: asked.get(name, "") for name in ("session", "policy", "typed", "tenant")}
-    page = _policies(services, reader, shown)
+    page = await _policies(services, reader, shown)
     found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
     typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
     name = asked.get("policy") or OFF
@@ -264,7 +337,23 @@ async def _try(request: Request, services: OpenServices, reader: Identity, asked
     return await rendered(request, lab_page(page, result))
 
 
-def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
+async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
     sees_all = reader.admin or services.settings.auth.mode == "none"
     shown = visible_policies(services.policies, reader, sees_all=sees_all)
-    return policies_page(services.settings if sees_all else None, shown, reader, lab)
+    served = await read_served(services.app.store, None if reader.admin else reader.tenant)
+    return policies_page(services.settings if sees_all else None, shown, reader, served, lab)
+
+
+# ------------------------------------------------------------------------------------------------------ all the rest
+
+
+@router.get("/", dependencies=_CHECKED)
+async def overview_with_slash() -> Response:
+    """Lead to the overview."""
+    return Response(status_code=308, headers={"location": "/ui"})
+
+
+@router.get("/{path:path}", dependencies=_CHECKED)
+async def nothing(path: str) -> Response:
+    """Say which pages there are."""
+    raise NotFound(f"There is no page {path!r}. There are /ui, /ui/sessions, /ui/cache and /ui/policies.")

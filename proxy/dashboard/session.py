@@ -1,7 +1,6 @@
 """One session: the conversation as people read it, beside what was sent of it in one request.
 
-What was sent is read from the receipt and the cuts, as `GET /exchanges/{id}` reads it. Only the messages that are
-shown are read with their texts, so that a session of any length opens at once.
+What was sent is what `GET /exchanges/{id}/view` says. A page shows a window of the messages.
 """
 
 from __future__ import annotations
@@ -13,18 +12,23 @@ from msgspec import Struct
 
 from proxy.dashboard.render import Page
 from proxy.dashboard.text import CLIPPED, WHOLE, difference
-from proxy.dialects import Message
+from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
-from proxy.pipeline import session_document, summary_document, timestamp
+from proxy.pipeline import AppServices, session_document, summary_document, timestamp
+from proxy.pipeline.inspection import SentView, exchange_view
 from proxy.server.exchanges import past_of, receipt
-from proxy.store import BranchRow, ExchangeRow, InstructionsRow, NodeRow, SessionRow, Store, SummaryRow
-from proxy.trimming import SUMMARIZE, Change, Cut, Summary
+from proxy.store import BranchRow, ExchangeRow, InstructionsRow, Lineage, NodeRow, SessionRow, Store, SummaryRow
+from proxy.trimming import Summary
 
 WINDOW: Final = 50  # messages on a page
 _MOST_REQUESTS: Final = 5_000  # of a session, the newest ones
 _MOST_POINTS: Final = 600  # of a chart
+_NEAR: Final = 4
 _MOST_BRANCHES: Final = 100
 _AT_ONCE: Final = 1_000
+_SENT: Final = {"state": "sent", "edit": None, "reason": None, "sent": None}
+_UNSTORED: Final = {"node": None, "agent": None, "partial": False, "created_at": None}
+"""What is known of a message of a request that failed: it became no node."""
 
 
 class RequestPoint(Struct, frozen=True, kw_only=True):
@@ -44,26 +48,7 @@ class RequestPoint(Struct, frozen=True, kw_only=True):
     cost: float | None
     trimmed: bool
     warnings: int
-
-
-class Treated(Struct, frozen=True, kw_only=True):
-    """What a request did with one message, or with several that lie side by side."""
-
-    start: int
-    stop: int
-    state: str  # shortened, dropped or summarised
-    edit: str | None
-    reason: str | None
-    tokens_before: int
-    tokens_after: int
-
-
-class SentMessage(Struct, frozen=True, kw_only=True):
-    """One message, and what a request sent of it."""
-
-    row: NodeRow
-    treated: Treated | None  # None: it is sent as it is
-    sent: Message | None  # what was sent in its place, where that is another text
+    replies: tuple[str, ...]  # the nodes of its replies
 
 
 class SessionData(Struct, frozen=True, kw_only=True):
@@ -74,9 +59,9 @@ class SessionData(Struct, frozen=True, kw_only=True):
     chosen: ExchangeRow | None
     place: int  # number of the chosen request; 0 where there is none
     receipt: Mapping[str, Any]
-    treated: tuple[Treated, ...]
-    messages: tuple[SentMessage, ...]  # those of the window
-    start: int  # position of the first of them
+    view: SentView | None  # what the request sent, and what it was made from
+    rows: Mapping[int, NodeRow]  # the stored messages of the window, by position
+    start: int  # position of the first message of the window
     total: int  # messages of the branch up to the request
     replies: tuple[NodeRow, ...]
     summary: Summary | None  # what was sent in the place of the beginning
@@ -134,6 +119,7 @@ def _point(number: int, row: ExchangeRow) -> RequestPoint:
         cost=told.get("cost"),
         trimmed=bool(cut and cut["moved"]),
         warnings=len(told.get("warnings", ())),
+        replies=row.replies,
     )
 
 
@@ -147,43 +133,43 @@ def _cached(usage: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-async def read_session(store: Store, session: SessionRow, asked: SessionQuery, window: int | None) -> SessionData:
+async def read_session(services: AppServices, session: SessionRow, asked: SessionQuery) -> SessionData:
     """Return what the page shows of a session."""
+    store = services.store
     requests = await read_requests(store, session)
     place = _place(requests, asked)
     chosen = await store.exchange(requests[place - 1].id) if place else None
     told: Mapping[str, Any] = {}
-    treated: tuple[Treated, ...] = ()
-    cut: Cut | None = None
-    tip = session.head
+    view, summary, tip = None, None, session.head
     if chosen is not None:
         told = receipt(chosen, await past_of([chosen], store))
-        treated = treated_of(told["plan"])
-        cut = await standing_cut(store, chosen)
+        view = await exchange_view(chosen, session, services)
+        summary = await _summary_of(chosen, store)
         tip = chosen.nodes[-1] if chosen.nodes else chosen.base
-    lineage = await store.lineage(session.key, [tip]) if tip else None
-    total = lineage.depth(tip) if lineage is not None else 0
+    lineage = await store.lineage(session.key, [tip]) if tip else Lineage()
+    depth = lineage.depth(tip)
+    total = depth if view is None else len(view.entries)
     start = max(0, total - WINDOW) if asked.start is None else min(asked.start, max(0, total - 1))
-    last = lineage.node_at(tip, min(start + WINDOW, total) - 1) if lineage is not None and total else None
+    last = lineage.node_at(tip, min(start + WINDOW, depth) - 1)
     rows = await store.path(session.key, last, below=start) if last is not None else []
     replies: list[NodeRow] = []
     if chosen is not None:
         for node in chosen.replies[:_MOST_BRANCHES]:
-            replies += await store.path(session.key, node, below=total)
-    by_place = {place: each for each in treated for place in range(each.start, each.stop)}
-    changes = {change.position: change for change in cut.changes} if cut is not None else {}
+            replies += await store.path(session.key, node, below=depth)
+    dialect = dialect_named(session.dialect)
+    window = services.knowledge.facts(session.model, dialect).context_window if session.model else None
     return SessionData(
         session=session,
         requests=requests,
         chosen=chosen,
         place=place,
         receipt=told,
-        treated=treated,
-        messages=tuple([_sent(row, by_place, changes) for row in rows]),
+        view=view,
+        rows={row.depth - 1: row for row in rows},
         start=start,
         total=total,
         replies=tuple(replies),
-        summary=cut.summary if cut is not None else None,
+        summary=summary,
         instructions=await store.instructions(session.key, chosen.instructions if chosen is not None else None),
         summaries=tuple(await store.summary_rows(session.key)) if session.summaries else (),
         branches=await read_branches(store, session),
@@ -204,11 +190,12 @@ def _place(requests: Sequence[RequestPoint], asked: SessionQuery) -> int:
     return asked.request
 
 
-async def standing_cut(store: Store, row: ExchangeRow) -> Cut | None:
-    """Return the cut under which a request was sent."""
+async def _summary_of(row: ExchangeRow, store: Store) -> Summary | None:
+    """Return the summary that a request sent in the place of older messages."""
     cut = row.receipt.get("cut")
     node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
-    return None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
+    found = None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
+    return None if found is None else found.summary
 
 
 async def read_branches(store: Store, session: SessionRow) -> tuple[Branch, ...]:
@@ -235,51 +222,22 @@ def _branch(leaf: BranchRow, shared: int, session: SessionRow) -> Branch:
     return Branch(head=leaf.head, depth=leaf.depth, shared=shared, updated_at=leaf.updated_at, current=current)
 
 
-def treated_of(lines: Sequence[Mapping[str, Any]]) -> tuple[Treated, ...]:
-    """Return what a receipt's plan did, by position; of several lines about one message the last one counts."""
-    found: dict[int, Treated] = {}
-    for line in lines:
-        start = line["position"]
-        dropped = line["action"] == "drop"
-        earlier = found.get(start)
-        found[start] = Treated(
-            start=start,
-            stop=line.get("stop", start + 1),
-            state=("summarised" if line["edit"] == SUMMARIZE else "dropped") if dropped else "shortened",
-            edit=line["edit"],
-            reason=line["reason"],
-            tokens_before=earlier.tokens_before if earlier is not None else line["tokens_before"],
-            tokens_after=line["tokens_after"],
-        )
-    return tuple([found[place] for place in sorted(found)])
-
-
-def _sent(row: NodeRow, treated: Mapping[int, Treated], changes: Mapping[int, Change]) -> SentMessage:
-    place = row.depth - 1
-    what = treated.get(place)
-    sent = None
-    if what is not None and what.state == "shortened":
-        change = changes.get(place) or (row.arrival[-1] if row.arrival else None)
-        sent = change.message if change is not None else None
-    return SentMessage(row=row, treated=what, sent=sent)
-
-
 # ------------------------------------------------------------------------------------------------------- the page
 
 
 def session_page(found: SessionData) -> Page:
     """Return the page of a session."""
-    shown = [_message(each) for each in found.messages]
+    shown = [_message(found, place) for place in range(found.start, min(found.start + WINDOW, found.total))]
     chosen = None
     if found.chosen is not None:
         point = found.requests[found.place - 1]
         told = {name: value for name, value in found.receipt.items() if name not in {"plan", "nodes", "replies"}}
         chosen = told | {"number": found.place, "tokens_cached": point.tokens_cached}
     data = {
-        "session": session_document(found.session) | {"model": found.session.model},
+        "session": session_document(found.session) | {"model": found.session.model, "dialect": found.session.dialect},
         "requests": [_request(point) for point in found.requests],
         "chosen": chosen,
-        "runs": _runs(found.treated, found.total),
+        "runs": _runs(found.view.fates if found.view is not None else ["sent"] * found.total),
         "messages": shown,
         "window": {"start": found.start, "stop": found.start + len(shown), "total": found.total, "size": WINDOW},
         "replies": [_said(row) for row in found.replies],
@@ -294,11 +252,7 @@ def session_page(found: SessionData) -> Page:
         else {"text": found.summary.text, "until": found.summary.until, "tokens": found.summary.tokens}
         | {"covered_tokens": found.summary.covered_tokens, "covered_messages": found.summary.covered_messages},
         "summaries": [summary_document(row, row.created_at) | {"status": row.status.value} for row in found.summaries],
-        "branches": [
-            {"head": each.head, "depth": each.depth, "shared": each.shared, "current": each.current}
-            | {"updated_at": timestamp(each.updated_at)}
-            for each in found.branches
-        ],
+        "branches": _branches(found),
         "agents": sorted({point.agent for point in found.requests if point.agent}),
         "chart": _chart(found.requests, found.window),
     }
@@ -325,31 +279,47 @@ def _clipped(message: Message, most: int = CLIPPED) -> dict[str, Any]:
     return {"role": message.role, "text": text[:most], "more": max(0, len(text) - most)}
 
 
-def _message(each: SentMessage) -> dict[str, Any]:
-    what = each.treated
-    told = {
-        "state": "sent" if what is None else what.state,
-        "edit": None if what is None else what.edit,
-        "reason": None if what is None else what.reason,
-        "tokens_sent": each.row.tokens if what is None else what.tokens_after if what.stop == what.start + 1 else 0,
-        "sent": None if each.sent is None else _clipped(each.sent),
+def _message(found: SessionData, place: int) -> dict[str, Any]:
+    """Return one message of the window, and what was sent of it."""
+    row, view = found.rows.get(place), found.view
+    if view is None or place >= len(view.entries):
+        return {**(_said(row) if row is not None else {}), **_SENT, "tokens_sent": row.tokens if row is not None else 0}
+    entry, fate, change = view.entries[place], view.fates[place], view.changes.get(place)
+    sent = change.message if change is not None else None
+    said = _said(row) if row is not None else _UNSTORED | {"position": place}
+    return {
+        **said,
+        **_clipped(entry.message),
+        "tokens": entry.tokens,
+        "state": fate,
+        "edit": None if change is None else change.edit,
+        "reason": view.reasons[place] or None,
+        "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
+        "sent": None if sent is None else _clipped(sent),
     }
-    return _said(each.row) | told
 
 
 def _request(point: RequestPoint) -> dict[str, Any]:
-    names = RequestPoint.__struct_fields__
-    return {name: getattr(point, name) for name in names} | {"created_at": timestamp(point.created_at)}
+    told = {name: getattr(point, name) for name in RequestPoint.__struct_fields__ if name != "replies"}
+    return told | {"created_at": timestamp(point.created_at)}
 
 
-def _runs(treated: Sequence[Treated], total: int) -> list[dict[str, Any]]:
+def _branches(found: SessionData) -> list[dict[str, Any]]:
+    """Return the branches, each with the request that led to its end, and the agent that asked."""
+    ends = {node: point for point in found.requests for node in point.replies}
+    told: list[dict[str, Any]] = []
+    for branch in found.branches:
+        point = ends.get(branch.head)
+        line = {name: getattr(branch, name) for name in Branch.__struct_fields__}
+        line |= {"agent": None, "request": None} if point is None else {"agent": point.agent, "request": point.number}
+        told.append(line | {"updated_at": timestamp(branch.updated_at)})
+    return told
+
+
+def _runs(fates: Sequence[str]) -> list[dict[str, Any]]:
     """Return runs of messages that were treated alike, from the first message to the last."""
-    states = ["sent"] * total
-    for each in treated:
-        for place in range(each.start, min(each.stop, total)):
-            states[place] = each.state
     runs: list[dict[str, Any]] = []
-    for place, state in enumerate(states):
+    for place, state in enumerate(fates):
         if runs and runs[-1]["state"] == state:
             runs[-1]["stop"] = place + 1
         else:
@@ -361,11 +331,14 @@ def _chart(requests: Sequence[RequestPoint], window: int | None) -> dict[str, An
     """Return tokens per request, at most so many that a chart shows; requests that trimmed stay."""
     step = max(1, -(-len(requests) // _MOST_POINTS))
     shown = [each for each in requests if step == 1 or each.number % step == 0 or each.number == len(requests)]
-    series = [
+    series: list[dict[str, Any]] = [
         {"label": "before", "values": [each.tokens_before for each in shown]},
         {"label": "sent", "values": [each.tokens_sent for each in shown], "fill": True},
         {"label": "cached", "values": [each.tokens_cached for each in shown], "fill": True},
     ]
+    most = max([each.tokens_before for each in shown], default=0)
+    if window is not None and most > window / _NEAR:  # else the line would press the others flat
+        series.append({"label": "what the model takes", "values": [window] * len(shown), "colour": 6, "dash": True})
     return {
         "x": [each.number for each in shown],
         "series": series,
@@ -379,9 +352,10 @@ def _chart(requests: Sequence[RequestPoint], window: int | None) -> dict[str, An
 
 
 async def read_message(
-    store: Store, session: SessionRow, node: str, exchange: str | None
+    services: AppServices, session: SessionRow, node: str, exchange: str | None
 ) -> tuple[NodeRow, Message | None]:
     """Return a message, and what a request sent in its place where that was another text."""
+    store = services.store
     lineage = await store.lineage(session.key, [node])
     rows = await store.path(session.key, node, below=lineage.depth(node) - 1) if node in lineage else []
     if not rows:
@@ -392,11 +366,8 @@ async def read_message(
     asked = await store.exchange(exchange)
     if asked is None or asked.session_key != session.key:
         raise NotFound(f"There is no exchange {exchange!r} in this session.", param="exchange")
-    cut = await standing_cut(store, asked)
-    treated = treated_of(receipt(asked, await past_of([asked], store))["plan"])
-    by_place = {each.start: each for each in treated}
-    changes = {change.position: change for change in cut.changes} if cut is not None else {}
-    return row, _sent(row, by_place, changes).sent
+    change = (await exchange_view(asked, session, services)).changes.get(row.depth - 1)
+    return row, None if change is None else change.message
 
 
 def message_page(session: SessionRow, row: NodeRow, sent: Message | None, exchange: str | None) -> Page:
@@ -404,7 +375,7 @@ def message_page(session: SessionRow, row: NodeRow, sent: Message | None, exchan
     text = row.message.readable()
     said = _said(row) | {"text": text[:WHOLE], "more": max(0, len(text) - WHOLE)}
     data: dict[str, Any] = {
-        "session": {"id": session.id, "tenant": session.tenant},
+        "session": {"id": session.id, "tenant": session.tenant, "dialect": session.dialect},
         "message": said,
         "exchange": exchange,
         "sent": None if sent is None else sent.readable()[:WHOLE],

@@ -2,55 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 from msgspec import Struct
 
 from proxy.dashboard.render import Page
 from proxy.pipeline import session_document
-from proxy.store import SessionRow, Store
+from proxy.pipeline.inspection import search_texts
+from proxy.pipeline.statistics import sessions_asked
+from proxy.store import ListedSession, SessionRow, SessionsQuery, Store
 
-Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 SORTS: Final = {"newest": "newest", "largest": "largest", "dearest": "most expensive", "saved": "most saved"}
 _COLUMNS: Final = (
     *("id", "tenant", "model", "created_at", "updated_at", "requests", "messages", "rounds"),
-    *("tokens", "tokens_sent", "tokens_saved", "cost"),
+    *("tokens", "tokens_sent", "tokens_saved", "cost", "cost_saved"),
 )
+_FOUND: Final = ("session", "tenant", "node", "exchange", "role", "created_at", "snippet")
 
 
-class SessionsQuery(Struct, frozen=True, kw_only=True):
-    """Which sessions are wanted."""
+class SessionFilter(Struct, frozen=True, kw_only=True):
+    """Which sessions are looked for, as it was written; what is empty was left out."""
 
-    tenant: str | None  # None: everybody's
-    sort: Sort = "newest"
-    after: str | None = None
-    limit: int = 50
+    q: str  # a part of the id
+    text: str  # words that a message must hold
+    model: str
+    agent: str
+    since: str
+    min_tokens: int
+    tenant: str
+    owner: str | None  # whose sessions the reader may see; None: everybody's
+
+    def query(self, now: datetime, sort: str, *, limit: int, after: str | None) -> SessionsQuery:
+        """Return the question to the store."""
+        return sessions_asked(
+            now,
+            sort,
+            since=self.since or None,
+            tenant=self.owner,
+            model=self.model or None,
+            name=self.q or None,
+            agent=self.agent or None,
+            min_tokens=self.min_tokens,
+            limit=limit,
+            after=after,
+        )
 
 
-async def read_sessions(store: Store, asked: SessionsQuery) -> tuple[list[SessionRow], str | None]:
-    """Return the sessions that are asked for, and where the next page begins."""
-    return await store.sessions(asked.tenant, limit=asked.limit, after=asked.after)
+class SessionsData(Struct, frozen=True, kw_only=True):
+    """What the page shows: sessions, or messages that hold a text."""
+
+    asked: SessionFilter
+    query: SessionsQuery
+    sessions: Sequence[ListedSession] = ()
+    next: str | None = None
+    found: Mapping[str, Any] | None = None  # what `GET /search` answers, where a text is looked for
 
 
-def sessions_page(
-    asked: SessionsQuery, rows: Sequence[SessionRow], following: str | None, *, admin: bool, deleted: str = ""
-) -> Page:
-    """Return the list of sessions."""
-    shown = [_line(row) for row in rows]
+async def read_sessions(store: Store, query: SessionsQuery, asked: SessionFilter) -> SessionsData:
+    """Return the sessions that are asked for, or the messages that hold a text."""
+    if asked.text:
+        found = await search_texts(store, asked.text, query.tenant, limit=query.limit, after=query.after)
+        return SessionsData(asked=asked, query=query, found=found, next=found["next"])
+    rows, following = await store.listed(query)
+    return SessionsData(asked=asked, query=query, sessions=rows, next=following)
+
+
+def sessions_page(found: SessionsData, deleted: str = "") -> Page:
+    """Return the list of sessions, or of messages that were found; `deleted` was deleted just now."""
+    asked = {name: getattr(found.asked, name) or "" for name in SessionFilter.__struct_fields__ if name != "owner"}
+    shown = [_line(each.row, each.cost_saved) for each in found.sessions]
     data = {
         "sessions": shown,
-        "next": following,
-        "asked": {"sort": asked.sort, "tenant": asked.tenant if admin else None, "limit": asked.limit},
+        "found": found.found,
+        "next": found.next,
+        "asked": asked | {"sort": found.query.sort, "deleted": deleted},
         "sorts": SORTS,
-        "first": asked.after is None,
-        "deleted": deleted or None,
+        "first": found.query.after is None,
     }
+    if found.found is not None:
+        return Page(template="sessions.html", title="Sessions", data=data, columns=_FOUND, rows=found.found["data"])
     return Page(template="sessions.html", title="Sessions", data=data, columns=_COLUMNS, rows=shown)
 
 
-def _line(row: SessionRow) -> dict[str, Any]:
-    return session_document(row) | {"model": row.model, "dialect": row.dialect}
+def _line(row: SessionRow, saved: float | None = None) -> dict[str, Any]:
+    return session_document(row, (), saved) | {"model": row.model, "dialect": row.dialect}
 
 
 def compare_page(one: SessionRow, other: SessionRow, common: int) -> Page:

@@ -21,6 +21,7 @@ _UNSEEN: Final = re.compile(
 """What a reader cannot see, and what turns the direction of what stands around it. Joiners stay: scripts need them."""
 _PIECES: Final = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
 _COMPARED: Final = 3_000  # pieces of each text that are compared one by one
+_ALIKE: Final = 0.4  # the part of two texts that must be alike, or they are told whole
 _STEPS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -96,6 +97,11 @@ def when(moment: Any) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
+def hour(moment: Any) -> str:
+    """Return a time to the minute."""
+    return when(moment)[:16]
+
+
 def _read(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
@@ -108,19 +114,20 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 def difference(before: str, after: str) -> list[Piece]:
-    """Return what it takes to come from one text to another. Where much differs it is one removal and one addition."""
+    """Return how one text becomes another. Where little is alike it is one removal and one addition."""
     one, other = _PIECES.findall(before), _PIECES.findall(after)
     start = _alike(one, other)
     stop = _alike(one[start:][::-1], other[start:][::-1])
     middle, made = one[start : len(one) - stop], other[start : len(other) - stop]
     found = [Piece(kind="same", text="".join(one[:start]))]
-    if len(middle) > _COMPARED or len(made) > _COMPARED:
-        found += [Piece(kind="gone", text="".join(middle)), Piece(kind="new", text="".join(made))]
-    else:
-        for kind, a, b, c, d in SequenceMatcher(None, middle, made, autojunk=True).get_opcodes():
-            if kind == "equal":
-                found.append(Piece(kind="same", text="".join(middle[a:b])))
-                continue
+    steps = [("replace", 0, len(middle), 0, len(made))]
+    if len(middle) <= _COMPARED and len(made) <= _COMPARED:
+        matcher = SequenceMatcher(None, middle, made, autojunk=True)
+        steps = matcher.get_opcodes() if matcher.ratio() > _ALIKE else steps
+    for kind, a, b, c, d in steps:
+        if kind == "equal":
+            found.append(Piece(kind="same", text="".join(middle[a:b])))
+        else:
             found += [Piece(kind="gone", text="".join(middle[a:b])), Piece(kind="new", text="".join(made[c:d]))]
     found.append(Piece(kind="same", text="".join(one[len(one) - stop :])))
     return [piece for piece in found if piece.text]

@@ -222,6 +222,11 @@ class Message(ABC):
         return False
 
     @property
+    def is_compaction(self) -> bool:
+        """Whether it stands for what came before, which the provider has summed up: it is never trimmed."""
+        return False
+
+    @property
     @abstractmethod
     def role(self) -> str:
         """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or the API's own; "" for none."""
@@ -253,10 +258,8 @@ class Message(ABC):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids by which its provider knows it: those of its calls, or of the call that it answers."""
-        if self.answers is not None:
-            return (self.answers,)
-        return tuple([call.id for call in self.calls if call.id])
+        """The ids by which its provider knows it: those of its calls, or of the calls that it answers."""
+        return self.answered or tuple([call.id for call in self.calls if call.id])
 
     @property
     @abstractmethod
@@ -304,13 +307,13 @@ class Message(ABC):
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether it holds reasoning that what is changed before it may make invalid."""
-        return False
+        """Whether it holds reasoning that a change of what stands before it may make invalid."""
+        return self.without_reasoning() is not self
 
     @property
     def begins_turn(self) -> bool:
         """Whether a user speaks."""
-        return self.role == "user" and not self.is_result
+        return self.role == "user" and (not self.is_result or bool(self.beside))
 
     @property
     @abstractmethod

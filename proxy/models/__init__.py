@@ -9,4 +9,4 @@ Nothing here uses the network. The price list is read when it is first needed, n
 from __future__ import annotations
 
 from proxy.models.catalogue import COMMON_OUTPUT, Catalogue, ModelFacts
-from proxy.models.prices import Dollars, DollarStep, cost
+from proxy.models.prices import Dollars, DollarStep, Used, cost, cost_of, input_cost, used

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
-
-from proxy.dialects.jsontext import is_object
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
@@ -37,9 +35,11 @@ _WRITTEN: Final[_Paths] = (
     ("prompt_tokens_details", "cache_creation_tokens"),
     ("cache_creation_input_tokens",),
 )
+_COMPLETION: Final[_Paths] = (("completion_tokens",),)
 _LASTING: Final[_Paths] = (("cache_creation", "ephemeral_1h_input_tokens"),)
 _LASTING_WRITE: Final = 2.0  # the price of writing to Anthropic's cache for an hour, relative to that of input
 _REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
+_TOTAL: Final[_Paths] = (("total_tokens",),)
 
 
 class DollarStep(Struct, frozen=True, kw_only=True):
@@ -67,47 +67,80 @@ class Dollars(Struct, frozen=True, kw_only=True):
         return in_force
 
 
+class Used(Struct, frozen=True, kw_only=True):
+    """Tokens that an upstream reports."""
+
+    prompt: int  # of the prompt; those that were read from a cache or written to one are part of it
+    read: int = 0
+    written: int = 0
+    lasting: int = 0  # those of `written` that Anthropic's cache keeps for an hour
+    output: int = 0
+    reports_cache: bool = False  # whether it says how many were read from a cache, be it none
+
+    @property
+    def fresh(self) -> int:
+        """Tokens of the prompt that were neither read from a cache nor written to one."""
+        return self.prompt - self.read - self.written
+
+
+def used(usage: Mapping[str, Any] | None) -> Used | None:
+    """Read a usage in the form of Chat Completions; None if it does not say how long the prompt was.
+
+    Tokens that are read from a cache or written to one are part of `prompt_tokens`, unless they are more than those.
+    """
+    if usage is None:
+        return None
+    prompt = usage.get("prompt_tokens")
+    if not isinstance(prompt, int) or isinstance(prompt, bool) or prompt < 0:
+        return None
+    (read, reports), (written, _) = _reported(usage, _READ), _reported(usage, _WRITTEN)
+    total = prompt if read + written <= prompt else prompt + read + written
+    (output, _), (reasoning, _) = _reported(usage, _COMPLETION), _reported(usage, _REASONING)
+    if reasoning and _reported(usage, _TOTAL)[0] == prompt + output + reasoning:
+        output += reasoning  # as a rule, reasoning is part of the completion
+    lasting = _reported(usage, _LASTING)[0] if written else 0
+    return Used(prompt=total, read=read, written=written, lasting=lasting, output=output, reports_cache=reports)
+
+
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
     """Return what an exchange cost in dollars, by the usage in the form of Chat Completions.
 
-    None if it is not known: no price, no number of prompt tokens, or output without a price. Tokens that are read
-    from a cache or written to one are part of `prompt_tokens`, unless they are more than those.
+    None if it is not known: no price, no number of prompt tokens, or output without a price.
     """
-    if usage is None or dollars is None:
+    tokens = used(usage)
+    return None if tokens is None or dollars is None else cost_of(tokens, dollars)
+
+
+def cost_of(tokens: Used, dollars: Dollars) -> float | None:
+    """Return what these tokens cost in dollars; None if there is output without a price."""
+    rate = dollars.at(tokens.prompt).output
+    if tokens.output and rate is None:
         return None
-    prompt = usage.get("prompt_tokens")
-    if not _is_count(prompt):
-        return None
-    read, written = _tokens(usage, _READ), _tokens(usage, _WRITTEN)
-    fresh = prompt - read - written
-    if fresh < 0:
-        fresh = prompt
-    rates = dollars.at(fresh + read + written)
-    spent = fresh * rates.input + read * rates.cached_read + written * rates.cache_write
-    if written and rates.cache_write > rates.input:
-        spent += min(_tokens(usage, _LASTING), written) * (_LASTING_WRITE * rates.input - rates.cache_write)
-    output, reasoning = _tokens(usage, (("completion_tokens",),)), _tokens(usage, _REASONING)
-    if reasoning and _tokens(usage, (("total_tokens",),)) == prompt + output + reasoning:
-        output += reasoning  # as a rule, reasoning is part of the completion
-    if output:
-        if rates.output is None:
-            return None
-        spent += output * rates.output
+    return input_cost(tokens, dollars) + tokens.output * (rate or 0.0) / _MILLION
+
+
+def input_cost(tokens: Used, dollars: Dollars) -> float:
+    """Return what the prompt cost in dollars."""
+    rates = dollars.at(tokens.prompt)
+    spent = tokens.fresh * rates.input + tokens.read * rates.cached_read + tokens.written * rates.cache_write
+    if tokens.written and rates.cache_write > rates.input:
+        spent += min(tokens.lasting, tokens.written) * (_LASTING_WRITE * rates.input - rates.cache_write)
     return spent / _MILLION
 
 
-def _tokens(usage: Mapping[str, Any], paths: _Paths) -> int:
+def _reported(usage: Mapping[str, Any], paths: _Paths) -> tuple[int, bool]:
+    """Return the first number above 0, and whether there is any number."""
+    is_there = False
     for path in paths:
         value: Any = usage
         for name in path:
-            value = value.get(name) if is_object(value) else None
-        if value and _is_count(value):
-            return value
-    return 0
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            # Every request comes here: no call is made to ask.
+            value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            if value:
+                return value, True
+            is_there = True
+    return 0, is_there
 
 
 class Published(Struct, frozen=True, kw_only=True):

@@ -23,6 +23,8 @@ Smaller work takes less time than going to a thread."""
 COUNTING: Final = 16  # counting the tokens of a text takes this many times longer than parsing it
 TRIMMING: Final = 2  # trimming a text may take this many times longer than parsing it
 
+STOPPED: Final = "the proxy stopped"  # with these words a request is cancelled that its client still waits for
+
 _LOG: Final = logging.getLogger("palimpsest.background")
 
 
@@ -62,7 +64,7 @@ class Background:
         """End every request: its client hears that the process stops."""
         for task, client in self.requests.items():
             client.stopping = True
-            task.cancel("the proxy stopped")
+            task.cancel(STOPPED)
 
     async def drain(self) -> None:
         """Wait until every task is done. Errors belong to the callers."""

@@ -51,6 +51,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     headers: Headers
     query: bytes  # the query string, without its question mark
     body: bytes
+    key: str | None = None  # the name of the key that the client used, if it has one
 
     @property
     def caller(self) -> Caller:
@@ -79,8 +80,10 @@ def read_context(
     sent = headers.first_values(call.headers)
     name, policy = OFF, None
     asked = _header(sent, headers.CONTEXT_POLICY)
+    session = _session_of(sent, request, sessions)
     if asked != OFF:
-        name, policy = policies.select(call.tenant, request.model, asked)
+        known = _session_name(session, request) if policies.has_shares else ""
+        name, policy = policies.select(call.tenant, request.model, asked, known)
     retries = sent.get(_RETRY_COUNT)
     key = _header(sent, "Idempotency-Key")
     agent = _header(sent, headers.AGENT_NAME)
@@ -92,7 +95,7 @@ def read_context(
         tenant=call.tenant,
         policy_name=name,
         policy=policy,
-        session=_session_of(sent, request, sessions),
+        session=session,
         mode=_mode_of(sent) if _MODE in sent else Mode.AUTO,
         retried=retries is not None and _POSITIVE.fullmatch(retries.decode("latin-1")) is not None,
         idempotency=blake2b(key.encode(), digest_size=16).hexdigest() if key else None,
@@ -133,6 +136,13 @@ def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: Session
         name = settings.headers[0] if settings.headers else "X-Session-ID"
         raise InvalidRequest(f"No session id. Send one in the header {name}.", param=name, code="session_missing")
     return None
+
+
+def _session_name(session: str | None, request: Request) -> str:
+    """Return what stays the same in a session: its id, or how it begins where the client gives none."""
+    if session is not None or not request.messages:
+        return session or ""
+    return blake2b(request.messages[0].raw, digest_size=16).hexdigest()
 
 
 def _mode_of(sent: Mapping[bytes, bytes]) -> Mode:

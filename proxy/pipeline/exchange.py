@@ -17,6 +17,7 @@ from proxy.config import Policies, Settings
 from proxy.conversation import chain
 from proxy.dialects import headers
 from proxy.errors import PalimpsestError
+from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
 from proxy.pipeline.own_tools import Rounds, own_tools
 from proxy.pipeline.own_tools_relay import virtual_relay
@@ -81,7 +82,8 @@ class ChatCompletions:
             # The client left, the server stops, or this is a bug: the exchange must not stay pending.
             answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
             if isinstance(why, asyncio.CancelledError):
-                answered = Answered(status=Status.CANCELLED, error=str(why) or "the client left")
+                told = STOPPED if STOPPED in why.args else "the client left"
+                answered = Answered(status=Status.CANCELLED, error=told)
             await self._settle(exchange, answered)
             raise
 
@@ -127,7 +129,8 @@ class ChatCompletions:
                 await relay.run(settle)
             except asyncio.CancelledError as why:
                 answered = relay.answered(left=True)
-                answered.error = str(why) or answered.error
+                if STOPPED in why.args:
+                    answered.error = STOPPED
                 await settle(answered)
                 raise
         finally:

@@ -128,7 +128,9 @@ class HistoryLoader:
         `store.evidence`. Where nobody knows which is meant, it becomes a new session.
         """
         size = request.new_bytes if known is not None else len(request.raw)
-        incoming = await compute(size, _incoming, request, context, known)
+        masker = self._store.masker
+        kept = request if masker is None else await compute(COUNTING * size, masker.request, request)
+        incoming = await compute(size, _incoming, kept, context, known)
         if request.state:
             return await self._of_provider(request, incoming, context, whole=whole)
         if context.session is not None:
@@ -139,10 +141,10 @@ class HistoryLoader:
                 UnnamedRequest(
                     tenant=context.tenant,
                     dialect=context.dialect.name,
-                    messages=request.messages,
+                    messages=kept.messages,
                     names=incoming.names,
                     contents=incoming.contents,
-                    instructions=version_of(request.instructions) if request.instructions else None,
+                    instructions=version_of(kept.instructions) if kept.instructions else None,
                 )
             )
             if found.session is not None:
@@ -193,7 +195,7 @@ class HistoryLoader:
 
     def is_full(self, request: Request, context: RequestContext) -> bool:
         """Tell whether a request surely brings its whole history."""
-        if context.mode is Mode.APPEND:
+        if context.mode is Mode.APPEND or request.state:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:
             return True
@@ -207,9 +209,10 @@ class HistoryLoader:
         alone = await self.without_store(request)
         incoming = await compute(len(request.raw), _incoming, request, context)
         session, infers = context.session, False
-        if session is None and incoming.replies:
-            reply = incoming.names[incoming.replies[-1]]
-            session = self._replies.get((context.tenant, context.dialect.name, reply))
+        if session is None and (incoming.replies or incoming.answers):
+            if incoming.replies:
+                reply = incoming.names[incoming.replies[-1]]
+                session = self._replies.get((context.tenant, context.dialect.name, reply))
             infers = session is None
         return replace(
             alone,
@@ -251,14 +254,14 @@ class HistoryLoader:
         known: KnownRequest | None = None,
         state: ProviderState | None = None,
     ) -> History:
-        policy = context.policy
+        policy, masker = context.policy, self._store.masker
         snapshot = await self._store.recall(
             HistoryQuery(
                 dialect=context.dialect.name,
                 tenant=context.tenant,
                 session=session,
                 incoming=incoming,
-                messages=request.messages,
+                messages=request.messages if masker is None else masker.messages(request.messages),
                 policy=context.policy_name if policy is not None else None,
                 agent=context.agent,
                 idempotency=context.idempotency,
@@ -289,10 +292,12 @@ class HistoryLoader:
         made: tuple[Entry, ...],
     ) -> History:
         """Return the history; `made` are the first of its entries, as far as they are there."""
-        arrival, model = snapshot.arrival, request.model
-        fresh = self._bodies(request.messages[arrival.fresh :], model)
+        arrival, model, masker = snapshot.arrival, request.model, self._store.masker
+        brought = fresh = self._bodies(request.messages[arrival.fresh :], model)
+        if masker is not None:
+            fresh = tuple([replace(body, message=masker.message(body.message)) for body in brought])
         variants: tuple[tuple[str, Message], ...] = ()
-        composed = arrival.composed
+        composed = arrival.kind is Kind.APPEND or arrival.expanded
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -305,8 +310,8 @@ class HistoryLoader:
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks])
-            variants = self._new_variants(key, messages, marks)
-        new = _new_entries(fresh, snapshot.depth)
+            variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
+        new = _new_entries(brought, snapshot.depth, fresh)
         heard = self._heard(snapshot, fresh, model) if snapshot.others else None
         if heard is not None:
             new = tuple([replace(e, hidden=heard[1]) if number == heard[0] else e for number, e in enumerate(new)])
@@ -318,7 +323,9 @@ class HistoryLoader:
             entries=known + new,
             nodes=nodes,
             fresh=fresh,
-            instructions=_instructions(request, snapshot),
+            instructions=_expanded(request, snapshot)
+            if arrival.expanded
+            else request.instructions or snapshot.instructions,
             size=_size_of(request, snapshot.rows),
             variants=variants,
             standing=snapshot.cut,
@@ -437,10 +444,8 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
     )
 
 
-def _instructions(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
-    """Return the instructions to send. Those in the place of a provider's state go before the request's own."""
-    if not snapshot.arrival.expanded:
-        return request.instructions or snapshot.instructions
+def _expanded(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
+    """Return the instructions to send in the place of a provider's state: those stored go before the request's own."""
     fields = [message for message in request.instructions if message.is_field]
     items = [message for message in snapshot.instructions if not message.is_field]
     return (*fields, *items, *[message for message in request.instructions if not message.is_field])
@@ -497,12 +502,15 @@ def _resent_entries(
     )
 
 
-def _new_entries(bodies: Iterable[Body], start: int) -> tuple[Entry, ...]:
-    """Return new messages as entries of a history that has `start` messages before them."""
+def _new_entries(bodies: Sequence[Body], start: int, stored: Sequence[Body] = ()) -> tuple[Entry, ...]:
+    """Return new messages as entries of a history that has `start` messages before them.
+
+    `stored` are the same messages as they are stored, where that may be in other words.
+    """
     entries: list[Entry] = []
-    for position, body in enumerate(bodies, start):
-        facts = body.message.facts
-        name = facts.body if facts is not None and facts.body is not None else body_of(body.message)
+    for position, (body, kept) in enumerate(zip(bodies, stored or bodies, strict=True), start):
+        facts = kept.message.facts
+        name = facts.body if facts is not None and facts.body is not None else body_of(kept.message)
         entries.append(_entry(body.message, body.tokens, name, position))
     return tuple(entries)
 

@@ -27,6 +27,7 @@ from proxy.pipeline.history import History, HistoryLoader
 from proxy.store import (
     HistoryQuery,
     Opening,
+    Settled,
     Settlement,
     Spool,
     SpooledRecord,
@@ -57,6 +58,7 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     same: bool = False  # whether the messages of the settlement, which are left out, are those of the opening
     incoming: Incoming | None = None  # by which it gets its place; None where that is known
     infers: bool = False  # whether its session is the one that holds its last reply, if there is one
+    ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
 
 
 def encode(spooled: SpooledExchange) -> bytes:
@@ -237,7 +239,9 @@ class Outage:
             try:
                 if spooled.incoming is not None:
                     spooled = await placed(spooled, spooled.incoming, store)  # noqa: PLW2901
-                await store.settle(spooled.settlement, store.begin(spooled.opening))
+                settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
+                if spooled.ids:
+                    await keep_ids(store, spooled.settlement, settled, spooled.ids)
             except StoreUnavailable:
                 raise
             except Exception as why:  # noqa: BLE001 - it would keep all others from being stored
@@ -246,6 +250,12 @@ class Outage:
     def _set_aside(self, record: SpooledRecord, why: Exception) -> None:
         path = self._spool.set_aside(record)
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
+
+
+async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
+    """Keep the ids under which the provider keeps the reply of an exchange that is stored."""
+    node = settled.replies[0] if settled.replies else ""
+    await store.keep_provider_ids(settlement.tenant, settlement.session, settlement.dialect, ids, node)
 
 
 async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:

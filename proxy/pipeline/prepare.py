@@ -9,11 +9,12 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final, cast
 from weakref import WeakValueDictionary
 
+import msgspec
 from cachetools import FIFOCache
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from proxy.config import OFF, Policies, Settings
@@ -26,10 +27,10 @@ from proxy.pipeline.context import ClientRequest, RequestContext, read_context
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.outage import AWAY
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
-from proxy.pipeline.receipt import PlanReport, report_of
+from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.store import MARK, Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import (
     Cut,
     Entry,
@@ -48,6 +49,7 @@ _LOG: Final = logging.getLogger("palimpsest.clients")
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
 """The warning of an exchange for which upstream was not asked."""
+MASKED: Final = "what was masked in the store is sent masked: the client sent only what is new"
 _PRODUCT: Final = re.compile(
     r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
 )  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
@@ -71,6 +73,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     own_tools: tuple[str, ...]  # names of the proxy's own tools that are offered with it
     tools: bytes | None  # the JSON text of all tools that are offered; None without any
     finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
+    removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
 
@@ -120,11 +123,16 @@ class Preparer:
             mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
             offer = call.dialect.requests.offer_tools(request, mine)
             own, tools = offer.names, offer.tools
-        whole = False
+        policy = context.policy
+        observes = policy is not None and policy.mode == "observe"
+        removed = policy.tools.remove if policy is not None else ()
+        offered_tools, without = tools, tuple[str, ...]()
+        whole = observes
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
             if history.unplaced is not None:
-                own, tools = (), request.tools  # what they do needs the store
+                own, offered_tools = (), request.tools  # what they do needs the store
+            tools, without = without_tools(offered_tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -136,15 +144,19 @@ class Preparer:
             whole = True  # the policy changed: load what the cut dropped as well, and plan again
         if key is not None and history.known is not None:
             self._prefixes.keep(key, history.known)
-        warnings, no_summary = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view), ""
-        warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
-        if finishing is None and made.summary_request is not None and settings.summarizer.background:
-            no_summary = services.summaries.none_begins(request.model, call.caller)
-            warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
-        if context.session is None and not stateless:
-            self._tell_unnamed(call)
-            if history.doubt is not None:
-                warnings += (resemblance(history.doubt, request, self._session_header),)
+        warnings, no_summary = self._warnings(call, request, context, history, made, tools, finishing)
+        report = report_of(
+            made,
+            planning,
+            session=history.id if history.unplaced is None or not history.unplaced.infers else None,
+            exchange=self._new_id(),
+            kind=history.arrival.kind,
+            instructions=len(history.instructions),
+            warnings=warnings,
+        )
+        if observes and finishing is None:
+            report = observed(report, bypass(history.entries, planning, composed=history.composed))
+            context = replace(context, policy=None)  # no summary is made, and an overflow is the client's
         return Prepared(
             received=received,
             call=call,
@@ -155,20 +167,38 @@ class Preparer:
             destination=destination,
             facts=facts,
             instructions_tokens=lead,
-            report=report_of(
-                made,
-                planning,
-                session=history.id if history.unplaced is None or not history.unplaced.infers else None,
-                exchange=self._new_id(),
-                kind=history.arrival.kind,
-                instructions=len(history.instructions),
-                warnings=warnings,
-            ),
+            report=report,
             own_tools=own,
             tools=tools,
             finishing=finishing,
+            removed_tools=without,
             no_summary=no_summary,
         )
+
+    def _warnings(
+        self,
+        call: ClientRequest,
+        request: Request,
+        context: RequestContext,
+        history: History,
+        made: Plan,
+        tools: bytes | None,
+        finishing: Entry | None,
+    ) -> tuple[tuple[str, ...], str]:
+        """Return the warnings beside the plan's own, and why no summary is made."""
+        services, no_summary = self._services, ""
+        warnings = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view)
+        warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
+        if services.store.masker is not None:
+            warnings += _masked(history)
+        if finishing is None and made.summary_request is not None and self._settings.summarizer.background:
+            no_summary = services.summaries.none_begins(request.model, call.caller)
+            warnings = missing_summary(made.summary_request, history.attempt, made.cut, hindered=no_summary) + warnings
+        if context.session is None and history.id is not None:
+            self._tell_unnamed(call)
+            if history.doubt is not None:
+                warnings += (resemblance(history.doubt, request, self._session_header),)
+        return warnings, no_summary
 
     def _tell_unnamed(self, call: ClientRequest) -> None:
         """Say in the log, once for each type of client, that it names no session, and how it could."""
@@ -327,6 +357,46 @@ async def plan_of(
         start=history.start,
         overflow=overflow,
     )
+
+
+def _masked(history: History) -> tuple[str, ...]:
+    """Return the warning that the request is put together from stored messages of which something was masked, if so."""
+    stored = history.entries[: len(history.nodes)] if history.composed else ()
+    return (MASKED,) if any(MARK.encode() in entry.message.raw for entry in stored) else ()
+
+
+def without_tools(
+    tools: bytes | None, request: Request, names: Collection[str], entries: Sequence[Entry]
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
+
+    What is left is the same at every request of a session: a tool that is not offered is not called.
+    """
+    if tools is None or not names:
+        return tools, ()
+    called = {call.name for entry in entries for call in entry.message.calls}
+    choice = request.fields.get("tool_choice") or b""
+    kept: list[Raw] = []
+    removed: list[str] = []
+    for text in msgspec.json.decode(tools, type=list[Raw]):
+        name = tool_name(text)
+        if name is None or name not in names or name in called or msgspec.json.encode(name) in choice:
+            kept.append(text)
+        else:
+            removed.append(name)
+    return (msgspec.json.encode(kept), tuple(removed)) if kept else (tools, ())
+
+
+def tool_name(text: Raw) -> str | None:
+    """Return the name of a tool that the client runs; None of one that the provider runs itself."""
+    tool: Any = msgspec.json.decode(text)
+    if not isinstance(tool, dict):
+        return None
+    found = cast("dict[str, Any]", tool)
+    function: Any = found.get("function")
+    if isinstance(function, dict):
+        return str(cast("dict[str, Any]", function).get("name"))
+    return str(found.get("name")) if found.get("type", "function") in {"function", "custom"} else None
 
 
 def resemblance(doubt: Doubt, request: Request, header: str) -> str:

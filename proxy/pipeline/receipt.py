@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.dialects import JsonObject, headers
 from proxy.store import StandingCut, SummaryRow
@@ -35,6 +36,8 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     window: int | None = None  # the model's context window in tokens, where known
     instructions_tokens: int = 0  # tokens of instructions and tools
     scale: float = 1.0  # tokens that upstream counts for one counted here
+    would_send: int | None = None  # tokens that would have been sent, where the policy only observes
+    would_edit: tuple[str, ...] = ()
 
 
 def report_of(
@@ -64,6 +67,22 @@ def report_of(
         window=context.context_window,
         instructions_tokens=round(context.fixed_tokens * scale),
         scale=scale,
+    )
+
+
+def observed(report: PlanReport, sent: Plan) -> PlanReport:
+    """Return the report of a plan that is recorded only: what is sent is `sent`, all of it."""
+    plan = replace(
+        report.plan, view=sent.view, tokens_sent=sent.tokens_sent, settled=(), summary=None, summary_request=None
+    )
+    return replace(
+        report,
+        plan=plan,
+        messages_sent=report.messages_before,
+        tokens_sent=round(sent.tokens_sent * report.scale),
+        edits=(),
+        would_send=report.tokens_sent,
+        would_edit=report.edits,
     )
 
 
@@ -117,7 +136,11 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
         "calibration": report.scale,
         "summary": _summary_told(plan.summary),
         "warnings": list(report.warnings),
-    }
+    } | (
+        {}
+        if report.would_send is None
+        else {"observed": {"tokens_sent": report.would_send, "edits": list(report.would_edit)}}
+    )
 
 
 def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:

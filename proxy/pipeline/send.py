@@ -291,7 +291,7 @@ class UpstreamSender:
             add_usage=add_usage,
             drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
-            tools=prepared.tools if prepared.own_tools else None,
+            tools=prepared.tools if prepared.tools is not request.tools else None,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio.to_thread
 from msgspec import Struct
@@ -20,11 +20,15 @@ from proxy.pipeline.outage import Outage, serves_without, spool_of
 from proxy.recall import Recall
 from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
+from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
 _COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
+
+
+UsedBy: TypeAlias = Callable[[str, str | None, int], None]
 
 
 class Knowledge:
@@ -117,7 +121,7 @@ class Knowledge:
         return learnt(scale, counted, reported)
 
 
-class AppServices(Struct, frozen=True, kw_only=True):
+class AppServices(Struct, kw_only=True):
     """What exchanges are made with, open."""
 
     store: Store
@@ -129,11 +133,13 @@ class AppServices(Struct, frozen=True, kw_only=True):
     summaries: Summaries
     recall: Recall
     counter: TokenCounter
+    counts: Meters
+    used_by: UsedBy | None = None  # is told how many tokens each tenant, and key, used
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
-    """Open everything, and close it in the opposite order.
+async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGenerator[AppServices]:
+    """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
@@ -174,4 +180,5 @@ async def opened(settings: Settings) -> AsyncGenerator[AppServices]:
             summaries=summaries,
             recall=Recall(store),
             counter=counter,
+            counts=counts or Meters(),
         )

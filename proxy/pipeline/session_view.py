@@ -109,7 +109,7 @@ def _chosen(session: SessionRow, model: str, policy: str | None, policies: Polic
     if policy == OFF:
         return OFF, None
     try:
-        return policies.select(session.tenant, model, policy)
+        return policies.select(session.tenant, model, policy, session.id)
     except InvalidRequest as why:  # here it is a parameter that names it, not the header
         raise InvalidRequest(why.message, param="policy", code=why.code) from why
 
@@ -188,8 +188,10 @@ async def compact(
 # ------------------------------------------------- documents of the HTTP API and of the command line
 
 
-def session_document(row: SessionRow, finishing: Collection[str] = ()) -> dict[str, Any]:
-    """Return a session; `finishing` are the tools that finish a task."""
+def session_document(
+    row: SessionRow, finishing: Collection[str] = (), cost_saved: float | None = None
+) -> dict[str, Any]:
+    """Return a session; `finishing` are the tools that finish a task, `cost_saved` the dollars that trimming saved."""
     return {
         "id": row.id,
         "tenant": row.tenant,
@@ -202,6 +204,7 @@ def session_document(row: SessionRow, finishing: Collection[str] = ()) -> dict[s
         "tokens_sent": row.tokens_sent,
         "tokens_saved": row.tokens_saved,
         "cost": row.cost,
+        "cost_saved": cost_saved,
         "head": row.head or None,
         "finished": any(name in finishing for name in row.calls),
     }

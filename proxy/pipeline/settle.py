@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -14,20 +15,22 @@ from msgspec.structs import asdict, replace
 from proxy.conversation import node_id
 from proxy.dialects import Message
 from proxy.errors import PalimpsestError, StoreUnavailable
-from proxy.models import cost
+from proxy.models import Used, cost_of, used
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.history import History, size_of
-from proxy.pipeline.outage import LOST, WAITS, SpooledExchange
+from proxy.pipeline.outage import LOST, WAITS, SpooledExchange, keep_ids
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import PlanReport, log_line, receipt_of, summary_request_of
 from proxy.pipeline.relay import Answered
+from proxy.pipeline.savings import OTHER, UNSURE, cached, cause_of, miss_of, saved, shares_of, unique_tokens
 from proxy.pipeline.services import AppServices
-from proxy.store import Body, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
-from proxy.telemetry import log_exchange
+from proxy.store import Body, ExchangeFigures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
+from proxy.telemetry import BUCKETS, Meters, log_exchange
 from proxy.tokens import TokenCounter
 from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
+_MILLION: Final = 1_000_000
 
 
 class Exchange:
@@ -59,8 +62,9 @@ class Exchange:
 
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
+        services = self._services
+        services.counts.values[services.counts.under_way] += 1
         if self._stored and not self._waits:
-            services = self._services
             self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
@@ -91,8 +95,9 @@ class Exchange:
             _LOG.exception("an exchange could not be settled as it ended: it is kept as failed")
             error = f"the proxy could not read the answer: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
+            figures = figures_of(self, failed, self._services.knowledge.now, None)
             with suppress(Exception):
-                await self._services.background.finish(self._store(failed, None, 0, then))
+                await self._services.background.finish(self._store(failed, figures, None, 0, then))
 
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
         prepared, services = self.prepared, self._services
@@ -104,63 +109,77 @@ class Exchange:
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
+        reported = used(answered.usage)
+        figures = figures_of(self, answered, services.knowledge.now, reported)
         log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
+            self._count(figures, answered.status)
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
         waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
-        storing = self._store(answered, scale, work, then)
-        if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES:
+        storing = self._store(answered, figures, scale, work, then)
+        if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES and figures.miss not in UNSURE:
             try:
                 await storing  # nearly always: no task is needed
             except asyncio.CancelledError:
                 # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
-                services.background.start(self._store(answered, scale, work, then))
+                services.background.start(self._store(answered, figures, scale, work, then, again=True))
                 raise
         else:
             await services.background.finish(storing)
 
-    async def _store(self, answered: Answered, scale: float | None, work: int, then: Callable[[Settled], None]) -> None:
-        services = self._services
-        dollars = self.prepared.facts.dollars
-        spent = None if dollars is None else cost(answered.usage, dollars)
+    async def _store(
+        self,
+        answered: Answered,
+        figures: ExchangeFigures,
+        scale: float | None,
+        work: int,
+        then: Callable[[Settled], None],
+        *,
+        again: bool = False,
+    ) -> None:
+        services, counts = self._services, self._services.counts
+        if figures.miss in UNSURE:  # seldom
+            figures = await self._explained(figures, answered)
+        if not again:
+            self._count(figures, answered.status)
         settlement = await compute(
-            work, settlement_of, self, answered, services.knowledge.now, services.counter, spent, scale
+            work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
         if not self._waits:
+            began = time.monotonic()
+            counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
+                if answered.ids:
+                    await keep_ids(services.store, settlement, settled, answered.ids)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
-                if answered.ids:
-                    await self._keep_ids(settlement, settled, answered.ids)
                 if settled.replies:
                     self._remember(settled.replies)
                     then(settled)
                 return
-        await self._spool(settlement)
+            finally:
+                counts.values[counts.queue] -= 1
+                _observe(counts, counts.storing, time.monotonic() - began)
+        counts.values[counts.place("palimpsest_fail_open")] += 1
+        await self._spool(settlement, answered.ids)
 
-    async def _keep_ids(self, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
-        """Keep the ids under which the provider keeps the reply; the exchange itself is stored."""
-        node = settled.replies[0] if settled.replies else ""
-        with suppress(StoreUnavailable):
-            await self._services.store.keep_provider_ids(
-                settlement.tenant, settlement.session, settlement.dialect, ids, node
-            )
-
-    async def _spool(self, settlement: Settlement) -> None:
+    async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
         """Let the exchange wait until the store can be used."""
-        unplaced = self.prepared.history.unplaced
+        unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
         if unplaced is not None and not unplaced.infers:
             replies = [reply.body.message for reply in settlement.replies]
             self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
+        opening = opening_of(self.prepared, self._services.knowledge.now)
         spooled = SpooledExchange(
-            opening=opening_of(self.prepared, self._services.knowledge.now),
-            settlement=settlement,
+            opening=opening if masker is None else masker.opening(opening),
+            settlement=settlement if masker is None else masker.settlement(settlement),
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
+            ids=tuple(ids),
         )
         try:
             await self._services.outage.keep(spooled)
@@ -177,6 +196,57 @@ class Exchange:
     def _warn(self, warning: str) -> None:
         if warning not in self.report.warnings:
             self.report = replace(self.report, warnings=(*self.report.warnings, warning))
+
+    async def _explained(self, figures: ExchangeFigures, answered: Answered) -> ExchangeFigures:
+        """Return the figures with what the store knows of why the provider's cache missed."""
+        prepared, store = self.prepared, self._services.store
+        if figures.miss == OTHER:  # the client changed what leads the history, or the provider forgot
+            session = await store.session_at(prepared.key)
+            request = prepared.request if store.masker is None else store.masker.request(prepared.request)
+            return replace(figures, miss=cause_of(request, session))
+        rows, _ = await store.exchanges(prepared.key, limit=2)
+        before = next((row for row in rows if row.id != self.report.exchange), None)
+        caches = before is None or cached(before)
+        return figures_of(self, answered, self._services.knowledge.now, used(answered.usage), caches=caches)
+
+    def _count(self, figures: ExchangeFigures, status: Status) -> None:
+        """Count the exchange for Prometheus. Adding to an array costs less than a call of something that does."""
+        prepared, report, counts = self.prepared, self.report, self._services.counts
+        like = (prepared.call.dialect.name, prepared.history.arrival.kind.value, status.value, figures.policy)
+        at = counts.exchanges.get(like) or counts.of_exchanges(*like)
+        values = counts.values
+        values[counts.under_way] -= 1
+        values[at.requests] += 1
+        values[at.tokens_before] += figures.tokens_before
+        values[at.tokens_sent] += figures.tokens_sent
+        values[at.tokens_input] += figures.tokens_input
+        values[at.tokens_cached] += figures.tokens_cached
+        values[at.tokens_written] += figures.tokens_written
+        values[at.tokens_output] += figures.tokens_output
+        if figures.priced:
+            values[at.paid] += figures.cost
+            values[at.untrimmed] += figures.cost + figures.cost_saved
+            values[at.saved] += figures.cost_saved
+            values[at.cache_saved] += figures.cost_cache_saved
+        values[at.trims] += figures.trims
+        values[at.warnings] += figures.warnings
+        values[at.recalls] += figures.recalls
+        _observe(counts, at.added, figures.added_ms / 1000)
+        _observe(counts, at.upstream, figures.upstream_ms / 1000)
+        if self._services.used_by is not None:
+            tokens = figures.tokens_input + figures.tokens_output
+            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens)
+        for edit in report.edits:
+            values[counts.place("palimpsest_edits", edit)] += 1
+        if figures.miss:
+            values[counts.place("palimpsest_cache_misses", figures.miss)] += 1
+
+
+def _observe(counts: Meters, place: int, seconds: float) -> None:
+    """Count a value of the histogram at `place`."""
+    if place:  # 0 is no place
+        counts.values[place + bisect_left(BUCKETS, seconds)] += 1
+        counts.values[place + len(BUCKETS) + 1] += seconds
 
 
 def opening_of(prepared: Prepared, now: int) -> Opening:
@@ -211,13 +281,13 @@ def settlement_of(
     answered: Answered,
     now: int,
     counter: TokenCounter,
-    cost: float | None = None,
+    figures: ExchangeFigures | None = None,
     scale: float | None = None,
 ) -> Settlement:
     """Return how the exchange ended, for the store.
 
-    `now` is in milliseconds since 1970, `cost` in dollars; `scale` is what upstream's usage taught about its
-    counting.
+    `now` is in milliseconds since 1970, `figures` are for the statistics; `scale` is what upstream's usage taught about
+    its counting.
     """
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model
@@ -226,6 +296,8 @@ def settlement_of(
     new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
     finished = prepared.finishing is not None
     receipt = receipt_of(report, history.standing)
+    figures = figures or ExchangeFigures(model=model, policy=made.policy)
+    cost = figures.cost if figures.priced else None
     receipt |= {
         "usage": answered.usage,
         "finish_reasons": list(answered.finish_reasons),
@@ -233,11 +305,15 @@ def settlement_of(
         "upstream_status": answered.upstream_status,
         "error": answered.error,
         "cost": cost,
+        "cost_saved": figures.cost_saved if figures.priced else None,
+        "cache_miss": figures.miss or None,
         "finished": finished,
         "summarizer": summary_request_of(made.summary_request, history.attempt, prepared.no_summary),
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
+    if prepared.removed_tools:
+        receipt["removed_tools"] = list(prepared.removed_tools)
     return Settlement(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
@@ -269,6 +345,70 @@ def settlement_of(
         finished=finished,
         cost=cost,
         carried=history.carried,
+        figures=figures,
+    )
+
+
+def figures_of(
+    exchange: Exchange, answered: Answered, now: int, all_rounds: Used | None, *, caches: bool = True
+) -> ExchangeFigures:
+    """Return what the exchange adds to the statistics; `now` is in milliseconds since 1970.
+
+    `all_rounds` is what the upstream reported.
+
+    `caches`: the provider read something of the request before from its cache, as far as that is known.
+    """
+    prepared, report, timings = exchange.prepared, exchange.report, exchange.timings
+    facts, plan = prepared.facts, report.plan
+    dollars = facts.dollars
+    planned, settled = timings.get("planned", 0.0), timings.get("settled", 0.0)
+    cost = cost_recalls = cost_saved = cost_cache_saved = cost_missed = 0.0
+    miss, missed, priced = "", 0, 0
+    # What was planned is the first round: the others are calls of the proxy's own tools.
+    tokens = used(answered.first_usage) if answered.asked_again else all_rounds
+    trims = report.tokens_before != report.tokens_sent
+    if tokens is not None and all_rounds is not None:
+        shares = None
+        if trims or tokens.prompt >= facts.prices.minimum:
+            shares = shares_of(prepared.history, report, tokens.prompt)
+            miss = miss_of(tokens, shares, prepared.history, report, facts, now)
+            missed = max(round(min(shares.expected, tokens.prompt)) - tokens.read, 0) if miss else 0
+        spent = None if dollars is None else cost_of(all_rounds, dollars)
+        if dollars is not None and spent is not None:
+            cost, priced = spent, 1
+            rates = dollars.at(all_rounds.prompt)
+            if answered.asked_again:
+                cost_recalls = spent - (cost_of(tokens, dollars) or 0.0)
+            if trims and shares is not None:
+                cost_saved = saved(tokens, shares, miss, facts, dollars, caches=caches)
+            cost_saved -= cost_recalls
+            cost_cache_saved = all_rounds.read * (rates.input - rates.cached_read) / _MILLION
+            cost_cache_saved -= all_rounds.written * (rates.cache_write - rates.input) / _MILLION
+            cost_missed = missed * (rates.input - rates.cached_read) / _MILLION
+    return ExchangeFigures(
+        model=prepared.request.model,
+        policy=plan.policy,
+        miss=miss,
+        tokens_before=report.tokens_before,
+        tokens_sent=report.tokens_sent,
+        tokens_input=all_rounds.prompt if all_rounds is not None else 0,
+        tokens_cached=all_rounds.read if all_rounds is not None else 0,
+        tokens_written=all_rounds.written if all_rounds is not None else 0,
+        tokens_output=all_rounds.output if all_rounds is not None else 0,
+        tokens_missed=missed,
+        tokens_unique=round(unique_tokens(prepared.history, report) * report.scale) if trims else 0,
+        trims=int(plan.trimmed and report.would_send is None),
+        edits=len(report.edits),
+        warnings=len(report.warnings),
+        recalls=len(answered.own_calls),
+        priced=priced,
+        cost=cost,
+        cost_saved=cost_saved,
+        cost_cache_saved=cost_cache_saved,
+        cost_missed=cost_missed,
+        cost_recalls=cost_recalls,
+        added_ms=planned,
+        upstream_ms=max(settled - planned, 0.0),
     )
 
 

@@ -6,6 +6,7 @@ There is no global state: two applications in one process share nothing that cha
 from __future__ import annotations
 
 import logging
+import random
 import re
 import secrets
 import threading
@@ -13,9 +14,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from mmap import mmap
 from typing import Final
 from urllib.parse import unquote
 
+import anyio
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,22 +27,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from proxy import __version__
-from proxy.config import Loaded, Policies, Reload, Settings, Takes
+from proxy.config import Loaded, Policies, Reload, RetentionSettings, Settings, Takes
 from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import ChatCompletions, Knowledge, opened
-from proxy.server import exchanges, operations, sessions
+from proxy.pipeline import AppServices, ChatCompletions, opened
+from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
+from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
-from proxy.store import Store
-from proxy.telemetry import set_level
+from proxy.store import Masker, Store
+from proxy.telemetry import Meters, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
+_AUDIT: Final = logging.getLogger("palimpsest.audit")
+_SWEEP_SECONDS: Final = 30.0
+_DAY_SECONDS: Final = 86_400
 _CHAT: Final = dialect_named("chat")
 _RESPONSES: Final = dialect_named("responses")
 _MESSAGES: Final = dialect_named("messages")
@@ -57,6 +64,7 @@ _DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
 _MISTAKE: Final = "The proxy has a bug. Its log has the details; please report it."
 _TENANT_SECRET: Final = "tenant-names"  # noqa: S105 - the name of a secret
+_MASK_SECRET: Final = "masks"  # noqa: S105 - the name of a secret
 _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
@@ -66,6 +74,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] = ()
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
+    counts: Meters | None = None  # where it counts, beside its siblings
+    budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
+    number: int = 0
 
 
 class Application:
@@ -81,6 +92,8 @@ class Application:
         self._loaded = loaded
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
         self._ended = None if worker is None else worker.ended
+        self._counts = None if worker is None else worker.counts
+        self._worker = worker
         self._api = _api(self._opened)
         if settings.dashboard.enabled:
             self._api.include_router(dashboard)
@@ -139,8 +152,8 @@ class Application:
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
         settings = self._settings
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(opened(settings))
-            outage = app.outage
+            app = await stack.enter_async_context(opened(settings, self._counts))
+            outage, store = app.outage, app.store
             authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
@@ -148,7 +161,13 @@ class Application:
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
+            if settings.store.mask:
+                store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
+            worker = self._worker
+            shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
+            budgets = Budgets(settings.budgets, store, shared, number)
+            app.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,
                 app=app,
@@ -158,10 +177,14 @@ class Application:
                 stopping=threading.Event(),
             )
             self._authenticator = authenticator
-            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget)
+            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
             self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
             if self._loaded is not None:
-                await stack.enter_async_context(Reload(self._loaded, _takes(chat.policies, app.knowledge)).running())
+                takes = _takes(chat.policies, app, authenticator, budgets)
+                await stack.enter_async_context(Reload(self._loaded, takes).running())
+            retention = settings.retention
+            if retention.days is not None or retention.max_sessions is not None:
+                await stack.enter_async_context(sweeping(store, retention))
             yield
 
 
@@ -174,19 +197,73 @@ def _of_azure(path: bytes) -> tuple[bytes, str]:
     return b"/v1/" + rest.removeprefix(b"v1/"), ""
 
 
-def _takes(policies: Policies, knowledge: Knowledge) -> Takes:
+@asynccontextmanager
+async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator[None]:
+    """Delete sessions that are too old, or too many, again and again until the block ends.
+
+    All workers do; what one has deleted is not there for the others.
+    """
+    seconds = _SWEEP_SECONDS
+    if retention.days is not None:
+        seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
+
+    async def sweep() -> None:
+        while True:
+            await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all do it at once
+            before = None if retention.days is None else int((time.time() - retention.days * _DAY_SECONDS) * 1000)
+            try:
+                number = 0
+                while swept := await store.sweep(before=before, most=retention.max_sessions):
+                    number += swept
+                if number:
+                    _AUDIT.info("retention: %d sessions deleted", number)
+            except PalimpsestError as why:
+                _LOG.warning("retention: %s", why.message)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(sweep)
+        try:
+            yield
+        finally:
+            group.cancel_scope.cancel()
+
+
+def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, budgets: Budgets) -> Takes:
     """Return the settings that can change while serving. Requests under way keep the old ones."""
 
     def take_policies(settings: Settings) -> None:
         policies.current = settings.policies
 
     def take_models(settings: Settings) -> None:
-        knowledge.catalogue = Catalogue(settings.models)
+        app.knowledge.catalogue = Catalogue(settings.models)
 
     def take_level(settings: Settings) -> None:
         set_level(settings.telemetry.log_level)
 
-    return {"policies": take_policies, "models": take_models, "telemetry.log_level": take_level}
+    def take_keys(settings: Settings) -> None:
+        authenticator.take(settings.auth)
+
+    def take_budgets(settings: Settings) -> None:
+        budgets.take(settings.budgets)
+        app.used_by = budgets.used if budgets.rows else None
+
+    takes: dict[str, Callable[[Settings], None]] = {
+        "policies": take_policies,
+        "models": take_models,
+        "telemetry.log_level": take_level,
+        "auth.keys": take_keys,
+        "auth.admin_key": take_keys,
+        "budgets": take_budgets,
+    }
+
+    def audited(name: str, take: Callable[[Settings], None]) -> Callable[[Settings], None]:
+        def taking(settings: Settings) -> None:
+            take(settings)
+            _AUDIT.info("configuration changed: %s", name)
+
+        return taking
+
+    return {name: audited(name, take) for name, take in takes.items()}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
@@ -232,7 +309,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (operations, sessions, exchanges):
+    for module in (operations, sessions, exchanges, statistics):
         api.include_router(module.router)
     for kind in (PalimpsestError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         api.add_exception_handler(kind, _refuse)

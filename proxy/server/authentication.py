@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.config import AuthSettings
+from proxy.config import KEY_HASH, AuthSettings
 from proxy.errors import Forbidden, InvalidRequest, Unauthenticated
 from proxy.pipeline import DEFAULT_TENANT
 
@@ -31,6 +31,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     tenant: str  # the owner of the sessions that the caller sees; empty for the administrator, who sees all
     admin: bool = False
+    key: str | None = None  # the name of the key that was used, if it has one
 
 
 _EVERYBODY: Final = Identity(tenant=DEFAULT_TENANT)
@@ -45,12 +46,18 @@ class Authenticator:
         `allowed_origins` are the web pages of other origins that may use a proxy without authentication.
         """
         self._origins = frozenset(origin.encode() for origin in allowed_origins)
-        self._mode = settings.mode
         self._secret = secret
-        self._tenants = {_digest(key.key.get_secret_value()): key.tenant for key in settings.keys}
-        self._fingerprints = {self._fingerprint(digest): tenant for digest, tenant in self._tenants.items()}
+        self.take(settings)
+
+    def take(self, settings: AuthSettings) -> None:
+        """Use these keys from the next request on."""
+        self._mode = settings.mode
+        self._tenants = {
+            _stored(key.key.get_secret_value()): Identity(tenant=key.tenant, key=key.name) for key in settings.keys
+        }
+        self._fingerprints = {self._fingerprint(digest): caller for digest, caller in self._tenants.items()}
         admin = settings.admin_key
-        self._admin = None if admin is None else _digest(admin.get_secret_value())
+        self._admin = None if admin is None else _stored(admin.get_secret_value())
 
     def admit(
         self, headers: Mapping[bytes, bytes], method: str = "GET", sent: Sequence[tuple[bytes, bytes]] = ()
@@ -76,10 +83,10 @@ class Authenticator:
             raise Unauthenticated("No API key. Send one as 'Authorization: Bearer KEY'.")
         if self._mode == "passthrough":
             return Identity(tenant=_OWN_KEY + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()[:32])
-        tenant = self._tenants.get(_digest(token))
-        if tenant is None:
+        caller = self._tenants.get(_digest(token))
+        if caller is None:
             raise Unauthenticated("This API key is not known here. Use one that the proxy's operator issued.")
-        return Identity(tenant=tenant)
+        return caller
 
     def fingerprint(self, identity: Identity, token: str) -> str:
         """Return what `recognise` knows a caller by, without telling the key: for cookies."""
@@ -93,8 +100,7 @@ class Authenticator:
             return Identity(tenant=fingerprint)
         if self._admin is not None and hmac.compare_digest(fingerprint, self._fingerprint(self._admin)):
             return Identity(tenant="", admin=True)
-        tenant = self._fingerprints.get(fingerprint) if self._mode == "keys" else None
-        return None if tenant is None else Identity(tenant=tenant)
+        return self._fingerprints.get(fingerprint) if self._mode == "keys" else None
 
     def _fingerprint(self, digest: bytes) -> str:
         return hmac.new(self._secret, b"fingerprint:" + digest, hashlib.sha256).hexdigest()
@@ -166,6 +172,11 @@ def _token(authorization: bytes) -> str:
     """Return the bearer token; a header without a scheme is the token itself."""
     scheme, _, token = authorization.decode("latin-1").strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else authorization.decode("latin-1").strip()
+
+
+def _stored(key: str) -> bytes:
+    """Return the digest of a key of the configuration, which may be given by its hash."""
+    return bytes.fromhex(key.removeprefix(KEY_HASH)) if key.startswith(KEY_HASH) else _digest(key)
 
 
 def _digest(key: str) -> bytes:

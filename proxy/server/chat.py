@@ -19,6 +19,7 @@ from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
+from proxy.server.budgets import Budgets
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation
 
 Scope = MutableMapping[str, Any]
@@ -182,8 +183,10 @@ class ChatEndpoint:
         chat: ChatCompletions,
         background: Background,
         budget: MemoryBudget,
+        budgets: Budgets,
     ) -> None:
         self._background = background
+        self._budgets = budgets
         self._budget = budget
         self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
         self._countable = min(settings.server.max_messages, settings.server.max_json_values)
@@ -213,6 +216,8 @@ class ChatEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         self._authenticator.check_content_type(connection.first)
+        if self._budgets.rows:
+            await self._budgets.admit(caller)
         body = await connection.body(self._limit, memory)
         if len(body) > self._countable:  # a shorter one cannot hold as many
             await compute(len(body), self._limits.check, body)
@@ -220,6 +225,7 @@ class ChatEndpoint:
         return ClientRequest(
             dialect=connection.dialect,
             tenant=caller.tenant,
+            key=caller.key,
             headers=connection.headers,
             query=connection.query,
             body=body,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -19,6 +20,8 @@ from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
 from proxy.server.limits import MemoryBudget
 from proxy.store import SessionRow
+
+_AUDIT: Final = logging.getLogger("palimpsest.audit")
 
 
 class Services(Struct, frozen=True, kw_only=True):
@@ -44,6 +47,8 @@ def caller_of(request: Request) -> Identity:
     first = dict(reversed(sent))
     authenticator = services_of(request).authenticator
     caller = authenticator.admit(first, request.method, sent)
+    if caller.admin:
+        _AUDIT.info("the administrator asks: %s %s", request.method, request.scope["path"])
     if b"content-length" in first or b"transfer-encoding" in first:
         authenticator.check_content_type(first)
     return caller

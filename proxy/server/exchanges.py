@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from msgspec import Struct
 
 from proxy.conversation import ROOT
 from proxy.errors import NotFound
 from proxy.pipeline import compute, expanded, gap_lines, plan_lines, timestamp
+from proxy.pipeline.inspection import exchange_view, view_document
 from proxy.server.dependencies import (
     AUTHENTICATED,
     After,
@@ -26,7 +27,7 @@ from proxy.trimming import Change
 
 _UNSETTLED: Final[dict[str, Any]] = {
     **dict.fromkeys(("messages_before", "messages_sent", "calibration", "summary", "usage", "summarizer")),
-    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost")),
+    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost", "cost_saved", "cache_miss")),
     **{name: [] for name in ("edits", "warnings", "finish_reasons", "own_calls")},
     "finished": False,
     "timings": {},
@@ -58,6 +59,23 @@ async def show_exchange(exchange: str, services: OpenServices, caller: CallerDep
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
     past = await past_of([row], services.app.store)
     return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt(row, past)))
+
+
+@router.get("/exchanges/{exchange}/view")
+async def show_view(
+    exchange: str,
+    services: OpenServices,
+    caller: CallerDependency,
+    diff: Annotated[bool, Query(description="With each message of the history beside what was sent of it.")] = False,
+) -> Response:
+    """Return what was sent upstream."""
+    row = await services.app.store.exchange(unquote(exchange))
+    session = await services.app.store.session_at(row.session_key) if row is not None else None
+    if row is None or session is None or not (caller.admin or caller.tenant == row.tenant):
+        raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
+    view = await exchange_view(row, session, services.app)
+    size = sum([len(entry.message.raw) for entry in view.entries])
+    return await compute(size, lambda: json_response(view_document(row, view, diff=diff)))
 
 
 class Past(Struct, frozen=True, kw_only=True):

@@ -1,13 +1,14 @@
-"""Liveness, readiness, and the cache of token counts."""
+"""Liveness, readiness, metrics, and the cache of token counts."""
 
 from __future__ import annotations
 
 from typing import Final
 
+import anyio.to_thread
 from fastapi import APIRouter, Depends, Response
 from msgspec.structs import asdict
 
-from proxy.errors import Forbidden, Stopping
+from proxy.errors import Forbidden, NotFound, Stopping
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import (
     AUTHENTICATED,
@@ -62,6 +63,16 @@ async def clear_cache(services: OpenServices, caller: CallerDependency) -> Respo
     return json_response(asdict(services.app.counter.cached))
 
 
-def _check_sees_everything(caller: Identity, services: Services) -> None:
+@router.get("/metrics", dependencies=AUTHENTICATED)
+async def show_metrics(services: OpenServices, caller: CallerDependency) -> Response:
+    """Return figures of all workers for Prometheus. For the administrator."""
+    _check_sees_everything(caller, services, "see the metrics")
+    if not services.settings.telemetry.metrics:
+        raise NotFound("Metrics are switched off: set telemetry.metrics to true.")
+    text = await anyio.to_thread.run_sync(services.app.counts.exposition)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _check_sees_everything(caller: Identity, services: Services, what: str = "see or clear the cache") -> None:
     if not caller.admin and services.settings.auth.mode != "none":
-        raise Forbidden("Only the admin key may see or clear the cache, which all tenants share.")
+        raise Forbidden(f"Only the admin key may {what}, which all tenants share.")

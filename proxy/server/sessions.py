@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote
 
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.dialects import Message
@@ -28,6 +31,7 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
+from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.chat import bounded
 from proxy.server.dependencies import (
@@ -42,7 +46,7 @@ from proxy.server.dependencies import (
     tenant_of,
 )
 from proxy.server.limits import BodyLimits
-from proxy.store import NodeRow, SummaryRow, SummaryStatus
+from proxy.store import NodeRow, SessionsQuery, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
 
@@ -57,20 +61,40 @@ _CLOSING: Final = re.compile(r"</([^<>\n]{1,210})>\s*\Z")
 _PATTERNS: Final = tuple(BUILT_IN)
 
 
+def sessions_query(
+    sort: Annotated[str, Query(description="newest, largest, dearest or saved.")] = "newest",
+    since: Annotated[str | None, Query(description="Used since: 2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
+    until: Annotated[str | None, Query(description="Used before.")] = None,
+    min_tokens: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    model: Annotated[str | None, Query(description="Only sessions that last asked this model.")] = None,
+    limit: Limit = 50,
+    after: After = None,
+) -> SessionsQuery:
+    """Return which sessions are asked for."""
+    return sessions_asked(
+        datetime.now(UTC), sort, since=since, until=until, min_tokens=min_tokens, model=model, limit=limit, after=after
+    )
+
+
 @router.get("/sessions")
 async def list_sessions(
-    services: OpenServices, caller: CallerDependency, limit: Limit = 50, after: After = None, tenant: Tenant = None
+    services: OpenServices,
+    caller: CallerDependency,
+    asked: Annotated[SessionsQuery, Depends(sessions_query)],
+    tenant: Tenant = None,
 ) -> Response:
-    """Return the sessions, the one used last first."""
-    owner = tenant_of(caller, tenant)
-    rows, cursor = await services.app.store.sessions(owner, limit=limit, after=after)
+    """Return the sessions, the one used last first unless another order is asked for."""
+    rows, cursor = await services.app.store.listed(replace(asked, tenant=tenant_of(caller, tenant)))
     finishing = services.settings.finish.tools
-    return json_response({"data": [session_document(row, finishing) for row in rows], "next": cursor})
+    return json_response(
+        {"data": [session_document(each.row, finishing, each.cost_saved) for each in rows], "next": cursor}
+    )
 
 
 @router.get("/sessions/{session}")
 async def show_session(found: FoundSession, services: OpenServices) -> Response:
     """Return one session with its newest instructions and its branches."""
+    listed, _ = await services.app.store.listed(SessionsQuery(key=found.key))
     instructions = await services.app.store.instructions(found.key)
     branches = await services.app.store.branches(found.key)
     last = await last_answered(found, services.app.store)
@@ -79,7 +103,7 @@ async def show_session(found: FoundSession, services: OpenServices) -> Response:
     # Of a summary that was made and then asked for, the one that was made.
     ready = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
     return json_response(
-        session_document(found, services.settings.finish.tools)
+        session_document(found, services.settings.finish.tools, listed[0].cost_saved if listed else None)
         | {
             "instructions": [orjson.Fragment(raw) for m in instructions.messages for raw in m.listed]
             if instructions
@@ -215,6 +239,14 @@ async def delete_session(found: FoundSession, services: OpenServices) -> Respons
     """Delete a session with everything that belongs to it, for good."""
     await services.app.store.delete(found.key)
     return json_response({"id": found.id, "deleted": True})
+
+
+@router.delete("/tenants/{tenant}")
+async def erase_tenant(tenant: str, services: OpenServices, caller: CallerDependency) -> Response:
+    """Delete everything that is stored of a tenant, for good. For the administrator, and for the tenant itself."""
+    owner = tenant_of(caller, unquote(tenant)) or unquote(tenant)
+    number = await services.app.store.erase(owner)
+    return json_response({"tenant": owner, "deleted": number})
 
 
 class Fork(BaseModel):

@@ -8,6 +8,9 @@
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them
+    rollups     sums over exchanges, for statistics
+    masking     secrets masked before they are stored
+    operations  what operators ask and have done: sessions by size and cost, retention, budgets
     archive     export, import, fork
     schema      the tables
     migrate     making the tables, and bringing them up to date
@@ -27,10 +30,13 @@ from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
 from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
+from proxy.store.masking import MARK, Masker
 from proxy.store.migrate import downgrade, upgrade
+from proxy.store.operations import ListedSession, SessionsQuery, Sort, Spent
 from proxy.store.records import (
     Body,
     BranchRow,
+    ExchangeFigures,
     ExchangeRow,
     HistoryQuery,
     HistorySnapshot,
@@ -52,6 +58,7 @@ from proxy.store.records import (
     sanitize,
     session_key,
 )
-from proxy.store.schema import METADATA
+from proxy.store.rollups import HOUR, Group, StatsQuery, StatsRow
+from proxy.store.schema import METADATA, SUMS
 from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store

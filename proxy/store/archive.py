@@ -65,7 +65,7 @@ from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 
 FORMAT: Final = 1  # version of the records, said by the first of them
 READY: Final = SummaryStatus.READY.value
-_AT_ONCE: Final = 100  # rows of one reading, so that a long session need not fit into memory
+_AT_ONCE: Final = 500  # rows of one reading, so that a long session need not fit into memory
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -77,6 +77,7 @@ class _Kind(Struct, frozen=True, kw_only=True):
     json: tuple[str, ...] = ()  # columns that hold JSON
     text: str | None = None  # the column whose text must be kept to the byte
     only: ColumnElement[bool] | None = None  # which of its rows; None: all of them
+    named: str | None = None  # the column that names a row, where no index has the rows in their order
 
 
 KINDS: Final = (
@@ -97,7 +98,9 @@ KINDS: Final = (
         only=SUMMARIES.c.status == READY,
     ),
     _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
-    _Kind(name="node", table=NODES, order=("depth", "node"), json=("arrival",)),  # by depth: parents before children
+    _Kind(  # by depth: parents before children
+        name="node", table=NODES, order=("depth", "node"), json=("arrival",), named="node"
+    ),
     _Kind(name="body", table=BODIES, order=("body",), text="text"),
 )
 """In the order of reading."""
@@ -110,6 +113,14 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
         raise NotFound("There is no such session.")
     yield first
     for kind in KINDS:
+        if kind.named is not None:
+            # Their names are put in order once, and not for each page.
+            names = await database.read(partial(_names, key=key, kind=kind))
+            for start in range(0, len(names), _AT_ONCE):
+                some = names[start : start + _AT_ONCE]
+                for record in await database.read(partial(_named_records, key=key, kind=kind, names=some)):
+                    yield record
+            continue
         after: tuple[Any, ...] | None = None
         while True:
             records = await database.read(partial(page, key=key, kind=kind, after=after))
@@ -128,6 +139,23 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     if record["dialect"] == CHAT:
         del record["dialect"]
     return record
+
+
+def _names(connection: StoreConnection, key: str, kind: _Kind) -> list[Any]:
+    """Return the names of all rows of a kind, in their order."""
+    columns = [kind.table.c[name] for name in kind.order]
+    rows = connection.execute(select(*columns).where(kind.table.c.session == key)).all()
+    place = kind.order.index(kind.named or "")
+    return [row[place] for row in sorted([tuple(row) for row in rows])]
+
+
+def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Sequence[Any]) -> list[JsonObject]:
+    """Return the records with these names, in their order."""
+    table, named = kind.table, kind.named or ""
+    rows = connection.execute(select(table).where(table.c.session == key, table.c[named].in_(names)))
+    found = [record_of(kind, _values(connection, key, kind, row)) for row in rows.all()]
+    records = {record[named]: record for record in found}
+    return [records[name] for name in names if name in records]
 
 
 def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:

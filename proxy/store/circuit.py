@@ -34,8 +34,8 @@ Drain: TypeAlias = Callable[[], Awaitable[bool]]
 class Circuit:
     """Guards the store of one process."""
 
-    def __init__(self, probe: Probe) -> None:
-        """Begin closed."""
+    def __init__(self, probe: Probe, is_busy: Callable[[], bool]) -> None:
+        """Begin closed. `is_busy` tells whether the store is at work on something long for this process."""
         self.down: StoreUnavailable | None = None  # why the store is not asked; None while it is
         self.returns = False  # whether it answers again, and what waits is being stored
         self.drain: Drain | None = None
@@ -43,6 +43,7 @@ class Circuit:
         """Those who wait for the store, and since when; the first has waited longest."""
         self.watched = False  # whether `watch` is to be called
         self._probe = probe
+        self._is_busy = is_busy
         self._tasks = Tasks()
         self._probing: asyncio.Task[StoreUnavailable | None] | None = None
         self._probed: tuple[float, StoreUnavailable | None] = (-1.0, None)
@@ -63,10 +64,20 @@ class Circuit:
             self._tasks.follow(self._watch())
 
     async def _watch(self) -> None:
-        found = await self.health(0.0)
-        if found is not None:
-            self.open(found)
+        await self.suspect()
         asyncio.get_running_loop().call_later(SLOW_SECONDS, self.watch)
+
+    async def suspect(self) -> None:
+        """Open if the store does not answer: silence counts the second time, since a busy machine is slow too."""
+        for _ in range(2):
+            found = await self.health(0.0)
+            if found is None or self._is_busy():
+                return
+            if found.message != FROZEN:
+                break
+        else:
+            found = StoreUnavailable(FROZEN)
+        self.open(found)
 
     def open(self, why: StoreUnavailable) -> None:
         """Open the circuit, for all who wait too."""
@@ -82,6 +93,10 @@ class Circuit:
             self._recovering = self._tasks.start(self._recover())
         except StoreUnavailable:  # the process is stopping
             self._recovering = None
+
+    def reason(self, otherwise: str) -> str:
+        """Return why the store is not asked, in words; `otherwise` where it is asked."""
+        return otherwise if self.down is None else self.down.message
 
     async def closes(self, seconds: float) -> bool:
         """Wait until the circuit is closed again; return whether it is."""

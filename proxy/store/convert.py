@@ -1,8 +1,8 @@
 """Moves sessions from the tables of the old layout, which held plain text, into those of this version.
 
-Migration 9 puts the old tables aside, as `old_…`. A session is moved in one transaction: copied, compared by its
+Migration 13 puts the old tables aside, as `old_…`. A session is moved in one transaction: copied, compared by its
 export, and deleted from the old tables. So whoever is killed goes on at the next start, and any number of processes may
-do it at once. Migration 10 drops the old tables.
+do it at once. Migration 14 drops the old tables.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _records(connection: StoreConnection, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _rest(connection: StoreConnection, tables: Mapping[str, Table], key: str) -> Iterator[dict[str, Any]]:
-    for name in ("sessions", "pending", "leases", "summaries", "evidence", "provider_ids"):
+    for name in ("sessions", "pending", "leases", "summaries", "evidence", "provider_ids", "session_rollups"):
         for rows in _pages(connection, tables[name], key):
             for row in rows:
                 yield row | {"record": name}

@@ -40,7 +40,7 @@ from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import RECORDS, is_against, pack, pack_against, unpack
 from proxy.store.records import StandingCut, dialect_of
 from proxy.store.schema import CUTS, insert_new, matching
-from proxy.trimming import Account, Change, Cut, Gap, Stretch, Summary
+from proxy.trimming import Account, Change, Cut, Gap, StaleRange, Summary
 
 # -------------------------------------------------------------------------------------- changes and cuts as text
 
@@ -48,7 +48,7 @@ _Run: TypeAlias = tuple[int, list[int]]
 _Drop: TypeAlias = tuple[int, int, list[_Run]]
 _Put: TypeAlias = tuple[int, int, int, int, int, str | None]
 _Gap: TypeAlias = tuple[int, int, int, int, int]
-_Stretch: TypeAlias = tuple[int, int]
+_StaleRange: TypeAlias = tuple[int, int]
 _Why: TypeAlias = dict[tuple[str, str], int]
 
 
@@ -73,7 +73,7 @@ class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
     kept: list[str] | None = None
     summary: Summary | None = None
     account: Account | None = None
-    stale: list[_Stretch] = []
+    stale: list[_StaleRange] = []
 
 
 class Decided(Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Decided(Struct, frozen=True, kw_only=True):
     kept: tuple[str, ...] | None  # the nodes before it that lie in no gap; None where it is not known
     summary: Summary | None = None
     account: Account | None = None
-    stale: tuple[Stretch, ...] = ()
+    stale: tuple[StaleRange, ...] = ()
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -114,7 +114,7 @@ def encode_cut(
     kept: Sequence[str] | None,
     summary: Summary | None = None,
     account: Account | None = None,
-    stale: Iterable[Stretch] = (),
+    stale: Iterable[StaleRange] = (),
 ) -> str:
     """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
 
@@ -161,7 +161,7 @@ def decode_cut(text: str, dialect: Dialect) -> Decided:
         kept=kept,
         summary=read.summary,
         account=read.account,
-        stale=tuple([Stretch(start=start, stop=stop) for start, stop in read.stale]),
+        stale=tuple([StaleRange(start=start, stop=stop) for start, stop in read.stale]),
     )
 
 

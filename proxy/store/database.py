@@ -170,6 +170,11 @@ class Database(Protocol):
         """
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether everybody waits for one long write of this process, which keeps probes waiting too."""
+        ...
+
     async def probe(self, unit: Unit[None], *, same: bool) -> None:
         """Run a unit that writes and reads on a connection of its own, whatever the others do.
 
@@ -246,6 +251,11 @@ class Unopened:
     def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:  # noqa: ARG002
         """Raise it."""
         raise self._why
+
+    @property
+    def is_busy(self) -> bool:
+        """Nothing keeps probes waiting."""
+        return False
 
     async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002
         """Raise it."""

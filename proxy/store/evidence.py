@@ -113,9 +113,7 @@ class _Inference:
         self._request = request
         self._witness = Witness(tenant=request.tenant, dialect=request.dialect)
         self._spoken = [
-            place
-            for place, message in enumerate(request.messages)
-            if message.role == "assistant" or message.answers is not None
+            place for place, message in enumerate(request.messages) if message.role == "assistant" or message.answered
         ]
         replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
         self._newest = (replies or self._spoken)[-1]

@@ -69,6 +69,7 @@ from proxy.store.records import (
     Status,
     session_key,
 )
+from proxy.store.rollups import EndedExchange, add_figures, counted
 from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
@@ -355,6 +356,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     begin(gathered, openings, newest, said=tree.said_before(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
+    ended: list[EndedExchange] = []
     while waiting:
         now: dict[str, tuple[int, Settlement]] = {}
         later: list[tuple[int, Settlement]] = []
@@ -366,14 +368,17 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
                 now[key] = number, item
         snapshots = settle_snapshots(gathered, {key: item for key, (_, item) in now.items()})
         for key, (number, item) in now.items():
-            results[number] = _settle(gathered, item, snapshots[key])
+            results[number] = _settle(gathered, item, snapshots[key], ended)
         waiting = later
+    add_figures(gathered, ended)
     gathered.flush()
     return results
 
 
-def _settle(connection: StoreConnection, settlement: Settlement, now: SettleSnapshot) -> Settled:
-    """Make it true that the exchange ended so.
+def _settle(
+    connection: StoreConnection, settlement: Settlement, now: SettleSnapshot, ended: list[EndedExchange]
+) -> Settled:
+    """Make it true that the exchange ended so, and add it to `ended`.
 
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
     node.
@@ -390,6 +395,8 @@ def _settle(connection: StoreConnection, settlement: Settlement, now: SettleSnap
     connection.execute(_CLOSE, end.exchange_row | exchange)
     connection.execute(_NOT_PENDING, exchange)
     connection.execute(_MOVE, end.session_row | {"the_session": session.key})
+    if (figures := counted(settlement, session.key, end.exchange_row["status"])) is not None:
+        ended.append(figures)
     return settled
 
 

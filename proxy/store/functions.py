@@ -34,6 +34,7 @@ from proxy.store.packing import (
     is_against,
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
+from proxy.store.rollups import counted, row_of
 from proxy.store.schema import BODIES, CUTS, EVIDENCE, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
@@ -231,6 +232,8 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
         return None
     row = end.session_row | end.exchange_row | {"session": key, "id": settlement.exchange, "base": settlement.base}
     row["answered"] = bool(settlement.replies)
+    ended = counted(settlement, key, end.exchange_row["status"])
+    row["figures"] = None if ended is None else row_of(ended)
     if settlement.replies:
         cuts = keeper.rows["cuts"]
         row |= {

@@ -235,7 +235,7 @@ class HistoryReader:
         A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
         """
         messages, incoming, known = self._question.messages, self._question.incoming, arrival.fresh
-        if arrival.composed or known >= len(messages):
+        if arrival.kind is Kind.APPEND or known >= len(messages):
             return ()
         facts = messages[known].facts
         if facts is not None and not facts.reshaped:

@@ -135,6 +135,11 @@ class PostgresDatabase:
         await self._writer.close()
         await self._engine.dispose()
 
+    @property
+    def is_busy(self) -> bool:
+        """Nothing keeps probes waiting."""
+        return False
+
     async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
         """Run `unit` in a transaction of a new connection."""
         if self._probing is not None and not self._probing.done():

@@ -180,6 +180,37 @@ class Kept(Struct, frozen=True, kw_only=True):
     messages: tuple[int, ...]  # those among the new ones, by their number in `Settlement.messages`
 
 
+class ExchangeFigures(Struct, frozen=True, kw_only=True):
+    """What an exchange adds to the sums that statistics are made of. All but the first three can be added up."""
+
+    model: str
+    policy: str
+    miss: str = ""  # why the provider's cache missed; empty where it did not, or nobody knows
+    requests: int = 1
+    tokens_before: int = 0  # tokens of the request if nothing were trimmed
+    tokens_sent: int = 0
+    tokens_input: int = 0  # of the prompt, as the upstream reported it
+    tokens_cached: int = 0  # those of them that it read from its cache
+    tokens_written: int = 0  # those of them that it wrote to its cache
+    tokens_output: int = 0
+    tokens_missed: int = 0  # those of the prompt that were sent before, and were not read from the cache
+    tokens_unique: int = 0  # tokens that this request brought and that were never sent, counted once
+    trims: int = 0
+    edits: int = 0  # types of edits that changed something
+    warnings: int = 0
+    recalls: int = 0  # calls of the proxy's own tools
+    summaries: int = 0  # attempts at a summary
+    priced: int = 0  # requests whose cost is known
+    cost: float = 0.0  # dollars
+    cost_saved: float = 0.0  # dollars that the same session would have cost more untrimmed; recalls are subtracted
+    cost_cache_saved: float = 0.0  # dollars that the provider's own cache saved
+    cost_missed: float = 0.0  # dollars that `tokens_missed` cost more than if they had been read from the cache
+    cost_recalls: float = 0.0  # the part of `cost` that the proxy's own tools caused
+    cost_summaries: float = 0.0  # dollars for summaries by a model, which are not part of `cost`
+    added_ms: float = 0.0  # milliseconds until the upstream was asked
+    upstream_ms: float = 0.0  # milliseconds from then to the end of its answer
+
+
 class Settlement(Struct, frozen=True, kw_only=True):
     """How an exchange ended. One transaction makes all of it true, or none."""
 
@@ -223,6 +254,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
     dialect: str = CHAT
+    figures: ExchangeFigures | None = None  # what is added to the statistics
 
 
 class Settled(Struct, frozen=True, kw_only=True):

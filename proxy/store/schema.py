@@ -215,6 +215,44 @@ FORMS: Final = Table(
 )
 """Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
 
+_COUNTS: Final = (
+    *("requests", "tokens_before", "tokens_sent", "tokens_input", "tokens_cached", "tokens_written", "tokens_output"),
+    *("tokens_missed", "tokens_unique", "trims", "edits", "warnings", "recalls", "summaries", "priced"),
+)
+_AMOUNTS: Final = (
+    *("cost", "cost_saved", "cost_cache_saved", "cost_missed", "cost_recalls", "cost_summaries"),
+    *("added_ms", "upstream_ms"),
+)
+SUMS: Final = _COUNTS + _AMOUNTS
+"""The columns of rollups that are added up; `records.ExchangeFigures` says what they are."""
+
+
+def _sums() -> Iterator[Column[Any]]:
+    yield from _columns(BigInteger, *_COUNTS)
+    yield from _columns(Float, *_AMOUNTS)
+
+
+ROLLUPS: Final = Table(
+    "rollups",
+    METADATA,
+    *_columns(BigInteger, "hour", primary_key=True),  # since 1970
+    # Several processes that add to one row would wait for each other: each has a row of its own, as a rule.
+    *_columns(Integer, "slot", primary_key=True),
+    *_columns(Text, "tenant", "dialect", "model", "policy", "kind", "status", "miss", primary_key=True),
+    *_sums(),
+    sqlite_with_rowid=False,
+)
+"""Sums over exchanges that were settled, by hour. They stay when sessions are deleted. Of no session."""
+
+SESSION_ROLLUPS: Final = Table(
+    "session_rollups",
+    METADATA,
+    *_keys(BigInteger, "hour"),
+    *_columns(Text, "model", "policy", "kind", "status", primary_key=True),
+    *_sums(),
+    sqlite_with_rowid=False,
+)
+"""The same sums by session: for what sessions cost, and how many there were."""
 PROVIDER_IDS: Final = Table(
     "provider_ids",
     METADATA,
@@ -245,6 +283,7 @@ OF_A_SESSION: Final = (
     NODES,
     BODIES,
     INSTRUCTIONS,
+    SESSION_ROLLUPS,
     SESSIONS,
 )
 """Every table that a session has rows in, its own row last."""

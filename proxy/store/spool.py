@@ -277,7 +277,7 @@ class Spool:
             _unlock(self._file)
 
     def _stored_until(self) -> int:
-        _, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        until: int = _STATE.unpack_from(self.flag, _STATE_AT)[1]
         return max(until, _PAGE)
 
     def _find_end(self) -> None:
@@ -286,7 +286,7 @@ class Spool:
         if emptied != self._emptied:
             self._emptied, self._end = emptied, max(until, _PAGE)
         size = os.fstat(self._file).st_size
-        end = max([after for *_, after in self._records(self._end)], default=self._end)
+        end: int = max([after for *_, after in self._records(self._end)], default=self._end)
         torn = os.pread(self._file, _RECORD.size, end)
         if any(torn):
             _LOG.warning("the end of the spool was half a record, which is dropped: %s", self._path)

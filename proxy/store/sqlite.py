@@ -65,6 +65,8 @@ _BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the even
 _LENT_SECONDS: Final = 0.01  # after this time the event loop goes on, whether the writer is done or not
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
+_LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
 _PROBE_MS: Final = 500  # how long a probe waits for another process's lock
 _LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
@@ -189,6 +191,7 @@ class SqliteDatabase:
         self._reader = threading.local()
         self._connections = [near]  # what the readers have opened
         self._probing: asyncio.Future[None] | None = None
+        self._writing_since: float | None = None  # when the transaction began that the writer is in
         # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
@@ -201,7 +204,7 @@ class SqliteDatabase:
             try:
                 return self._read_here(unit)
             except sqlite3.Error as why:
-                if getattr(why, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                if not _is_busy(why):
                     raise _reported(why) from why
             finally:
                 self._near_lock.release()
@@ -234,14 +237,24 @@ class SqliteDatabase:
             loop.call_soon(self._hand_over)
         return future
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the writer is in a long transaction: an import, say."""
+        since = self._writing_since
+        return since is not None and _LONG_SECONDS < time.monotonic() - since < _LONGEST_SECONDS
+
     async def probe(self, unit: Unit[None], *, same: bool) -> None:
         """Write and read the file that `path` names, in a thread of its own."""
         if self._probing is not None and not self._probing.done():
-            raise StoreUnavailable("The store cannot be used. The disk does not answer: look at the system's log.")
+            raise TimeoutError
         future = self._probing = asyncio.get_running_loop().create_future()
         probe = partial(_probe_file, unit, self._path, self._file if same else None)
         threading.Thread(target=_in_thread, args=(probe, future), name="palimpsest-probe", daemon=True).start()
-        await asyncio.shield(future)
+        try:
+            await asyncio.shield(future)
+        except StoreUnavailable as why:
+            if not (_is_busy(why.__cause__) and self.is_busy):  # the lock is our own
+                raise
 
     async def close(self) -> None:
         """Write what waits, then close every connection."""
@@ -313,6 +326,7 @@ class SqliteDatabase:
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
             self._begin(raw)
+            self._writing_since = time.monotonic()
             try:
                 outcomes: list[_Outcome] = []
                 with _borrowed_turn(writes):
@@ -332,6 +346,8 @@ class SqliteDatabase:
             # The transaction as a whole failed (locked, full, or the one item in it): nothing is kept.
             _roll_back(raw)
             return [(write, None, _reported(why)) for write in writes]
+        finally:
+            self._writing_since = None
         return outcomes
 
     @staticmethod
@@ -459,6 +475,11 @@ def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> N
             raw.execute("COMMIT")
         finally:
             _roll_back(raw)
+
+
+def _is_busy(why: BaseException | None) -> bool:
+    """Tell whether somebody else has the lock."""
+    return getattr(why, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

@@ -10,14 +10,16 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, summaries, tree
+from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
 from proxy.store.archive import export_session, fork_session, load, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
+from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
+from proxy.store.operations import ListedSession, SessionsQuery, Spent
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -37,6 +39,7 @@ from proxy.store.records import (
     require_plain,
     session_key,
 )
+from proxy.store.rollups import StatsQuery, StatsRow
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
@@ -44,7 +47,7 @@ from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
 _RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
-_AWAY: Final = StoreUnavailable("The store cannot be used. It is away.")
+_AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _FEW: Final = 64  # messages that are read or written within a millisecond
@@ -78,8 +81,9 @@ class Store:
         self._direct = direct
         self._renewing: asyncio.Task[None] | None = None
         self.spool: Final = spool
-        self.circuit: Final = Circuit(self._probe)
+        self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
+        self.masker: Masker | None = None  # masks what is stored
         self._tasks = Tasks()
         self._closed = False
         self.waits_for_beginnings = not database.in_order
@@ -121,9 +125,11 @@ class Store:
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
-        found = self.circuit.down or await self.circuit.health(_HEALTH_SECONDS)
-        if found is not None and not self._closed:
-            self.circuit.open(found)
+        found = self.circuit.down
+        if found is None:
+            found = await self.circuit.health(_HEALTH_SECONDS)
+        if found is not None and self.circuit.down is None and not self._closed:
+            self._tasks.follow(self.circuit.suspect())
         return found
 
     def direct(self) -> Store:
@@ -154,16 +160,16 @@ class Store:
             await asyncio.shield(self._renewing)
         await self._database.probe(probe, same=self.circuit.down is None)
 
-    async def _guarded(self, ask: Callable[..., Awaitable[Any]], *given: Any, **named: Any) -> Any:
+    async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
         if self._direct:
-            return await ask(*given, **named)
+            return await ask()
         circuit, loop = self.circuit, asyncio.get_running_loop()
         if self.spool is not None and self.spool.flag[0] and circuit.down is None and not self._closed:
             circuit.returns = True
             circuit.open(StoreUnavailable(_RETURNS))
         if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
-            raise StoreUnavailable((circuit.down or _AWAY).message)
+            raise StoreUnavailable(circuit.reason(_AWAY))
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -172,23 +178,21 @@ class Store:
                     circuit.watched = True
                     loop.call_later(SLOW_SECONDS, circuit.watch)
                 try:
-                    return await ask(*given, **named)
+                    return await ask()
                 finally:
                     del circuit.waiting[limit]
         except TimeoutError as why:
-            raise StoreUnavailable(circuit.down.message if circuit.down is not None else FROZEN) from why
+            raise StoreUnavailable(circuit.reason(FROZEN)) from why
         except StoreUnavailable as why:
             if not self._closed:
                 circuit.open(why)
             raise
 
     async def _read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        found: Result = await self._guarded(self._database.read, unit, short=short)
-        return found
+        return await self._guarded(lambda: self._database.read(unit, short=short))
 
     async def _write(self, unit: Unit[Result], *, again: bool = True) -> Result:
-        made: Result = await self._guarded(self._database.write, unit, again=again)
-        return made
+        return await self._guarded(lambda: self._database.write(unit, again=again))
 
     async def secret(self, name: str) -> bytes:
         """Return 32 random bytes, made at the first call with this name and the same for ever after."""
@@ -283,13 +287,13 @@ class Store:
         if not is_plain(tenant):
             return None
         unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
-        return await self._database.read(unit, short=True)
+        return await self._read(unit, short=True)
 
     async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
         """Return those of the ids under which the tenant got nothing here that a provider keeps."""
         if not is_plain(tenant):
             return list(names)
-        return await self._database.read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
+        return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
@@ -297,7 +301,7 @@ class Store:
         """Keep that these ids came with the reply at a node of a session."""
         key = session_key(tenant, session, dialect)
         unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
-        await self._database.write(unit)
+        await self._write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
         """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
@@ -347,6 +351,8 @@ class Store:
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         """
+        if self.masker is not None:
+            row = self.masker.summary(row)
         return await self._write(partial(summaries.keep_summary, key=key, row=row))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
@@ -412,6 +418,8 @@ class Store:
             refused = asyncio.get_running_loop().create_future()
             refused.set_exception(StoreUnavailable(self.circuit.down.message))
             return refused
+        if self.masker is not None:
+            opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
@@ -420,7 +428,7 @@ class Store:
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
         if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
-            await self._guarded(asyncio.shield, future)
+            await self._guarded(lambda: asyncio.shield(future))
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -428,11 +436,13 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
-        return await self._guarded(self._settle, settlement, began)
+        return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if began is not None and not self._database.in_order:
             await asyncio.shield(began)
+        if self.masker is not None:
+            settlement = self.masker.settlement(settlement)
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await asyncio.shield(began)
@@ -460,6 +470,45 @@ class Store:
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
+
+    # -------------------------------------------------------------------------------- statistics
+
+    async def stats(self, query: StatsQuery) -> list[StatsRow]:
+        """Return the sums over exchanges in each group; see `rollups`."""
+        if not _are_plain(query.tenant, query.policy, query.model):
+            return []
+        return await self._read(partial(rollups.stats, query=query))
+
+    async def totals(self, query: StatsQuery) -> StatsRow:
+        """Return the sums over all groups."""
+        return await self._read(partial(rollups.totals, query=query))
+
+    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+        """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
+        if not _are_plain(query.tenant, query.model):
+            return [], None
+        return await self._read(partial(operations.list_sessions, query=query))
+
+    async def forms(self, key: str, exchange: str) -> dict[str, Message]:
+        """Return by node the text in which clients sent a message back, up to an exchange."""
+        return await self._read(partial(operations.forms_of, key=key, exchange=exchange))
+
+    async def sweep(self, *, before: int | None, most: int | None) -> int:
+        """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
+        keys = await self._read(partial(operations.sessions_to_delete, before=before, most=most))
+        return sum([await self.delete(key) for key in keys])
+
+    async def erase(self, tenant: str) -> int:
+        """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
+        number = 0
+        while keys := await self._read(partial(operations.sessions_of, tenant=tenant)):
+            number += sum([await self.delete(key) for key in keys])
+        await self._write(partial(operations.forget_tenant, tenant=tenant))
+        return number
+
+    async def spent(self, tenant: str, since: int) -> Spent:
+        """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
+        return await self._read(partial(operations.spent, tenant=tenant, since=since))
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

@@ -28,7 +28,18 @@ from proxy.textscan.document import (
     spelled,
     write,
 )
-from proxy.textscan.plaintext import condensed, ending, is_markup, names_ref, shown, tidied, weight, without_blobs
+from proxy.textscan.plaintext import (
+    condensed,
+    ending,
+    folded,
+    grouped,
+    is_markup,
+    names_ref,
+    shown,
+    tidied,
+    weight,
+    without_blobs,
+)
 from proxy.textscan.preview import preview
 from proxy.textscan.scan import (
     CHUNKS,

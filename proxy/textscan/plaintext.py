@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from html import unescape
-from itertools import islice
-from operator import eq
+from itertools import groupby, islice
+from operator import eq, itemgetter
 from typing import Final
 
 from proxy.textscan.document import quoted
@@ -128,6 +129,13 @@ FEWEST: Final = 3  # a run of so many lines or more is left out; a mark costs as
 # Tried at the beginning of a word only; letters and digits are two classes: one pass.
 _NUMBERED: Final = re.compile(r"\b[^\W\d]*+\d\w*+")
 _DIGIT: Final = re.compile(r"\d")
+_STEP: Final = re.compile(
+    r"^([ \t]{0,8}(?:Collecting|Downloading|Using cached|Requirement already satisfied|Installing collected|Obtaining"
+    r"|Preparing|Unpacking|Setting up|Selecting previously|Building wheel|Created wheel|Stored in|Uninstalling"
+    r"|npm (?:http|timing|sill|verb|info)|Compiling|Downloaded|Fetching|Resolving|Get:#)\b)[^\n]*",
+    re.MULTILINE,
+)
+"""A step of an installer: such lines differ in the name of a package and are of one kind."""
 _SHORTEST_KIND: Final = 3
 _KINDS_TOLD: Final = 3
 _KIND_SHOWN: Final = 60
@@ -140,7 +148,7 @@ def condensed(text: str, keep: int) -> str:
     lines = text.split("\n")
     if len(lines) < 2 * keep + FEWEST:
         return text
-    kinds = _NUMBERED.sub("#", text).split("\n") if _DIGIT.search(text) else lines
+    kinds = _STEP.sub(r"\1 #", _NUMBERED.sub("#", text)).split("\n") if _DIGIT.search(text) else lines
     repeated = _repeated(lines, kinds, keep)
     alarming = frozenset(filter(alarms, frozenset(lines))) if alarms(text) else frozenset[str]()
     if alarming:
@@ -210,6 +218,84 @@ def _told(start: int, stop: int, lines: list[str], kinds: list[str]) -> list[str
 def _short(kind: str) -> str:
     stripped = kind.strip()
     return stripped if len(stripped) <= _KIND_SHOWN else f"{stripped[:_KIND_SHOWN]}…"
+
+
+# ----------------------------------------------------------------------------- lists, diffs, traces of calls
+
+UNDER: Final = "== "
+"""How a line begins under which others stand: each of them begins with the rest of it, up to the next such line."""
+
+_SHARED: Final = re.compile(
+    r"^(?:([^\s:=][^:\n]{0,400}:)(?=\d+[:-])"  # grep: the file of a match
+    r"|([-bcdlps](?:[-r][-w][-xsStT]){3}[.+@]? +\d+ +\S+ +\S+)(?= ))",  # ls -l: everything before the size
+    re.MULTILINE,
+)
+_FEWEST_GROUPED: Final = 4  # lines of a list that is put in groups
+
+
+def grouped(text: str) -> str:
+    """Return the text with what lines of `grep -n` or `ls -l` share in a line before them; nothing is lost."""
+    if f"\n{UNDER}" in f"\n{text}" or len(_SHARED.findall(text)) < _FEWEST_GROUPED:
+        return text
+    kept: list[str] = []
+    under = ""
+    for line in text.split("\n"):
+        found = _SHARED.match(line)
+        shared = (found[1] or found[2]) if found is not None else ""
+        if shared != under:
+            kept.append(UNDER + shared)
+            under = shared
+        kept.append(line[len(shared) :])
+    whole = "\n".join(kept)
+    return whole if len(whole) < len(text) else text
+
+
+_CONTEXT: Final = 1  # lines of context that stay beside each change
+_HUNK: Final = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.MULTILINE)
+_LIBRARY: Final = re.compile(
+    r"[/\\](?:site-packages|dist-packages|node_modules|lib[/\\]python3?[\d.]*)[/\\]|\(?node:internal/|<frozen "
+    r"|^[ \t]+at (?:java|javax|jdk|sun|com\.sun|org\.(?:springframework|apache|junit|hibernate|eclipse)|kotlin)\.",
+    re.MULTILINE,
+)
+_FRAME: Final = re.compile(r"^\s+(?:at \S|File \"[^\"]*\", line \d)")
+
+
+def folded(text: str) -> str:
+    """Return a diff without the middle of its context, and traces of calls without the frames of libraries."""
+    if _HUNK.search(text):
+        text = _fold(text, _contexts)
+    return _fold(text, _library_frames) if _LIBRARY.search(text) else text
+
+
+def _contexts(lines: Sequence[str]) -> tuple[list[bool], str]:
+    """Tell of each line whether it is in the middle of a diff's context."""
+    inside, of_context = False, list[bool]()
+    for line in lines:
+        inside = line.startswith("@@ ") or (inside and line[:1] in {" ", "+", "-", "\\", ""})
+        of_context.append(inside and line[:1] in {" ", ""})
+    middle = [all(of_context[max(0, at - _CONTEXT) : at + _CONTEXT + 1]) for at in range(len(lines))]
+    return middle, "lines of context"
+
+
+def _library_frames(lines: Sequence[str]) -> tuple[list[bool], str]:
+    """Tell of each line whether it is a frame of a library, or its line of code."""
+    frames: list[bool] = []
+    for line in lines:
+        is_frame = _FRAME.match(line) is not None
+        follows = bool(frames) and frames[-1] and not is_frame and line.startswith("    ")
+        frames.append((is_frame and _LIBRARY.search(line) is not None) or follows)
+    return frames, "lines of libraries"
+
+
+def _fold(text: str, which: Callable[[Sequence[str]], tuple[list[bool], str]]) -> str:
+    """Return the text with a mark in the place of each long run of lines that `which` names."""
+    lines = text.split("\n")
+    flags, what = which(lines)
+    kept: list[str] = []
+    for folds, group in groupby(zip(flags, lines, strict=True), key=itemgetter(0)):
+        run = [line for _, line in group]
+        kept += [omitted(f"{len(run)} {what}")] if folds and len(run) >= FEWEST else run
+    return "\n".join(kept)
 
 
 # ----------------------------------------------------------------------------------------------- pages
@@ -283,7 +369,15 @@ def shown(text: str) -> str:
             line.append(_kept_tag(closes, name, tag[3]))
     line.append(_entities(text[last:]))
     _end_line(line, lines)
-    return "\n".join(lines)
+    return "\n".join(_once(lines))
+
+
+def _once(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a page, with a mark in the place of runs that stood before: menus stand there twice."""
+    seen: set[str] = set()
+    for is_again, group in groupby(lines, key=lambda line: line in seen or seen.add(line) is not None):
+        run = list(group)
+        yield from [omitted(f"{len(run)} lines", "as above")] if is_again and len(run) >= FEWEST else run
 
 
 def _end_line(line: list[str], lines: list[str]) -> None:

@@ -22,7 +22,6 @@ from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
-    SUMMARIZE,
     UNTRIMMED,
     Account,
     Change,
@@ -35,8 +34,8 @@ from proxy.trimming.model import (
     Prices,
     PriceSource,
     ReadySummary,
+    StaleRange,
     Step,
-    Stretch,
     Summary,
     SummaryRequest,
 )

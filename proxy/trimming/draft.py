@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, Stretch, Summary
+from proxy.trimming.model import Change, Count, Entry, Gap, Hidden, ReadySummary, Size, StaleRange, Summary
 from proxy.trimming.settings import Target
 
 
@@ -204,9 +204,7 @@ def results_of(message: Message, entry: Entry) -> Iterator[tuple[int, Message, E
     known = {original.answers: place for place, original in enumerate(originals)}
     size = max(sum([len(original.raw) for original in originals]), 1)
     for index, result in enumerate(results):
-        place = known.get(result.answers)
-        if place is None:  # it was put in
-            continue
+        place = known.get(result.answers, index)
         original = originals[place]
         tokens = entry.tokens * len(original.raw) // size
         ref = entry.ref if len(originals) == 1 else f"{entry.ref}-{place + 1}"
@@ -229,12 +227,12 @@ def clipped(gaps: Iterable[Gap], start: int, stop: int) -> tuple[Gap, ...]:
     return tuple([gap.part(first, end - first) for first, end, gap in parts if first < end])
 
 
-def joined_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+def joined_ranges(stretches: Iterable[StaleRange]) -> tuple[StaleRange, ...]:
     """Return stretches in order; those that meet become one."""
-    found: list[Stretch] = []
+    found: list[StaleRange] = []
     for each in sorted(stretches, key=lambda each: each.start):
         if found and each.start <= found[-1].stop:
-            found[-1] = Stretch(start=found[-1].start, stop=max(found[-1].stop, each.stop))
+            found[-1] = StaleRange(start=found[-1].start, stop=max(found[-1].stop, each.stop))
         else:
             found.append(each)
     return tuple(found)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from proxy.conversation import span_start
 from proxy.dialects import Message, Span
 from proxy.trimming.draft import overlay
-from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, Stretch, Summary
+from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, StaleRange, Summary
 from proxy.trimming.policy import Policy
 
 _Item = TypeVar("_Item")
@@ -72,7 +72,7 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
     summary: Summary | None = None
     hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
-    stale: tuple[Stretch, ...] = ()  # where reasoning is left out
+    stale: tuple[StaleRange, ...] = ()  # where reasoning is left out
 
     @property
     def touched(self) -> bool:

@@ -134,7 +134,7 @@ class Gap(Struct, frozen=True, kw_only=True):
         return replace(self, start=start, stop=start + messages, tokens=tokens, tool_calls=tool_calls)
 
 
-class Stretch(Struct, frozen=True, kw_only=True):
+class StaleRange(Struct, frozen=True, kw_only=True):
     """A part of a log."""
 
     start: int  # position of its first message
@@ -210,7 +210,7 @@ class Cut(Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()  # what is not sent at all, by position: whole spans, by this trim or by an earlier one
     summary: Summary | None = None  # what is sent in the place of some of that
     account: Account | None = None  # what input had cost when it was made; None where nobody reckoned
-    stale: tuple[Stretch, ...] = ()
+    stale: tuple[StaleRange, ...] = ()
     """Where reasoning is left out, by position: it stands behind what a trim has changed, and was made before that."""
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
-from proxy.trimming.draft import Draft, clipped, joined_stretches
+from proxy.trimming.draft import Draft, clipped, joined_ranges
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import (
@@ -35,7 +35,7 @@ from proxy.trimming.model import (
     Plan,
     PlanningContext,
     Size,
-    Stretch,
+    StaleRange,
     Summary,
     SummaryRequest,
 )
@@ -415,7 +415,7 @@ class _Planning:
             account=account_after(costs, made.balance, self.tokens) if costs is not None else None,
         )
 
-    def _stale(self, made: Trim) -> tuple[Stretch, ...]:
+    def _stale(self, made: Trim) -> tuple[StaleRange, ...]:
         """Return where reasoning is left out after a trim."""
         stale = [] if made.stale is None else [made.stale]
         for each in self.cut.stale if self.cut is not None else ():
@@ -423,7 +423,7 @@ class _Planning:
             stop = each.stop if self.same else min(each.stop, self.start)
             if each.start < stop:
                 stale.append(replace(each, stop=stop))
-        return joined_stretches(stale)
+        return joined_ranges(stale)
 
     def _is_shared(self, made: Trim, view: View, fork: int) -> bool:
         """Tell whether a trim can be kept at `fork`: there is no other one, and nothing beyond is changed."""

@@ -31,6 +31,9 @@ _ROOM: Final = 0.1  # the least part of a trigger that a trim should leave free
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
 
+_NOT_TRIMMING: Final = {"match", "extends", "mode", "share", "tools"}  # what decides nothing about a trim
+
+
 class Match(Section, frozen=True):
     """Whom a policy serves: both patterns must fit. `*` stands for anything, `?` for one character."""
 
@@ -57,6 +60,14 @@ class Keep(Section, frozen=True):
     """In each of these rounds so many spans, its newest ones."""
     first_user: bool = False
     """The first user message of the session too."""
+
+
+class ToolRules(Section, frozen=True):
+    """Which of the client's tools are offered to the model."""
+
+    remove: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names of tools that are left out, unless the history calls them, the request forces them, or the provider runs
+    them."""
 
 
 class Pin(Section, frozen=True):
@@ -88,6 +99,12 @@ class Policy(Section, frozen=True):
     """The policy that it takes everything over from but `match`; what is written here goes before that."""
     match: Match = Match()
     """Whom it serves; the first policy of the file that fits is taken."""
+    mode: Literal["trim", "observe"] = "trim"
+    """`observe` plans and records what it would trim, and sends everything."""
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """The part of the sessions that it serves, always the same ones; the others go on to the next policy that fits."""
+    tools: ToolRules = ToolRules()
+    """Tools that are left out."""
     trigger: Trigger | None = None
     """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
     target: Target | None = None
@@ -169,7 +186,8 @@ class Policy(Section, frozen=True):
     @cached_property
     def version(self) -> str:
         """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        beside = {"match", "extends", "trim_at", "agents"}  # they say when to trim and what there is to trim, not how
+        # They say when to trim, how often and what there is to trim, not how.
+        beside = {"match", "extends", "trim_at", "agents", "mode", "share", "tools"}
         content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
@@ -193,7 +211,7 @@ class Policy(Section, frozen=True):
         """The first edit by which a model sums up; None without one."""
         return next((edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model"), None)
 
-    @property
+    @cached_property
     def summarizing(self) -> Summarize:
         """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
         return self.summarizer or COMPACTION

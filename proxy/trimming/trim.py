@@ -21,7 +21,7 @@ from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of, without_reasoning
-from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, Stretch, Summary, SummaryRequest
+from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, StaleRange, Summary, SummaryRequest
 from proxy.trimming.policy import Keep, Policy
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
@@ -48,7 +48,7 @@ class Trim(Struct, frozen=True, kw_only=True):
     last: int | None  # the last place of that log that was changed and is no gap now; None where there is none
     draft: Draft  # all of that as the edits left it
     request: SummaryRequest | None  # a summary by a model that would have been used, and was not there
-    stale: Stretch | None = None  # where reasoning is left out from now on
+    stale: StaleRange | None = None  # where reasoning is left out from now on
 
 
 class ReleaseHidden(BaseEdit, frozen=True):
@@ -130,6 +130,7 @@ def protected(
     newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
     if newest is not None and messages[newest].is_result:
         whole.update(span for span in spans if span.start <= newest < span.stop)
+    whole.update(span for span in spans if messages[span.start].is_compaction)
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
@@ -222,7 +223,7 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
     if not bound:
         return made
     tokens = tuple([0 if message is None else count for message, count in zip(messages, draft.tokens, strict=True)])
-    stretch = Stretch(start=draft.position(first), stop=draft.position(bound[-1]) + 1)
+    stretch = StaleRange(start=draft.position(first), stop=draft.position(bound[-1]) + 1)
     return replace(made, draft=replace(draft, messages=messages, tokens=tokens, hidden=hidden), stale=stretch)
 
 

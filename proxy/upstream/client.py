@@ -283,7 +283,10 @@ class Upstream:
         ]
         """The routes in their order, as the Messages API is sent there."""
         self._session = open_session(
-            connect_timeout=settings.connect_timeout, read_timeout=settings.read_timeout, limit=settings.max_connections
+            connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+            limit=settings.max_connections,
+            ca_file=settings.ca,
         )
 
     async def aclose(self) -> None:
@@ -332,7 +335,7 @@ class Upstream:
                 headers=_as_text(headers),
                 data=body,
                 allow_redirects=False,
-                proxy=origin_of(destination.base_url).proxy,
+                proxy=origin_of(destination.base_url, self._settings.proxy).proxy,
             )
         except _FAILURES as why:
             raise error_of(why) from why
@@ -360,7 +363,7 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
     """Return our error for one of aiohttp's. It names host and port, but no key, path or query."""
     setting = destination.setting
     try:
-        origin = origin_of(destination.base_url)
+        origin = origin_of(destination.base_url, settings.proxy)
     except ValueError:
         return UpstreamUnreachable(f"The upstream's address is not a URL. Check {setting}.")
     name = origin.name

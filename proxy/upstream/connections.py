@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import re
 import select
+import ssl
 from collections.abc import Iterable
 from functools import lru_cache
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
@@ -22,7 +24,7 @@ from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import UpstreamBusy
+from proxy.errors import ConfigurationError, UpstreamBusy
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
@@ -57,14 +59,16 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=64)
-def origin_of(base_url: str) -> Origin:
-    """Return the server of `base_url`, and the proxy on the way to it (`HTTPS_PROXY`, `NO_PROXY`).
+def origin_of(base_url: str, chosen: str | None = None) -> Origin:
+    """Return the server of `base_url`, and the proxy on the way to it: the chosen one, or `HTTPS_PROXY`, `NO_PROXY`.
 
     aiohttp reads these variables only together with netrc. As in other clients a proxy without a scheme
     speaks HTTP, and `NO_PROXY` may name a port. Raises `ValueError` if this is not a URL.
     """
     url = URL(base_url)
     name = _name_of(url)
+    if chosen is not None:
+        return Origin(name=name, proxy=chosen, proxy_name=_name_of(URL(chosen)))
     proxy = getproxies().get(url.scheme)
     if proxy is None or proxy_bypass(url.host or "") or proxy_bypass(f"{url.host}:{url.port}"):
         return Origin(name=name)
@@ -76,14 +80,23 @@ def _name_of(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port}"
 
 
-def open_session(*, connect_timeout: float, read_timeout: float, limit: int) -> aiohttp.ClientSession:
+def open_session(
+    *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None
+) -> aiohttp.ClientSession:
     """Return the session of this process; call it inside the event loop.
 
     `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
-    bytes. `limit` is the largest number of connections in use.
+    bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
+    authorities to trust, in place of the system's.
     """
+    trusted: ssl.SSLContext | bool = True
+    if ca_file is not None:
+        try:
+            trusted = ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as why:
+            raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
     return aiohttp.ClientSession(
-        connector=Connector(limit),
+        connector=Connector(limit, trusted),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout),
         trust_env=False,
@@ -155,10 +168,10 @@ class _Request(aiohttp.ClientRequest):
 class Connector(aiohttp.TCPConnector):
     """aiohttp's pool, but it reuses a connection only while the connection is surely open."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, trusted: ssl.SSLContext | bool = True) -> None:
         """Allow `limit` connections in use at one time; idle ones are not counted."""
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
-            limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS
+            limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS, ssl=trusted
         )
         self._deadlines: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
         """By connection that was used: the time after which it is not used again."""

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.backtest.comparison import Backtest
 from proxy.backtest.cost import standard_classes
-from proxy.backtest.histories import SessionHistory, of_messages, read_file, stored, synthetic_agents
+from proxy.backtest.histories import SessionHistory, of_messages, read_file, read_files, stored, synthetic_agents
 from proxy.backtest.replay import baseline
 from proxy.dialects.chat.protocol import CHAT
 from proxy.errors import InvalidRequest
@@ -288,3 +288,26 @@ def test_no_trimming_costs_what_can_be_reckoned_by_hand(agents: tuple[SessionHis
     assert (sliding["read 0.5"] or 9) < 0.5
     assert (sliding["read 0.1"] or 0) > 1.4
     assert (sliding["read 0.05, write 1.25"] or 0) > 2.5
+
+
+def test_a_folder_and_a_pattern_name_all_files_with_sessions(tmp_path: Path) -> None:
+    for name in ("b.json", "a.jsonl"):
+        written(tmp_path / name, {"messages": SAID})
+    written(tmp_path / "manifest.json", {"sessions": []})
+    (tmp_path / "notes.txt").write_text("no session")
+    (tmp_path / "inner").mkdir()
+    assert [history.name for history in read_files(tmp_path)] == ["a", "b"]
+    assert [history.name for history in read_files(tmp_path / "[ab].json*")] == ["a", "b"]
+    assert [history.name for history in read_files(tmp_path / "b.json")] == ["b"]
+    with pytest.raises(InvalidRequest, match="No file matches"):
+        read_files(tmp_path / "c*.json")
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_files(tmp_path / "c.json")
+
+
+def test_a_session_is_cut_where_its_agent_compacted(tmp_path: Path) -> None:
+    said = [SYSTEM, user("one"), reply("1"), user("sum"), reply("2"), user("three"), reply("3")]
+    value = {"id": "mine", "messages": said, "compactions": [{"after_message": 2}, {"after_message": 99}, {}]}
+    first, second = read_files(written(tmp_path / "a.json", value))
+    assert (first.name, told(first)) == ("mine:1", said[:3])
+    assert (second.name, told(second)) == ("mine:2", [SYSTEM, *said[3:]])

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 
 import orjson
 import pytest
 
 from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import PriceClass, price_class, standard_classes
-from proxy.backtest.replay import baseline
-from proxy.backtest.report import ReportTable, as_data, main_prices, page, report_tables, session_tables
+from proxy.backtest.histories import read_file
+from proxy.backtest.replay import PolicyStrategy, baseline
+from proxy.backtest.report import ReportTable, as_data, headlines, main_prices, page, report_tables, session_tables
+from proxy.trimming import Policy
 from tests.backtest.histories import COUNTER, agent, history, reply, user
+
+TALK = Path(__file__).parents[1] / "data" / "trajectories" / "tau-airline-t46-r3.json"
 
 # ------------------------------------------------------------------------------------ tables
 
@@ -24,6 +29,22 @@ def outcome() -> BacktestResult:
 def titled(outcome: BacktestResult, words: str) -> ReportTable:
     (found,) = (sheet for sheet in report_tables(outcome) if words in sheet.title)
     return found
+
+
+def test_a_line_says_first_what_a_policy_costs_and_keeps() -> None:
+    dropping = {"trigger": {"messages": 4}, "edits": [{"type": "keep_rounds", "last": 1}]}
+    policies = {"all": Policy(), "little": Policy.model_validate(dropping)}
+    strategies = [PolicyStrategy(name=name, policy=policy) for name, policy in policies.items()]
+    test = Backtest([*strategies, baseline("baseline:mask")], standard_classes(), COUNTER)
+    few = list(headlines(test.run(read_file(TALK))))
+    assert few[0] == (
+        "all: 100 % of the input cost at read 0.1, 100 % of the far values that later calls used was still there."
+    )
+    assert [line.partition(":")[0] for line in few] == ["all", "little"]
+    many = list(headlines(test.run([history(agent(3 + at), f"s{at}") for at in range(6)])))
+    assert "100 % (100 to 100) of the input cost" in many[0]
+    without = Backtest(strategies, standard_classes(), COUNTER, recall=False).run([history(agent(3), "one")])
+    assert next(iter(headlines(without))) == "all: 100 % of the input cost at read 0.1."
 
 
 def test_every_table_is_whole(outcome: BacktestResult) -> None:

@@ -109,7 +109,7 @@ def test_prices_and_window_of_a_model(run: Run, file: Path) -> None:
 def test_printed_tables(run: Run, file: Path) -> None:
     code, out, _ = run("backtest", "--file", file)
     assert code == 0
-    assert out.startswith("1 session")
+    assert out.partition("\n")[2].startswith("1 session")
     for words in ("What was sent", "Dollars for input", "Presence is necessary, not sufficient", "context window"):
         assert words in out
     assert "Each session" not in out

@@ -64,8 +64,8 @@ def test_the_header_may_always_name_the_built_in_policy(policies: dict[str, Poli
 def test_the_built_in_policy_trims_only_to_save_money_or_to_fit_the_window() -> None:
     assert BUILT_IN.on_arrival == ()
     assert BUILT_IN.trigger == Trigger(cost="auto", ratio=0.9)
-    assert [edit.type for edit in BUILT_IN.edits] == ["clear_tool_results", "drop_oldest"]
-    assert BUILT_IN.edits[1].when == Trigger(ratio=0.9)
+    assert [edit.type for edit in BUILT_IN.edits] == ["clear_tool_results", "compact_tool_output", "drop_oldest"]
+    assert BUILT_IN.edits[-1].when == Trigger(ratio=0.9)
 
 
 def test_extends_knows_the_names_of_the_built_in_policy() -> None:

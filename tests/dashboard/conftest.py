@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 from tests.e2e.conftest import Serve, _direct, provider, serve, session, upstream
 from tests.support.server import Proxy
@@ -118,7 +118,7 @@ def _chromium() -> str | None:
     return named or next(filter(None, places), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open an event loop runs in this thread, where others could not
 def browser() -> Iterator[Browser]:
     path = _chromium()
     if path is None:
@@ -138,7 +138,11 @@ class Watched:
         self.problems: list[str] = []
         page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         page.on("console", lambda line: self.problems.append(line.text) if line.type in {"error", "warning"} else None)
-        page.on("requestfailed", lambda request: self.problems.append(f"failed: {request.url}"))
+        page.on("requestfailed", self._failed)
+
+    def _failed(self, request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # a newer one took its place
+            self.problems.append(f"{request.failure}: {request.url}")
 
 
 @contextmanager

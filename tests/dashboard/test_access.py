@@ -14,7 +14,7 @@ from tests.dashboard.conftest import ADMIN, TEAM_A, TEAM_B
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 
-PAGES = ("/ui", "/ui/sessions", "/ui/sessions/alpha", "/ui/compare?a=alpha&b=alpha", "/ui/policies")
+PAGES = ("/ui", "/ui/cache", "/ui/sessions", "/ui/sessions/alpha", "/ui/compare?a=alpha&b=alpha", "/ui/policies")
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from tests.support.served import ROOT
 from tests.support.server import Proxy
 
 PAGES = (
+    "/ui",
+    "/ui/cache",
     "/ui/sessions",
     "/ui/sessions/warehouse",
     "/ui/compare?a=warehouse&b=night%20shift",
@@ -103,11 +105,16 @@ def test_files_have_their_pinned_types(filled: Proxy, name: str, kind: str) -> N
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/ui/sessions?sort=oldest", "'newest', 'largest', 'dearest' or 'saved'"),
+        ("/ui/sessions?sort=oldest", "newest, largest, dearest, saved"),
         ("/ui/sessions?limit=0", "greater than or equal to 1"),
         ("/ui/sessions?limit=1000", "less than or equal to 200"),
         ("/ui/sessions?after=nonsense", "next"),
-        ("/ui/sessions?order=newest", "It can be: after, deleted, limit, sort, tenant"),
+        ("/ui/sessions?order=newest", "It can be: after, agent, deleted, limit, min_tokens, model, q"),
+        ("/ui/sessions?since=yesterday", "a time ago (24h, 7d, 2w)"),
+        ("/ui?since=yesterday", "a time ago (24h, 7d, 2w)"),
+        ("/ui?since=2026-11-02&until=2026-11-01", "until must be later than since"),
+        ("/ui?group=colour", "group can be: day, hour, model"),
+        ("/ui/cache?since=soon", "a time ago (24h, 7d, 2w)"),
         ("/ui/sessions/warehouse?request=99", "1 to 17"),
         ("/ui/sessions/warehouse?start=-1", "greater than or equal to 0"),
         ("/ui/compare?a=warehouse", "b"),
@@ -121,6 +128,14 @@ def test_a_wrong_question_is_told_what_is_allowed(filled: Proxy, path: str, allo
     data = filled.client.get(with_ending(path, ".json"))
     assert data.status_code == 400
     assert allowed in data.json()["error"]["message"]
+
+
+def test_a_wrong_address_says_which_pages_there_are(filled: Proxy) -> None:
+    answer = filled.client.get("/ui/nothing")
+    assert answer.status_code == 404
+    assert "/ui/policies" in answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    assert filled.client.get("/ui/").headers["location"] == "/ui"
 
 
 def test_the_list_pages_on(filled: Proxy) -> None:
@@ -143,7 +158,7 @@ def test_the_slider_shows_what_the_model_saw(filled: Proxy) -> None:
     assert after["messages"][0]["reason"]
     short = next(each for each in after["messages"] if each["state"] == "shortened")
     assert short["tokens_sent"] < short["tokens"]
-    assert short["sent"]["text"].startswith("[cleared: read_shelf")
+    assert short["sent"]["text"].startswith("[cleared ")
     saved = sum(each["tokens"] - each["tokens_sent"] for each in after["messages"])
     chosen = after["chosen"]
     assert chosen["tokens_before"] - chosen["tokens_sent"] == pytest.approx(saved * chosen["calibration"], rel=0.02)

@@ -279,3 +279,13 @@ def test_a_dialect_is_known_by_its_name() -> None:
     assert dialect_named("chat").name == "chat"
     with pytest.raises(KeyError):
         dialect_named("os")
+
+
+def test_what_a_dialect_need_not_say_has_an_answer() -> None:
+    call = bot("I look.", a=("look", {}))
+    assert call.ids == ("a",)
+    assert result("a", "seen").ids == ("a",)
+    assert not call.has_reasoning
+    assert human("hi").begins_turn
+    assert not call.begins_turn
+    assert TOY.earlier_canonical(call) is None

@@ -156,6 +156,39 @@ def test_a_title_asked_for_beside_appends_stands_aside(
     assert upstream.log[-1].json["messages"][0] == SYSTEM
 
 
+@pytest.mark.parametrize("words", ["Title for: one", "one"])
+def test_a_title_asked_for_right_after_the_first_turn_stands_aside(
+    proxy: Proxy, upstream: Upstream, session: str, words: str
+) -> None:
+    said = [user("one")]
+    said.append(reply(proxy, session, [SYSTEM, *said]))
+    answer = proxy.chat(session, [TITLE, user(words)])
+    assert answer.headers["x-context-kind"] == "side"
+    assert upstream.log[-1].json["messages"] == [TITLE, user(words)]
+    answer = proxy.chat(session, [SYSTEM, *said, user("two")])
+    assert answer.headers["x-context-kind"] == "resend"
+    appended = proxy.chat(session, [TITLE, user(words)], headers={"x-session-mode": "append"})
+    assert appended.headers["x-context-kind"] == "append"
+    assert len(upstream.log[-1].json["messages"]) == 6
+
+
+def test_results_alone_make_no_appending_session_of_one_that_resends(proxy: Proxy, session: str) -> None:
+    said = converse(proxy, session, 2)
+    said.append(user("look"))
+    said.append(reply(proxy, session, said, model="tool:look", tools=TOOLS))
+    result = {"role": "tool", "tool_call_id": said[-1]["tool_calls"][0]["id"], "content": "seen"}
+    reply(proxy, session, [result], tools=TOOLS)
+    assert proxy.chat(session, [user("a new beginning")], tools=TOOLS).headers["x-context-kind"] == "side"
+
+
+def test_a_request_that_resembles_a_session_is_told_what_differs(proxy: Proxy) -> None:
+    name, answer = unnamed(proxy, [SYSTEM, user("resembling")])
+    other = [SYSTEM, user("resembling"), {**answer, "content": "changed"}, user("on")]
+    warning = proxy.chat(None, other).headers["x-context-warning"]
+    assert name in warning
+    assert "messages[2] (assistant) differs" in warning
+
+
 def test_an_agent_that_says_its_name_appends_in_a_manner_of_its_own(proxy: Proxy, session: str) -> None:
     reply(proxy, session, [SYSTEM, user("one")], headers={"x-agent-name": "planner"})
     other = [TITLE, user("two")]

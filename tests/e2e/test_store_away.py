@@ -75,7 +75,14 @@ class Connections:
 @contextmanager
 def locked(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Break]]:
     with closing(sqlite3.connect(file, isolation_level=None, timeout=30, check_same_thread=False)) as holder:
-        yield lambda: holder.execute("BEGIN IMMEDIATE") and None, lambda: holder.execute("ROLLBACK") and None
+
+        def lock() -> None:
+            holder.execute("BEGIN IMMEDIATE")
+
+        def unlock() -> None:
+            holder.execute("ROLLBACK")
+
+        yield lock, unlock
 
 
 @contextmanager
@@ -341,6 +348,7 @@ class Cell:
 
     def unready(self) -> dict[str, Any]:
         """Return what `/readyz` says of the store that fails; it never takes long."""
+        answer = self.proxy.client.get("/healthz")
         for _ in range(5):
             started = time.monotonic()
             answer = self.proxy.client.get("/readyz")

@@ -325,6 +325,9 @@ def test_anthropics_own_endpoint_for_openais_clients_caches_nothing() -> None:
     rules = cache_rules("claude-sonnet-4-5", "https://api.anthropic.com/v1")
     assert rules is not None
     assert (rules.cached, rules.breakpoints) == (False, "none")
+    native = cache_rules("claude-sonnet-4-5", "https://api.anthropic.com/v1/messages")
+    assert native is not None
+    assert (native.cached, native.breakpoints) == (True, "anthropic")
     # Only the host itself is meant.
     other = cache_rules("claude-sonnet-4-5", "https://api.anthropic.com.example.org/v1")
     assert other is not None

@@ -306,6 +306,18 @@ def test_the_cost_is_unknown_without_a_price() -> None:
     assert in_millionths({"prompt_tokens": 100, "completion_tokens": 0}, silent) == 100
 
 
+def test_writing_to_a_cache_for_an_hour_costs_twice_the_input() -> None:
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 0,
+        "prompt_tokens_details": {"cache_write_tokens": 60},
+        "cache_creation": {"ephemeral_5m_input_tokens": 20, "ephemeral_1h_input_tokens": 40},
+    }
+    assert in_millionths(usage, SIMPLE) == 40 * 2 + 20 * 2.5 + 40 * 4
+    free = Dollars(input=2.0, cached_read=0.2, cache_write=2.0, output=10.0)
+    assert in_millionths(usage, free) == 200
+
+
 def test_a_free_model_costs_nothing() -> None:
     assert (
         cost(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.config import ModelPrices, ModelRule, Settings
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
@@ -23,14 +24,19 @@ TOOLS = b'[{"type":"function","function":{"name":"look","parameters":{"type":"ob
 RULE = ModelRule(match=("mine*",), context_window=4096, prices=ModelPrices(input=2, cached_read=0.5))
 
 
+def _destination(model: str, dialect: str) -> SimpleNamespace:
+    del model, dialect
+    return SimpleNamespace(base_url="http://127.0.0.1:9/v1")
+
+
 def knowledge(calibration: Calibration | None = None, *rules: ModelRule) -> Knowledge:
-    upstream: Any = SimpleNamespace(destination=lambda _: SimpleNamespace(base_url="http://127.0.0.1:9/v1"))
+    upstream: Any = SimpleNamespace(destination=_destination)
     return Knowledge(TokenCounter("estimate"), Catalogue(rules), upstream, calibration, lambda: 100.5)
 
 
 def known_of(told: Knowledge, model: str = "m", **more: Any) -> PlanningContext:
     given: dict[str, Any] = {"fixed": 0, "agent": None, "updated_at": None, **more}
-    return told.planning(model, told.facts(model), **given)
+    return told.planning(model, told.facts(model, CHAT), **given)
 
 
 def test_planning_knows_what_the_operator_configured_for_a_model() -> None:
@@ -115,7 +121,7 @@ def test_without_calibration_nothing_is_learnt() -> None:
 def test_a_new_catalogue_applies_at_once() -> None:
     known = knowledge()
     known.catalogue = Catalogue((RULE,))
-    assert known.facts("mine-1").context_window == 4096
+    assert known.facts("mine-1", CHAT).context_window == 4096
 
 
 # ------------------------------------------------------------------------------------------ opening

@@ -23,6 +23,7 @@ from proxy.pipeline.session_view import SessionView
 from proxy.recall import Recall
 from proxy.store import Kept, Store, SummaryRow
 from proxy.summaries import Caller, Summaries, Summarizer
+from proxy.telemetry import Meters
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Gap, Policy
 from proxy.upstream import Upstream
@@ -82,6 +83,7 @@ async def shown(talk: Talk, policy: str | None = None) -> dict[str, Any]:
             summaries=summaries,
             recall=recall,
             counter=COUNTER,
+            counts=Meters(),
         )
         found = await preview(await session_view(row, policy, Policies(SETTINGS.policies), services))
     finally:

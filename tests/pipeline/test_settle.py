@@ -24,7 +24,7 @@ from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange, opening_of, settlement_of
-from proxy.store import Kept, Status, Store
+from proxy.store import ExchangeFigures, Kept, Status, Store
 from proxy.tokens import TokenCounter
 from proxy.trimming import PlanningContext, Policy, plan
 from tests.support.talk import Talk, message
@@ -46,6 +46,7 @@ def request_of(messages: list[dict[str, Any]], **fields: Any) -> Request:
 FACTS = Catalogue().facts("m", None)
 PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
 SERVICES: Any = SimpleNamespace()
+PRICED = ExchangeFigures(model="m", policy="lean", cost=0.25, priced=1)
 DESTINATION: Any = None  # nothing is sent
 
 
@@ -185,7 +186,7 @@ async def test_a_cut_is_stored_only_where_it_moved(talk: Talk, moves: bool) -> N
 
 async def test_the_receipt_holds_the_cost(talk: Talk) -> None:
     exchange = await first(talk, request_of(SAID))
-    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, 0.25).receipt["cost"] == 0.25
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, PRICED).receipt["cost"] == 0.25
     assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
 
 

@@ -15,10 +15,14 @@ from proxy.config import Settings
 from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
 from proxy.pipeline import Background, ClientRequest
 from proxy.server.authentication import Authenticator
+from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection
 from proxy.server.limits import MemoryBudget
 
 pytestmark = pytest.mark.anyio
+
+NO_STORE: Any = None
+BUDGETS = Budgets((), NO_STORE)
 
 DISCONNECT: dict[str, Any] = {"type": "http.disconnect"}
 
@@ -233,7 +237,7 @@ async def _served(
 
     scope = {"headers": list(headers), "method": "POST", "query_string": b"a=b"}
     gate = Authenticator(settings.auth, b"s" * 32)
-    endpoint = ChatEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server))  # type: ignore[arg-type]  # as much of it as is needed
+    endpoint = ChatEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server), BUDGETS)  # type: ignore[arg-type]  # as much of it as is needed
     await endpoint.serve(ClientConnection(scope, receive, send))
     status = sent[0]["status"] if sent else None
     return status, b"".join(message.get("body", b"") for message in sent)

@@ -16,6 +16,7 @@ from proxy.server.operations import show_cache
 from proxy.store import downgrade, upgrade
 from proxy.tokens import TokenCounter
 from tests.e2e.conftest import Serve
+from tests.support.waiting import until
 
 
 def test_ready_is_only_who_can_use_the_store(serve: Serve) -> None:
@@ -24,11 +25,12 @@ def test_ready_is_only_who_can_use_the_store(serve: Serve) -> None:
     assert proxy.get("/readyz") == {"status": "ready"}
     asyncio.run(downgrade(proxy.settings.store.url, "base"))
     assert proxy.get("/healthz") == {"status": "ok"}
+    until(lambda: proxy.client.get("/readyz").status_code == 503, "it is noticed")
     answer = proxy.client.get("/readyz")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
     assert "palimpsest upgrade" in answer.json()["error"]["message"]
     asyncio.run(upgrade(proxy.settings.store.url))
-    assert proxy.get("/readyz") == {"status": "ready"}
+    until(lambda: proxy.client.get("/readyz").status_code == 200, "it is used again")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

@@ -30,7 +30,8 @@ def rows_of(connection: StoreConnection, tenant: str) -> dict[str, list[dict[str
         for session in SESSIONS:
             key = session_key(tenant, session)
             for row in connection.execute(select(table).where(table.c.session == key)):
-                values = {name: value for name, value in row._asdict().items() if name not in {"tenant", "recorded"}}
+                of_tenant = {"tenant", "recorded", "piece"}
+                values = {name: value for name, value in row._asdict().items() if name not in of_tenant}
                 rows.append(values | {"session": session})
         found[table.name] = sorted(rows, key=str)
     return found

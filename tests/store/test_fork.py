@@ -19,7 +19,7 @@ from proxy.store.schema import BODIES
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, settle, summary
-from tests.support.talk import Talk, body, message
+from tests.support.talk import Talk, body, infer, message
 
 pytestmark = pytest.mark.anyio
 
@@ -166,16 +166,20 @@ async def test_both_go_on_by_themselves(store: Store) -> None:
 
 async def test_without_an_id_each_reply_leads_to_where_it_came_from(store: Store) -> None:
     talk, nodes = await told(store)
-    assert await store.recorded("team", nodes[-1]) == ["story"]
+
+    async def leads_to(key: str, node: str) -> str | None:
+        messages = [row.message for row in await store.path(key, node)]
+        return (await infer(store, messages, tenant="team")).session
+
+    assert await leads_to(talk.key, nodes[-1]) == "story"
     await store.fork("team", talk.key, nodes[-1], "fork")
     for node in (nodes[1], nodes[3], nodes[5]):
-        assert await store.recorded("team", node) == ["story"]  # of two nobody would know which it is
-    own = await Talk(store=store, tenant="team", session="fork").say("left", "l")
-    assert await store.recorded("team", own.head) == ["fork"]
-    await store.fork("team", Talk(store=store, tenant="team", session="fork").key, own.head, "second")
-    assert await store.recorded("team", own.head) == ["fork"]
-    await store.delete(talk.key)
-    assert await store.recorded("team", nodes[-1]) == []
+        assert await leads_to(talk.key, node) == "story"  # of two nobody would know which it is
+    new = Talk(store=store, tenant="team", session="fork")
+    own = await new.say("left", "l")
+    assert await leads_to(new.key, own.head) == "fork"
+    await store.fork("team", new.key, own.head, "second")
+    assert await leads_to(new.key, own.head) == "fork"
 
 
 # ------------------------------------------------------------------------------------ what is asked of it
@@ -264,6 +268,13 @@ class Meddled:
 
     def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
         return self._database.start(batch, item, durable=durable)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._database.is_busy
+
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:
+        await self._database.probe(unit, same=same)
 
     async def close(self) -> None:
         await self._database.close()

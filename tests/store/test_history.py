@@ -256,42 +256,6 @@ async def test_a_resend_finds_the_cut_of_its_branch(store: Store) -> None:
 # ----------------------------------------------------------------------------- without a session's id
 
 
-async def _say(talk: Talk, *said: Body, answer: str, base: str = ROOT, **changes: Any) -> str:
-    exchange = await talk.begin(*said)
-    settled = await talk.settle(
-        exchange, *said, replies=(body("assistant", answer),), base=base, at_head=False, **changes
-    )
-    return settled.head
-
-
-async def test_a_reply_recorded_from_upstream_leads_to_its_session(store: Store) -> None:
-    talk = Talk(store=store)
-    head = await _say(talk, body("user", "hi"), answer="Hello!")
-    assert await store.recorded("tenant", head) == ["session"]
-    assert await store.recorded("other", head) == []
-    assert await store.recorded("tenant", (await store.path(talk.key, head))[0].node) == []
-
-
-async def test_a_reply_behind_one_that_the_client_brought_leads_nowhere(store: Store) -> None:
-    talk = Talk(store=store)
-    brought = [body("user", "hi"), body("assistant", "made up"), body("user", "and?")]
-    head = await _say(talk, *brought, answer="Hm.")
-    assert await store.recorded("tenant", head) == []
-    vouched = Talk(store=store, session="vouched")
-    assert await _say(vouched, *brought, answer="Hm.", vouched=2) == head
-    assert await store.recorded("tenant", head) == ["vouched"]
-    further = await _say(talk, body("user", "go on"), answer="So.", base=head)
-    assert await store.recorded("tenant", further) == []
-
-
-async def test_of_conversations_that_begin_alike_two_are_told(store: Store) -> None:
-    heads = [
-        await _say(Talk(store=store, session=name), body("user", "hi"), answer="Hello!") for name in ("a", "b", "c")
-    ]
-    assert len(set(heads)) == 1
-    assert len(await store.recorded("tenant", heads[0])) == 2
-
-
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("policy", [None, "lean"])
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 5])

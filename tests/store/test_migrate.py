@@ -211,7 +211,7 @@ async def test_sessions_of_the_third_tables_have_nothing_beside_their_messages(u
     )
     assert [tuple(row) for row in rows] == [(1.5, 0, 0, None, None)] * 2
     await downgrade(url, "0003")
-    later = {"hidden", "summaries", "leases", "pending", "evidence", "provider_ids"}
+    later = {"hidden", "summaries", "leases", "pending", "evidence", "provider_ids", "rollups", "session_rollups"}
     assert ask(url, tables) == set(METADATA.tables) - later
     assert ask(url, lambda c: c.execute(text("SELECT count(*) FROM sessions")).scalar_one()) == 2
     await upgrade(url)

@@ -15,6 +15,7 @@ from proxy.store.schema import (
     METADATA,
     NODES,
     OF_A_SESSION,
+    ROLLUPS,
     SECRETS,
     SUMMARIES,
     insert_new,
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 def test_every_table_of_a_session_begins_its_key_with_the_session() -> None:
-    assert {*OF_A_SESSION, SECRETS} == set(METADATA.tables.values())
+    assert {*OF_A_SESSION, ROLLUPS, SECRETS} == set(METADATA.tables.values())
     for table in OF_A_SESSION:
         assert next(iter(table.primary_key.columns)).name == "session"
         assert not any(index.unique for index in table.indexes)  # it could not be kept across servers

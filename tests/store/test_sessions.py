@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from proxy.conversation import ROOT
 from proxy.errors import ConfigurationError, InvalidRequest, StoreUnavailable
+from proxy.store import Inferred, UnnamedRequest
 from proxy.store.database import StoreConnection
 from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
@@ -94,6 +95,7 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
         second = await say(talk, "two", reply("2", HIDDEN))
         assert await store.keep_summary(talk.key, summary("a", second.head, 4))
         assert await store.lease(talk.key, "recipe", "worker", 1_000, 2_000)
+        await store.keep_provider_ids(talk.tenant, talk.session, "chat", ["resp_1"], second.head)
 
     def rows(connection: StoreConnection) -> dict[str, dict[str, int]]:
         counted: dict[str, dict[str, int]] = {}
@@ -230,6 +232,7 @@ async def test_what_cannot_be_stored_is_not_there(store: Store, name: str) -> No
 
 async def test_nothing_is_asked_of_the_database_for_nothing(store: Store) -> None:
     await store.close()  # it would raise if it were asked
-    assert await store.recorded("a\x00b", "node") == []
+    asked = UnnamedRequest(tenant="a\x00b", dialect="chat", messages=(), names=(), contents=(), instructions=None)
+    assert await store.infer(asked) == Inferred()
     assert await store.path("key", ROOT) == []
     assert await store.cut("key", [], "default", None) is None

@@ -578,7 +578,14 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
         return await statements(store, lambda connection: write_exchanges(connection, [replace(said, replies=replies)]))
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
-    plain = ["SELECT"] * (1 if store._database.blocks else 3) + ["INSERT", "INSERT", "UPDATE", "DELETE", "UPDATE"]
+    plain = ["SELECT"] * (1 if store._database.blocks else 3) + [
+        "INSERT",
+        "INSERT",
+        "INSERT",
+        "UPDATE",
+        "DELETE",
+        "UPDATE",
+    ]
     assert await settled(reply("2")) == plain
     assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2
     assert await settled(reply("4")) == plain

@@ -220,8 +220,8 @@ def test_whatever_was_appended_survives_kill_9(spool: Spool) -> None:
     found: dict[str, list[int]] = {}
     while records := spool.read():
         for record in records:
-            name, number, _ = record.content.split(b" ", 2)
-            assert name.decode() == record.key
+            key, number, _ = record.content.split(b" ", 2)
+            assert key.decode() == record.key
             found.setdefault(record.key, []).append(int(number))
         spool.stored(records[-1].after)
     for name, last in told.items():

@@ -19,6 +19,7 @@ from proxy.pipeline.outage import Outage
 from proxy.recall import Recall
 from proxy.store import ExchangeRow, Spool, Store, session_key
 from proxy.summaries import Summaries, Summarizer
+from proxy.telemetry import Meters
 from proxy.tokens import TokenCounter
 from proxy.upstream import Upstream
 from tests.support.server import settings_for
@@ -89,6 +90,7 @@ class House:
             summaries=summaries,
             recall=recall,
             counter=counter,
+            counts=Meters(),
         )
         self.chat = ChatCompletions(settings, self.services)
 

@@ -32,7 +32,7 @@ class HasAddress(Protocol):
     def base_url(self) -> str: ...
 
 
-def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: dict[str, Any]) -> Path:
+def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: Any) -> Path:
     """Write a configuration that leads to `upstream` and keeps at `store_url`."""
     data: dict[str, Any] = {
         "server": {"port": 0},
@@ -41,7 +41,7 @@ def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: 
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():
-        data[name] = {**data.get(name, {}), **section}
+        data[name] = {**data.get(name, {}), **section} if isinstance(section, dict) else section
     file = folder / "config.yaml"
     file.write_bytes(orjson.dumps(data))  # JSON is YAML
     return file

@@ -22,6 +22,8 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.recall import ref_of
 from proxy.tokens import TokenCounter
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
+from proxy.trimming.edits.compact_tool_output import CompactToolOutput
+from tests.support.outputs import OUTPUTS
 from tests.support.replay import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +33,9 @@ FOLDERS = (ROOT / "tests" / "data" / "trajectories", DATA)
 MODEL = "gpt-5"
 READ = 0.1
 """Price of a cached token, relative to an uncached one."""
-LONGEST = 110
+LONGEST = 90
 """Characters shown of an original text."""
-LONGEST_AFTER = 320
+LONGEST_AFTER = 200
 """Characters shown of what an edit made."""
 TAIL = 40
 """Of these, characters from the end."""
@@ -180,7 +182,38 @@ def shows() -> list[tuple[Mapping[str, Any], list[Shown]]]:
 
 def page() -> str:
     """Return the page."""
-    return "\n".join([INTRO, *(_section(said, cases) for said, cases in shows())])
+    return "\n".join([INTRO, *(_section(said, cases) for said, cases in shows()), _outputs()])
+
+
+LOST = {
+    "git diff": "middle of the context",
+    "ls -lR": "lines",
+    "grep -n": "matches",
+    "pytest -v": "passed tests",
+    "npm install": "steps",
+    "Java trace": "library frames",
+    "HTML page": "styles, second menu",
+    "JSON list": "records",
+    "CSV": "rows",
+    "base64": "bytes",
+}
+"""What goes of each output where all methods are allowed."""
+
+
+def _outputs() -> str:
+    """Return the table of ten outputs: tokens as they are, without loss, and with every method."""
+    rows = ["## Ten tool outputs", "", "Tokens under `compact_tool_output`; the ref reads what is lost.", ""]
+    rows += ["| output | before | `minify`, `table` | all methods | lost then |", "|---|---|---|---|---|"]
+    for name, text in OUTPUTS.items():
+        message = ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": text})
+        counts = [COUNTER.message(message, MODEL)]
+        entry = Entry(message=message, tokens=counts[0], ref=ref_of(body_of(message)), position=0)
+        for methods in (("minify", "table"), ("minify", "table", "preview", "log", "noise")):
+            short = CompactToolOutput(methods=methods).shorten(message, entry)
+            counts.append(COUNTER.message(short.message if short is not None else message, MODEL))
+        lost = LOST[name] if counts[2] < counts[1] else "nothing"
+        rows.append(f"| {name} | {' | '.join(f'{count:,}' for count in counts)} | {lost} |")
+    return "\n".join([*rows, ""])
 
 
 def told(position: int, message: Message, longest: int = LONGEST) -> str:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.conversation import ROOT
+from proxy.conversation import ROOT, fingerprints
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store import Body, Opening, Reply, Settled, Settlement, Status, Store, session_key
+from proxy.store import (
+    Body,
+    ExchangeFigures,
+    Inferred,
+    Opening,
+    Reply,
+    Settled,
+    Settlement,
+    Status,
+    Store,
+    UnnamedRequest,
+    session_key,
+)
 
 _IDS = count(1)
 
@@ -67,8 +80,23 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), *
         tokens_before=100,
         tokens_sent=60,
         receipt={"finish_reasons": ["stop"]},
+        figures=ExchangeFigures(
+            model="model", policy="default", tokens_before=100, tokens_sent=60, cost=0.5, added_ms=1.25
+        ),
     )
     return replace(plain, **changes)
+
+
+async def infer(
+    store: Store, messages: Sequence[Message], *, tenant: str = "tenant", instructions: str | None = None
+) -> Inferred:
+    """Return what the store says of a request that names no session."""
+    names, contents = fingerprints(ROOT, messages)
+    return await store.infer(
+        UnnamedRequest(
+            tenant=tenant, dialect="chat", messages=messages, names=names, contents=contents, instructions=instructions
+        )
+    )
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan import digest_of, words_of
+from proxy.textscan import Mentions, digest_of, words_of
 from proxy.textscan.digest import HEAD, TAIL, Candidate, candidates_of, ends_of, readable
 from proxy.textscan.scan import occurs
 
@@ -376,3 +376,14 @@ def test_escapes_between_words_are_undone_where_the_text_is_escaped(text: str, e
 
 def test_a_backslash_that_no_escape_has_says_that_a_text_is_not_escaped() -> None:
     assert readable(r'{"text": "one\nK77\n", "re": "\d+"') == '{"text": "one…\n", "re": "\\d+"'
+
+
+def test_what_was_said_again_is_kept_where_others_are_not_worth_their_characters() -> None:
+    mentions = Mentions()
+    mentions.add("assistant", "I look", ['{"id": "K88"}'])
+    mentions.add("tool", "K77 K88 K99", ())
+    mentions.add("assistant", "once more", ['{"id": "see\\nK88"}'])
+    mentions.add("user", "and K77?", ())
+    assert (mentions.messages["K88"], mentions.agent["K88"], mentions.user) == (3, 2, {"and", "K77?"})
+    assert digest_of("K77 K88 K99", 300, mentions=mentions, least=0.015) == "K88"
+    assert digest_of("K77 K88 K99", 300, mentions=mentions) == "K77,K88,K99"

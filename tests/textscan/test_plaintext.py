@@ -6,13 +6,27 @@ import json
 from base64 import b64encode, encodebytes
 from hashlib import sha512
 from textwrap import wrap
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.textscan.document import read, write
-from proxy.textscan.plaintext import alarms, condensed, ending, names_ref, omitted, tidied, weight, without_blobs
+from proxy.textscan.plaintext import (
+    UNDER,
+    alarms,
+    condensed,
+    ending,
+    folded,
+    grouped,
+    names_ref,
+    omitted,
+    shown,
+    tidied,
+    weight,
+    without_blobs,
+)
 from proxy.textscan.table import tabulated
 from proxy.tokens import TokenCounter
 
@@ -293,3 +307,131 @@ def test_a_table_weighs_what_it_costs(indent: int | None) -> None:
     counter = TokenCounter()
     estimate = counter.text(text, "gpt-4o") * weight(table) / weight(text)
     assert estimate == pytest.approx(counter.text(table, "gpt-4o"), rel=0.15)
+
+
+# ----------------------------------------------------------------------- lists, diffs, traces of calls
+
+
+def ungrouped(text: str) -> str:
+    """Return the text that `grouped` had."""
+    if not text.startswith(UNDER) and f"\n{UNDER}" not in text:
+        return text
+    shared, lines = "", list[str]()
+    for line in text.split("\n"):
+        if line.startswith(UNDER):
+            shared = line.removeprefix(UNDER)
+        else:
+            lines.append(shared + line)
+    return "\n".join(lines)
+
+
+GREP = "\n".join(
+    f"src/server/{name}.py:{line}:    return {name}_{line}" for name in ("app", "auth") for line in range(9)
+)
+LISTING = ".:\ntotal 8\n" + "\n".join(f"-rw-r--r-- 1 me staff {size:6} Jan  1 12:00 f{size}.py" for size in range(9))
+
+
+@pytest.mark.parametrize("text", [GREP, LISTING, f"no match\n{GREP}\n--\nlast"])
+def test_what_lines_of_a_list_share_is_said_once(text: str) -> None:
+    short = grouped(text)
+    assert len(short) < 0.9 * len(text)
+    assert ungrouped(short) == text
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", GREP[:100], f"{UNDER}x\n{GREP}", "a:1:\nb:1:\n" * 20])
+def test_what_is_no_list_or_looks_like_a_grouped_one_stays(text: str) -> None:
+    assert grouped(text) == text
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(["a.py:1:x", "a.py:2:", "b/c.py:7:== y", "== z", "", "-rw-r--r-- 1 a b 3 x", "w"])))
+def test_a_grouped_list_is_read_back(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    short = grouped(text)
+    assert short == text or ungrouped(short) == text
+
+
+DIFF = """diff --git a/x.py b/x.py
+--- a/x.py
++++ b/x.py
+@@ -1,11 +1,11 @@ def first():
+ one
+ two
+ three
+ four
+ five
+-six
++6
+ seven
+
+ nine
+ ten
+ eleven
+\\ No newline at end of file
+no more of the diff"""
+
+
+def test_the_middle_of_context_is_left_out_of_a_diff() -> None:
+    assert folded(DIFF).split("\n") == [
+        "diff --git a/x.py b/x.py",
+        "--- a/x.py",
+        "+++ b/x.py",
+        "@@ -1,11 +1,11 @@ def first():",
+        " one",
+        "… (3 lines of context omitted)",
+        " five",
+        "-six",
+        "+6",
+        " seven",
+        "… (3 lines of context omitted)",
+        " eleven",
+        "\\ No newline at end of file",
+        "no more of the diff",
+    ]
+
+
+def test_frames_of_libraries_are_left_out_of_a_trace() -> None:
+    python = 'Traceback (most recent call last):\n  File "app.py", line 3, in main\n    run()\n'
+    python += '  File "/v/lib/python3.11/site-packages/x/y.py", line 9, in f\n    g()\n' * 4 + "ValueError: no"
+    assert folded(python).split("\n")[1:] == [
+        '  File "app.py", line 3, in main',
+        "    run()",
+        "… (8 lines of libraries omitted)",
+        "ValueError: no",
+    ]
+    java = (
+        "E: x\n\tat com.mine.A.b(A.java:1)\n"
+        + "\tat org.springframework.C.d(C.java:2)\n" * 5
+        + "\tat com.mine.E.f(E.java)"
+    )
+    assert "… (5 lines of libraries omitted)" in folded(java)
+    assert folded(java).count("com.mine") == 2
+
+
+def test_steps_of_an_installer_are_lines_of_one_kind() -> None:
+    log = "\n".join(f"Collecting package{at}\n  Downloading p-{at}.whl (12 kB)" for at in range(40))
+    short = condensed(f"{log}\nERROR: no space\nSuccessfully installed p-1", 2)
+    assert len(short) < len(log) / 3
+    assert short.endswith("ERROR: no space\nSuccessfully installed p-1")
+
+
+def test_a_menu_that_stands_on_a_page_twice_is_shown_once() -> None:
+    menu = "".join(f"<li><a href='/{name}'>{name}</a></li>" for name in ("Home", "Shop", "Help"))
+    page = shown(f"<html><body><ul>{menu}</ul><p>Text</p><ul>{menu}</ul></body></html>")
+    assert page.count("Shop") == 2  # its address and its name
+    assert page.endswith("Text\n… (3 lines omitted: as above)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a.py:1:" * 150_000, "a.py:1:\n" * 100_000, "@@ -1 +1 @@\n" + " x\n" * 300_000, "    at x\n" * 100_000),
+        *("-rw-r--r-- 1 a b 3 x\n" * 50_000, "<a href=x>y</a>\n" * 50_000, "Collecting x1\n" * 100_000),
+    ],
+)
+def test_lists_and_diffs_take_time_in_proportion(text: str) -> None:
+    start = process_time()
+    grouped(text)
+    folded(text)
+    condensed(text, 2)
+    assert process_time() - start < 5

@@ -10,8 +10,8 @@ from proxy.conversation import body_of
 from proxy.dialects import Message, dialect_named
 from proxy.dialects.responses.items import Item, turn_of
 from proxy.recall import ref_of
-from proxy.trimming import Cut, Entry, Hidden, Plan, PlanningContext, Policy, Stretch, plan
-from proxy.trimming.draft import joined_stretches
+from proxy.trimming import Cut, Entry, Hidden, Plan, PlanningContext, Policy, StaleRange, plan
+from proxy.trimming.draft import joined_ranges
 from proxy.trimming.history import without_reasoning
 
 API = dialect_named("responses")
@@ -68,7 +68,7 @@ def test_reasoning_from_the_first_change_on_is_left_out_and_stays_out() -> None:
     made = planned(entries(talk(3)))
     assert made.trimmed
     assert made.cut is not None
-    assert made.cut.stale == (Stretch(start=2, stop=12),)
+    assert made.cut.stale == (StaleRange(start=2, stop=12),)
     assert reasoning(made.view) == ["rs_0"]  # it stands before the first result that was cleared
     assert API.problems(made.view) == []
     assert "fc_2" not in str(made.view[5].data)
@@ -86,7 +86,7 @@ def test_a_later_trim_leaves_out_what_is_behind_its_own_changes() -> None:
     second = planned(entries(more), first.cut)
     assert second.cut is not None
     assert second.trimmed
-    assert second.cut.stale == (Stretch(start=2, stop=20),)
+    assert second.cut.stale == (StaleRange(start=2, stop=20),)
     assert reasoning(second.view) == ["rs_0"]
     third = planned(entries([*more, *talk(1)]), second.cut, trigger={"tokens": 100}, edits=[{"type": "drop_internal"}])
     assert reasoning(third.view) != []  # another version begins anew, and what changes by that is told
@@ -148,5 +148,18 @@ def test_what_the_client_was_not_shown_loses_its_reasoning_too() -> None:
 
 
 def test_stretches_that_meet_are_one() -> None:
-    parts = [Stretch(start=5, stop=9), Stretch(start=0, stop=2), Stretch(start=2, stop=3), Stretch(start=6, stop=7)]
-    assert joined_stretches(parts) == (Stretch(start=0, stop=3), Stretch(start=5, stop=9))
+    parts = [
+        StaleRange(start=5, stop=9),
+        StaleRange(start=0, stop=2),
+        StaleRange(start=2, stop=3),
+        StaleRange(start=6, stop=7),
+    ]
+    assert joined_ranges(parts) == (StaleRange(start=0, stop=3), StaleRange(start=5, stop=9))
+
+
+def test_what_the_provider_summed_up_is_never_trimmed() -> None:
+    summed = Item(turn_of([b'{"type":"compaction","encrypted_content":"x"}']))
+    given = entries([API.spoken("user", "one"), summed, *talk(3)])
+    made = planned(given, target={"tokens": 1}, edits=[{"type": "drop_oldest"}])
+    assert made.view[0] is summed
+    assert len(made.view) == 2

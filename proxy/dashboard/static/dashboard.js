@@ -21,6 +21,25 @@
   };
   const shown = { tokens: short, dollars: money, number: short };
 
+  // The range of an axis: zero belongs to it.
+  const around = (low, high) => {
+    const most = Math.max(high || 0, 0);
+    const least = Math.min(low || 0, 0);
+    const room = (most - least) * 0.05 || 1;
+    return [least < 0 ? least - room : 0, most > 0 ? most + room : room];
+  };
+
+  // How places along a chart are named: a request's number, or a day or an hour in UTC.
+  const moment = (data, value) => {
+    if (!data.time) return String(value);
+    return new Date(value * 1000).toISOString().slice(5, data.label === "hour" ? 16 : 10).replace("T", " ");
+  };
+  const along = (data) => {
+    const [unit, space] = data.time ? (data.label === "hour" ? [3600, 90] : [86400, 70]) : [1, 40];
+    const steps = data.label === "hour" ? [1, 2, 3, 6, 12, 24, 48, 168] : [1, 2, 5, 7, 14, 28, 50, 100, 200, 500, 1000];
+    return { space, incrs: steps.map((step) => step * unit), values: (_, ticks) => ticks.map((tick) => moment(data, tick)) };
+  };
+
   // Dashed lines at these places: where a session was trimmed.
   const marks = (places) => (plot) => {
     const { ctx, bbox } = plot;
@@ -50,7 +69,7 @@
       const stroke = colour(`--series-${each.colour || number + 1}`);
       const scale = each.scale || "y";
       return {
-        label: each.label, stroke, scale, width: 2, spanGaps: true,
+        label: each.label, stroke, scale, width: 2, spanGaps: true, dash: each.dash ? [6, 4] : undefined,
         fill: each.fill ? `${stroke}22` : undefined,
         points: { show: data.x.length < 40 },
         value: (_, value) => shown[(data.units || {})[scale] || "tokens"](value),
@@ -60,14 +79,16 @@
     const options = {
       width: Math.max(240, element.clientWidth),
       height: Number(element.dataset.height) || 220,
-      scales: { x: { time: Boolean(data.time) } },
+      scales: {
+        x: { time: false },
+        ...Object.fromEntries(scales.map((scale) => [scale, { range: (_, low, high) => around(low, high) }])),
+      },
       axes: [
-        { stroke: text, grid: { show: false }, ticks: { stroke: line }, font: "12px system-ui, sans-serif" },
+        { stroke: text, grid: { show: false }, ticks: { stroke: line }, font: "12px system-ui, sans-serif", ...along(data) },
         ...scales.map((scale, place) => axis(scale, place === 0 ? 3 : 1)),
       ],
-      series: [{ label: data.label || (data.time ? "day" : "request"), value: data.time ? undefined : (_, value) => value ?? "–" }, ...series],
+      series: [{ label: data.label || "request", value: (_, value) => (value === null ? "–" : moment(data, value)) }, ...series],
       hooks: { draw: data.trims && data.trims.length ? [marks(data.trims)] : [] },
-      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
     };
     element.replaceChildren();
     charts.set(element, new uPlot(options, [data.x, ...data.series.map((each) => each.values)], element));

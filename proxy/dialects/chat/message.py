@@ -28,6 +28,9 @@ _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
 """Reasoning that providers want back where it led to tool calls, and refuse or ignore elsewhere."""
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
 
+_BOUND: Final = ("reasoning_details", "thinking_blocks")
+"""Reasoning that is signed or encrypted: providers take it only behind what it was made behind. Plain text is not."""
+
 _DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
 _SCHEME: Final = 16  # characters in which an address has its scheme; what has none is base64
 _HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a part may hold what it is about
@@ -266,6 +269,14 @@ class ChatMessage(Message):
         if changed is data:
             return self.without(*dropped) if dropped else self
         return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
+
+    def without_reasoning(self) -> ChatMessage:
+        return self.without(*_BOUND) if self.role == "assistant" and _is_bound(self.raw) else self
+
+
+def _is_bound(raw: bytes) -> bool:
+    """Tell whether the text of a message may hold reasoning that is bound to what stands before it."""
+    return any(b'"%b"' % name.encode() in raw for name in _BOUND)
 
 
 def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:

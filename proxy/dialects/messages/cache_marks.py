@@ -6,7 +6,7 @@ A request has at most four, wherever they stand. The proxy puts its own only whe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.jsontext import is_array, is_object, read
@@ -17,12 +17,14 @@ _EPHEMERAL: Final = b'{"type":"ephemeral"}'
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
-def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:  # noqa: ARG001 - the API has one kind
+def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
     """Return the messages with marks at the ends of those at `places`, the last ones where there is no room for all.
 
     Marks of the client's stay. Where a message takes none, the nearest one before it that does is marked.
     """
-    sent = list(messages)
+    sent = list(cast("Sequence[MessagesMessage]", messages))
+    if kind != "anthropic":  # another provider's model behind this API
+        return tuple(sent)
     room = MOST_MARKS - sum(map(_count, sent))
     wanted = False
     for at in range(len(sent) - 1, -1, -1):
@@ -30,7 +32,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
             break
         message = sent[at]
         wanted = wanted or at in places
-        if not wanted or not isinstance(message, MessagesMessage):
+        if not wanted:
             continue
         if _count(message):
             wanted = False
@@ -45,8 +47,8 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
     return marks_beside(fields) > 0
 
 
-def _count(message: Message) -> int:
-    return marks_in(message.data) if isinstance(message, MessagesMessage) and message.has_marks else 0
+def _count(message: MessagesMessage) -> int:
+    return marks_in(message.data) if message.has_marks else 0
 
 
 def marks_beside(fields: Mapping[str, bytes]) -> int:

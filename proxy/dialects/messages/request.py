@@ -7,7 +7,7 @@ changed, the client's own bytes are the body.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -118,14 +118,12 @@ def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]
 
     Stored messages have those of earlier requests; of all marks, as many stay as the API takes, the newest.
     """
-    own = [message for message in request.messages if isinstance(message, MessagesMessage) and message.has_marks]
+    own = [message for message in cast("Sequence[MessagesMessage]", request.messages) if message.has_marks]
     moved = {answered: mark for message in own if (mark := message.mark()) for answered in message.answered[:1]}
     last = own[-1].mark() if own and own[-1] is request.messages[-1] else None
-    marked = list(sent)
+    marked = list(cast("Sequence[MessagesMessage]", sent))
     counts = [0] * len(marked)
-    for place, message in enumerate(sent):
-        if not isinstance(message, MessagesMessage):
-            continue
+    for place, message in enumerate(marked):
         if message.has_marks:
             counts[place] = marks_in(message.data)
             continue
@@ -139,9 +137,8 @@ def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]
         texts = {message.raw for message in own}
         places = [place for place, count in enumerate(counts) if count]
         for place in sorted(places, key=lambda place: marked[place].raw in texts):
-            message = marked[place]
-            if excess > 0 and isinstance(message, MessagesMessage):
-                marked[place] = message.without_marks()
+            if excess > 0:
+                marked[place] = marked[place].without_marks()
                 excess -= counts[place]
     return tuple(marked)
 
@@ -186,14 +183,17 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message,
     """Read the messages, and what is known of each; a text that was read before is not read again."""
     texts = list(map(bytes, items))
     known: list[Facts] = []
+    new: dict[bytes, Facts] = {}
     messages: list[Message] = []
     for text, remembered in zip(texts, _KNOWN.recall(texts), strict=True):
-        facts, data = remembered, None
+        facts, data = remembered or new.get(text), None
         if facts is None:
             facts, data = _message(f"messages[{len(known)}]", text)
-            _KNOWN.put(text, facts)
+            new[text] = facts
         known.append(facts)
         messages.append(MessagesMessage(facts.raw, data, facts))
+    for text, facts in new.items():
+        _KNOWN.put(text, facts)
     return known, tuple(messages)
 
 

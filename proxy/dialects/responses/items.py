@@ -52,7 +52,8 @@ _HOSTED: Final = frozenset(
     }
 )
 """What the provider runs itself: the items hold call and result."""
-MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, "reasoning", "item_reference"})
+_COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
+MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS: Final = frozenset({"input_text", "output_text", "text"})
@@ -158,6 +159,10 @@ class Item(Message):
     def is_field(self) -> bool:
         return self.kind == INSTRUCTIONS
 
+    @property
+    def is_compaction(self) -> bool:
+        return b'"compaction' in self.raw and any(kind_of(item) in _COMPACTIONS for item in self.items)
+
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
         """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
         placed = [
@@ -238,6 +243,12 @@ class Item(Message):
     @property
     def answers(self) -> str | None:
         return (call_id_of(self.data) or None) if self.is_result else None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers."""
+        named = [item.get("id") for item in self.items if kind_of(item) in {"message", "item_reference"}]
+        return super().ids + tuple([name for name in named if isinstance(name, str) and name])
 
     @property
     def has_content(self) -> bool:

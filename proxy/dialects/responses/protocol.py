@@ -54,7 +54,7 @@ _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "
 """Calls for which a result can be made up."""
 
 
-class Problem(StrEnum):
+class ItemProblem(StrEnum):
     """What can be wrong with an entry. The value says it, and reads on as a note of the repair."""
 
     MISSING = "tool call without a result"
@@ -66,13 +66,13 @@ class Problem(StrEnum):
     SAME_ID = "item with the id of another one"
 
 
-class _Walk:
+class _ItemWalk:
     """One reading of the entries: what stays and is put in, in order, and what is wrong."""
 
     def __init__(self, entries: Sequence[Item]) -> None:
         self.entries: list[Item] = []
         self.sources: list[int | None] = []
-        self.problems: list[tuple[int, Problem]] = []
+        self.problems: list[tuple[int, ItemProblem]] = []
         self._ids: set[str] = set()
         self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
         self._known: Collection[str] = ()  # the calls of the last turn
@@ -100,7 +100,7 @@ class _Walk:
                 return each.raw
             name = call_id_of(each.item)
             if not name or name in seen:
-                self.problems.append((at, Problem.TWICE if name else Problem.NAMELESS))
+                self.problems.append((at, ItemProblem.TWICE if name else ItemProblem.NAMELESS))
                 return None
             seen.add(name)
             if each.kind in _FILLED:
@@ -110,7 +110,7 @@ class _Walk:
         made = entry.keeping(sound)
         paired = made.with_paired_reasoning()
         if paired is not made:
-            self.problems.append((at, Problem.ALONE))
+            self.problems.append((at, ItemProblem.ALONE))
         unique = self._unique(at, paired)
         if unique.items:
             self._keep(at, unique, entry)
@@ -121,9 +121,9 @@ class _Walk:
         name = entry.answers or ""
         wanted = self._open.get(name)
         if name in self._answered:
-            self.problems.append((at, Problem.SECOND))
+            self.problems.append((at, ItemProblem.SECOND))
         elif wanted not in {None, entry.kind} or not (self._refers or name in self._known):
-            self.problems.append((at, Problem.ORPHAN))
+            self.problems.append((at, ItemProblem.ORPHAN))
         else:
             self._answered.add(name)
             self._open.pop(name, None)
@@ -133,7 +133,7 @@ class _Walk:
     def _fill(self, at: int) -> None:
         """Put in a text for each result that did not come before the next turn."""
         missing = [result(name, kind, NO_RESULT) for name, kind in self._open.items()]
-        self.problems += [(max(0, at - 1), Problem.MISSING) for _ in missing]
+        self.problems += [(max(0, at - 1), ItemProblem.MISSING) for _ in missing]
         self.entries[self._last : self._last] = missing
         self.sources[self._last : self._last] = [None] * len(missing)
         self._open = {}
@@ -148,7 +148,7 @@ class _Walk:
             if name not in self._ids:
                 self._ids.add(name)
                 return each.raw
-            self.problems.append((at, Problem.SAME_ID))
+            self.problems.append((at, ItemProblem.SAME_ID))
             return None if each.kind == "reasoning" else Item(each.raw).without("id").raw
 
         return entry.keeping(unique)
@@ -255,16 +255,16 @@ class ResponsesDialect(Dialect):
         return tuple(found)
 
     def problems(self, messages: Sequence[Message]) -> list[str]:
-        walk = _Walk(cast("Sequence[Item]", messages))
+        walk = _ItemWalk(cast("Sequence[Item]", messages))
         return [f"item {position}: {problem}" for position, problem in walk.problems]
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
-        walk = _Walk(cast("Sequence[Item]", messages))
+        walk = _ItemWalk(cast("Sequence[Item]", messages))
         found = Counter(problem for _, problem in walk.problems)
         notes = [
             f"repaired: {found[problem]} x {problem}, "
-            + ("a result was put in" if problem is Problem.MISSING else "left out")
-            for problem in Problem
+            + ("a result was put in" if problem is ItemProblem.MISSING else "left out")
+            for problem in ItemProblem
             if found[problem]
         ]
         return Repaired(messages=tuple(walk.entries), notes=tuple(notes), sources=tuple(walk.sources))

@@ -21,7 +21,7 @@ from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
-_SHARE: Final = 0.4  # a value is worth its characters where its chance, in so many `digest_chars`, is one
+_SHARE: Final = 0.45  # a value is worth its characters where its chance, in so many `digest_chars`, is one
 _LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
 _PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at

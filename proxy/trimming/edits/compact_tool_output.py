@@ -6,15 +6,17 @@ The tokens of a shorter form are estimated from those of the original: by bytes,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
-from proxy.dialects import Message
+from proxy.dialects import Call, Message
 from proxy.textscan import (
     Embedded,
     JsonValue,
     condensed,
     ending,
+    folded,
+    grouped,
     is_markup,
     names_ref,
     pieces,
@@ -24,12 +26,14 @@ from proxy.textscan import (
     tabulated,
     tabulated_lines,
     tidied,
+    values_of,
     weight,
     without_blobs,
     write,
 )
+from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.model import Entry
+from proxy.trimming.model import Change, Entry
 from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
@@ -46,9 +50,10 @@ _LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: i
 class CompactToolOutput(ToolOutputEdit, frozen=True):
     """Tool output over a limit is put in a shorter form that fits its kind.
 
-    First what loses nothing: JSON without white space and escapes, records as a table, text without terminal
-    escapes and blanks. Only where that is still over the limit, what loses something and says so: lists and
-    long texts of JSON cut, lines of a log counted, HTML as text, bytes written as text left out. A mark names
+    First what loses nothing: JSON without white space and escapes, records as a table, lines of `grep -n` and
+    `ls -l` under what they share, text without terminal escapes and blanks. Only where that is still over the limit,
+    what loses something and says so: lists and long texts of JSON cut, lines of a log counted, the context of diffs
+    and library frames of traces folded, HTML as text, bytes written as text left out. A mark names
     the ref under which the whole output can be read. Each text part of a result is put in form by itself;
     parts that are no text stay, and so does what would not get shorter.
     """
@@ -63,6 +68,14 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
     """Characters of a text inside JSON; of a longer one its beginning is shown."""
     methods: tuple[Method, ...] = ("minify", "table", "preview", "log", "noise")
     """What may be done, what loses less first: their order here does not matter."""
+
+    spare_files: bool = False
+    """At a trim, results of calls that name a file stay as they are: agents edit files by their exact text."""
+
+    def apply(self, draft: Draft) -> Iterator[Change]:
+        """Shorten what has a shorter form, files perhaps excepted."""
+        spared = {result.place for result in draft.results() if self.spare_files and _names_file(result.call)}
+        return (change for change in super().apply(draft) if change.position not in spared)
 
     def shorten(self, message: Message, entry: Entry) -> Shortened | None:
         """Return the result in a shorter form; None where it is short enough or has none."""
@@ -97,6 +110,10 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         used = dict.fromkeys(name for form in forms for name in form.used)
         reason = f"{', '.join(used)}: {before} bytes become {after}"
         return Shortened(message=message.with_texts(made), reason=reason)
+
+
+def _names_file(call: Call | None) -> bool:
+    return call is not None and any(value.kind == "path" for value in values_of(call.arguments, "none"))
 
 
 def _is_over(limit: int, forms: Sequence[_CompactForm], given: Sequence[str], tokens: float) -> bool:
@@ -144,8 +161,11 @@ class _CompactForm:
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, Embedded):
                 self._tidy_document(place, piece)
-            elif "noise" in self._edit.methods:
+                continue
+            if "noise" in self._edit.methods:
                 self._offer(place, "noise", tidied(piece))
+            if len(self._pieces) == 1 and "table" in self._edit.methods:
+                self._offer(place, "table", grouped(self._shown[place]))
 
     def clean(self, _: str) -> None:
         """Leave out what no model reads, outside of documents."""
@@ -161,7 +181,7 @@ class _CompactForm:
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, str) or isinstance(piece.value, str):
                 if "log" in self._edit.methods:
-                    text = condensed(self._shown[place], self._edit.keep_items)
+                    text = condensed(folded(self._shown[place]), self._edit.keep_items)
                     self._is_marked |= self._offer(place, "log", text)
             elif "preview" in self._edit.methods:
                 alone = len(self._pieces) == 1

@@ -81,17 +81,16 @@ class ToolOutputEdit(BaseEdit, frozen=True):
 
     def shorten_all(self, message: Message, entry: Entry) -> Shortened | None:
         """Return a message with the shorter form of each of its results; None where all stay."""
-        results = list(message.results)
-        if len(results) == 1 and results[0] is message:
-            return self.shorten(message, entry)
+        made: list[Message | None] = []
         reasons: list[str] = []
-        for index, result, alone in results_of(message, entry):
+        for _, result, alone in results_of(message, entry):
             shortened = self.shorten(result, alone)
-            if shortened is not None:
-                results[index] = shortened.message
-                reasons.append(shortened.reason)
-        made = message.with_results(results) if reasons else None
-        return Shortened(message=made, reason="; ".join(reasons)) if made is not None else None
+            if result is message:
+                return shortened
+            made.append(result if shortened is None else shortened.message)
+            reasons += [] if shortened is None else [shortened.reason]
+        whole = message.with_results(made) if reasons else None
+        return Shortened(message=whole, reason="; ".join(reasons)) if whole is not None else None
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""

@@ -247,6 +247,7 @@ EARLIER: list[tuple[Data, Data, bool]] = [
     (told(), told(content="hi "), False),
     (told(), told(reasoning="x", content="hi"), True),
     ({"role": "assistant"}, said("", "assistant"), True),
+    ({"role": "assistant"}, said([{"type": "text", "text": ""}], "assistant"), True),
     (said({"type": "text", "text": "a"}), said({"type": "text", "text": "a", "x": None}), True),
 ]
 

@@ -559,3 +559,33 @@ def test_what_was_parsed_can_be_forgotten() -> None:
 
     assert message.data == parsed
     assert message.data is not parsed
+
+
+def test_reasoning_that_is_bound_to_what_stands_before_it_is_left_out() -> None:
+    signed = {"role": "assistant", "content": "x", "reasoning_content": "hm", "reasoning_details": [{"data": "y"}]}
+    assert ChatMessage.of(signed).without_reasoning().data == {
+        "role": "assistant",
+        "content": "x",
+        "reasoning_content": "hm",
+    }
+    for plain in ({"role": "assistant", "reasoning_content": "hm"}, {"role": "user", "reasoning_details": []}):
+        message = ChatMessage.of(plain)
+        assert message.without_reasoning() is message
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"])
+def test_reasoning_is_found_in_every_form(name: str) -> None:
+    assert ChatMessage.of({"role": "assistant", "content": "hi", name: ["so"]}).has_reasoning
+    assert not ChatMessage.of({"role": "assistant", "content": "hi", name: None}).has_reasoning
+    assert not ChatMessage.of({"role": "user", "content": "hi", name: "so"}).has_reasoning
+
+
+def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answers() -> None:
+    calls = [{"id": name, "function": {"name": "f"}} for name in ("a", "", "b")]
+    assert ChatMessage.of({"role": "assistant", "tool_calls": calls}).ids == ("a", "b")
+    assert ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": "x"}).ids == ("a",)
+
+
+def test_a_message_has_an_earlier_canonical_form() -> None:
+    spaced = ChatMessage.of({"role": "assistant", "content": "hi "})
+    assert spaced.dialect.earlier_canonical(spaced) != spaced.dialect.canonical(spaced)

@@ -593,3 +593,9 @@ def test_the_places_of_messages_are_noted_where_they_are_sure(outlined: Request)
 def test_the_places_in_a_short_body_are_not_noted() -> None:
     assert parse_chat_request(body()).ends == ()
     assert parse_chat_request(body()).common(body()) == 0
+
+
+def test_a_request_of_the_messages_api_is_told_where_it_belongs() -> None:
+    with pytest.raises(InvalidRequest, match="/v1/messages"):
+        parse_chat_request(body(rest=b',"system":"Be brief.","max_tokens":9'))
+    assert parse_chat_request(body(rest=b',"system":"Be brief."')).parameters["system"] == "Be brief."

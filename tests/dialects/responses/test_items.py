@@ -64,6 +64,8 @@ def test_a_turn_is_read_as_one_reply() -> None:
     ]
     assert (TURN.has_content, turn(REASONING, CALL).has_content, turn(SEARCH).has_content) == (True, False, True)
     assert TURN.plain_text == "I look."
+    assert TURN.ids == ("c1", "c2", "msg_1")
+    assert (item(OUTPUT).ids, item({"id": "msg_1"}).ids) == (("c1",), ("msg_1",))
     assert list(TURN.all_texts()) == ["I look.", "look", '{"at": 1}', "draw", "a cat"]
     assert TURN.countable().texts == ("I look.", "look", '{"at": 1}', "draw", "a cat")
     assert TURN.countable().reasoning == "hm"
@@ -91,10 +93,14 @@ def test_results_and_other_items_are_read() -> None:
     assert output.texts == ("a cat",)
     silent = item({"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}})
     assert (silent.text, silent.plain_text, silent.attachments[0].description) == ("", None, "no address")
-    compaction = item({"type": "compaction", "encrypted_content": "x"})
-    assert (compaction.role, compaction.text, compaction.name) == ("", "", "")
-    assert compaction.readable() == "[compaction]"
-    assert compaction.countable().texts == ('{"type":"compaction","encrypted_content":"x"}',)
+    other = item({"type": "additional_tools", "tools": []})
+    assert (other.role, other.text, other.name, other.is_compaction) == ("", "", "", False)
+    assert other.readable() == "[additional_tools]"
+    assert other.countable().texts == ('{"type":"additional_tools","tools":[]}',)
+    (compaction,) = entries({"type": "compaction", "encrypted_content": "x"})
+    assert (compaction.role, compaction.is_compaction, compaction.has_content) == ("assistant", True, True)
+    assert not item({"role": "user", "content": 'a "compaction"'}).is_compaction
+    assert not user({"type": "compaction"}).is_compaction
     assert (item({"role": "user", "content": None}).texts, item({"role": "user", "name": "Al"}).name) == (("",), "Al")
     assert item({"id": "msg_1"}).kind == "item_reference"
     assert list(item({"role": "user", "content": "hi", "name": "Al"}).all_texts()) == ["hi", "Al"]

@@ -127,7 +127,7 @@ def test_what_is_mentioned_again_is_kept_first() -> None:
         {"role": "assistant", "content": None, "tool_calls": called("look at key-00-117").data["tool_calls"]}
     )
     log = draft(called("{}"), result(keys(0)), said, result("nothing"), said, result("nothing"))
-    digest = digest_at(cleared(log, digest_chars=150, clear_inputs=True), 1)
+    digest = digest_at(cleared(log, digest_chars=100, clear_inputs=True), 1)
     assert "key-00-117" in digest
     assert "key-00-116" not in digest
 
@@ -149,7 +149,7 @@ def test_a_second_move_changes_nothing_where_nothing_is_new() -> None:
         {
             "trigger": {"every_request": True},
             "keep": {"rounds": 0, "spans": 1},
-            "edits": [{"type": "clear_tool_results", "keep": 0, "digest_chars": 100}],
+            "edits": [{"type": "clear_tool_results", "keep": 0, "digest_chars": 50}],
         }
     )
     texts = [" ".join(f"K{at}-{each}" for each in range(at)) for at in range(1, 40)]

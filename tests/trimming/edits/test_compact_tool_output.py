@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.tokens import TokenCounter
+from proxy.trimming.draft import Draft
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.model import Entry
@@ -58,6 +61,24 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 def part(text: str, **more: str) -> dict[str, str]:
     return {"type": "text", "text": text, **more}
+
+
+def test_results_of_calls_that_name_a_file_are_spared() -> None:
+    records = json.dumps([{"id": f"A-{at}", "status": "open"} for at in range(40)], indent=2)
+    for arguments, changed in (('{"path": "src/data.json"}', []), ('{"query": "orders"}', [1])):
+        calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+        log = (ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls}), result(records))
+        given = Draft(
+            entries=tuple(replace(entry(message), position=at) for at, message in enumerate(log)),
+            messages=log,
+            tokens=tuple(len(message.raw) for message in log),
+            spans=spans(log),
+            rounds=rounds(log),
+            protected=frozenset(),
+            count=lambda message: len(message.raw),
+        )
+        assert [change.position for change in CompactToolOutput(spare_files=True).apply(given)] == changed
+        assert [change.position for change in CompactToolOutput().apply(given)] == [1]
 
 
 def test_text_parts_are_put_in_form_and_others_stay() -> None:

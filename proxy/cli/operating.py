@@ -1,0 +1,174 @@
+"""`stats`, `exchange show`, `key new`, `doctor`: what an operator asks, on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import socket
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import orjson
+import typer
+
+from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
+from proxy.cli.sessions import find_session, require_store, with_store
+from proxy.config import Settings, load
+from proxy.errors import NotFound, PalimpsestError
+from proxy.pipeline import opened
+from proxy.pipeline.inspection import exchange_view, view_document
+from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.store import Store
+
+exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
+key_app = typer.Typer(help="Keys of clients.", no_args_is_help=True, add_completion=False)
+exchange_app.callback()(lambda: None)  # a group, though it has one command
+key_app.callback()(lambda: None)
+
+
+def stats(
+    config: Config = None,
+    since: Annotated[str | None, typer.Option(help="2026-11-01, 2026-11-01T10:00Z, or 24h, 7d, 2w ago.")] = None,
+    until: Annotated[str | None, typer.Option(help="As --since. Default: now.")] = None,
+    group: Annotated[
+        str, typer.Option(help="day, hour, model, policy, tenant, session, kind, status, dialect or miss.")
+    ] = "day",
+    tenant: Tenant = None,
+    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was asked, paid and saved. What was saved is reckoned against the same sessions untrimmed."""
+    asked = StatsRequest(since=since, until=until, group=group)
+
+    async def work(store: Store) -> dict[str, Any]:
+        key = None if session is None else (await find_session(store, session, tenant)).key
+        return await statistics(store, query_of(asked, datetime.now(UTC), tenant, key))
+
+    told = with_store(config, work)
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    columns = (group, "requests", "sessions", "tokens", "sent", "cached", "paid $", "saved $", "summaries $", "net $")
+    lines: list[list[str]] = []
+    for row in (*told["data"], told["total"]):
+        counts = [row[name] for name in ("requests", "sessions", "tokens_before", "tokens_sent", "tokens_cached")]
+        dollars = [row[name] for name in ("cost", "cost_saved", "cost_summaries", "cost_saved_net")]
+        lines.append([row["group"] or "-", *(f"{count:,}" for count in counts), *(f"{each:,.4f}" for each in dollars)])
+    typer.echo(f"from {told['since'] or 'the beginning'} to {told['until']}")
+    print_table(columns, lines, texts=(0,))
+    total = told["total"]
+    if total["priced"] < total["requests"]:
+        typer.echo(f"The cost of {total['requests'] - total['priced']:,} requests is not known.")
+
+
+@exchange_app.command("show")
+def show_exchange(
+    exchange: Annotated[str, typer.Argument(help="Id of the exchange.")],
+    config: Config = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Show the history beside what was sent of it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the model was sent in an exchange."""
+
+    async def run() -> dict[str, Any]:
+        settings = load(config)
+        require_store(settings)
+        async with opened(settings) as services:
+            row = await services.store.exchange(exchange)
+            session = await services.store.session_at(row.session_key) if row is not None else None
+            if row is None or session is None:
+                raise NotFound(f"There is no exchange {exchange!r}.")
+            document = view_document(row, await exchange_view(row, session, services), diff=diff)
+            found: dict[str, Any] = orjson.loads(orjson.dumps(document))
+            return found
+
+    told = asyncio.run(run())
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    typer.echo(
+        plain(f"{told['exchange']} of {told['session']}, policy {told['policy']}: ")
+        + f"{told['tokens_sent']:,} of {told['tokens_before']:,} tokens"
+    )
+    if not diff:
+        for number, message in enumerate(told["messages"], start=1):
+            typer.echo(plain(f"{number:>5} {_line(message)}"))
+        return
+    for each in told["diff"]:
+        typer.echo(plain(f"{each['position']:>5} {each['fate']:<10} {_line(each['original'])}"))
+        if each["fate"] != "sent":
+            typer.echo(plain(f"{'':>17}{each['reason'] or ''}"))
+        if each["fate"] == "shortened":
+            typer.echo(plain(f"{'':>17}-> {_line(each['sent'])}"))
+
+
+@key_app.command("new")
+def new_key(as_json: AsJson = False) -> None:
+    """Make a key for a client. Put the hash into `auth.keys`; nobody can read the key from it."""
+    key = f"pal-{secrets.token_urlsafe(32)}"
+    digest = f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    if as_json:
+        typer.echo(json.dumps({"key": key, "hash": digest}))
+        return
+    typer.echo(f"key:  {key}\nhash: {digest}")
+
+
+def doctor(config: Config = None, as_json: AsJson = False) -> None:
+    """Check the configuration, the store, the upstream and the prices."""
+    settings = load(config)
+    found = asyncio.run(_checks(settings))
+    if as_json:
+        typer.echo(json.dumps([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in found]))
+    else:
+        for name, ok, detail in found:
+            typer.echo(f"{'ok    ' if ok else 'FAILED'}  {name}: {plain(detail)}")
+    if not all(ok for _, ok, _ in found):
+        raise typer.Exit(1)
+
+
+async def _checks(settings: Settings) -> list[tuple[str, bool, str]]:
+    """Return what was checked: its name, whether it is as it should be, and what was found."""
+    found = [("configuration", True, f"{len(settings.policies)} policies, {len(settings.models)} models")]
+    try:
+        require_store(settings)
+        store = await Store.open(settings.store.url, migrate=False)
+        try:
+            await store.ready()
+            rows, following = await store.sessions(None, limit=1000)
+            found.append(("store", True, f"{len(rows)}{'+' if following else ''} sessions, tables up to date"))
+        finally:
+            await store.close()
+    except PalimpsestError as why:
+        found.append(("store", False, why.message))
+    addresses = [settings.upstream.base_url, *(route.base_url for route in settings.upstream.routes)]
+    seconds = settings.upstream.connect_timeout
+    reached = [await asyncio.to_thread(_reached, address, seconds) for address in dict.fromkeys(addresses)]
+    found += [("upstream", *each) for each in reached]
+    if settings.auth.mode == "none":
+        found.append(("authentication", True, "none: this machine alone may use it"))
+    else:
+        admin = "an admin key" if settings.auth.admin_key is not None else "no admin key: nobody sees all tenants"
+        found.append(("authentication", True, f"{settings.auth.mode}, {len(settings.auth.keys)} keys, {admin}"))
+    return found
+
+
+def _reached(address: str, seconds: float) -> tuple[bool, str]:
+    parts = urlsplit(address)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=seconds):
+            return True, f"{address} answers"
+    except OSError as why:
+        return False, f"{address} cannot be reached: {why}"
+
+
+def _line(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
+    calls = ", ".join(call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ())
+    shown = " ".join(text.split())
+    cut = "…" if len(shown) > 160 else ""
+    return f"{message.get('role', '?'):<10} {shown[:160]}{cut}{f' -> {calls}' if calls else ''}"

@@ -1,0 +1,171 @@
+"""Why the provider's cache missed and what that cost; tools that are declared against tools that are called."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dashboard.overview import RANGES, RangeQuery
+from proxy.dashboard.render import Page
+from proxy.models import ModelFacts
+from proxy.pipeline.prepare import tool_name
+from proxy.pipeline.statistics import statistics
+from proxy.store import HOUR, SessionRow, SessionsQuery, Store
+
+MEANINGS: Final = {
+    "": ("no miss", "what was sent before came from the cache, or the provider does not tell"),
+    "first": ("first request", "nothing of it was sent before"),
+    "trim": ("a trim", "the policy changed the beginning; the next requests are cheaper for it"),
+    "expired": ("expired", "the session rested longer than the provider keeps its cache"),
+    "instructions": ("changed system prompt", "the client sent other instructions than before"),
+    "tools": ("changed tools", "the client declared other tools than before"),
+    "model": ("changed model", "the client asked another model than before"),
+    "history": ("changed history", "the client left out or changed older messages"),
+    "other": ("unknown", "nothing that the proxy knows of has changed"),
+}
+ENOUGH: Final = 20  # sessions below which a tool that is never called says nothing
+_LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_SECONDS: Final = 0.7  # that sessions are looked through for tools
+_PAGE: Final = 50
+_MILLION: Final = 1_000_000
+_COLUMNS: Final = ("cause", "requests", "tokens_missed", "cost_missed")
+
+
+class DeclaredTool(Struct, kw_only=True):
+    """What is known of one tool, over the sessions that were looked through."""
+
+    name: str
+    tokens: int = 0  # of its largest definition
+    sessions: int = 0  # that declare it
+    requests: int = 0  # of these sessions
+    calls: int = 0
+    called_in: int = 0  # sessions
+    tokens_sent: int = 0  # of its definition, in all these requests
+    cost: float = 0.0  # of these, at the price of cached input
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """The tools of the sessions that were looked through."""
+
+    tools: tuple[DeclaredTool, ...]
+    sessions: int
+    complete: bool  # whether these are all of the time that was asked for
+
+
+async def read_inventory(
+    store: Store, query: SessionsQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
+) -> Inventory:
+    """Look through the newest sessions for their tools, for a moment; `count` counts the tokens of a definition."""
+    until = time.monotonic() + _SECONDS
+    found: dict[str, DeclaredTool] = {}
+    looked = 0
+    after: str | None = None
+    while True:
+        listed, after = await store.listed(replace(query, limit=_PAGE, after=after))
+        for each in listed:
+            if time.monotonic() > until:
+                return Inventory(tools=tuple(found.values()), sessions=looked, complete=False)
+            looked += 1
+            await _add_session(store, each.row, found, count, facts)
+        if after is None:
+            return Inventory(tools=tuple(found.values()), sessions=looked, complete=True)
+
+
+async def _add_session(
+    store: Store,
+    session: SessionRow,
+    found: dict[str, DeclaredTool],
+    count: Callable[[bytes, str], int],
+    facts: Callable[[SessionRow], ModelFacts],
+) -> None:
+    tools = await store.tools(session.key, session.tools) if session.tools is not None else None
+    if tools is None:
+        return
+    calls: dict[str, int] = {}
+    for row in await store.path(session.key, session.head):
+        for call in row.message.calls:
+            calls[call.name] = calls.get(call.name, 0) + 1
+    dollars = facts(session).dollars
+    for definition in _LISTED.decode(tools):
+        name = tool_name(definition)
+        if name is None:  # the provider runs it, and nobody here sees its calls
+            continue
+        tokens = count(bytes(definition), session.model or "")
+        use = found.setdefault(name, DeclaredTool(name=name))
+        use.tokens = max(use.tokens, tokens)
+        use.sessions += 1
+        use.requests += session.requests
+        use.tokens_sent += tokens * session.requests
+        use.calls += calls.get(name, 0)
+        use.called_in += name in calls
+        if dollars is not None:
+            use.cost += tokens * session.requests * dollars.cached_read / _MILLION
+
+
+class CacheData(Struct, frozen=True, kw_only=True):
+    """What the page shows."""
+
+    asked: RangeQuery
+    misses: Mapping[str, Any]  # by cause, as `GET /stats` tells it
+    models: Mapping[str, Any]
+    inventory: Inventory
+
+
+async def read_cache(
+    store: Store, asked: RangeQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
+) -> CacheData:
+    """Return what the page shows."""
+    now = datetime.now(UTC)
+    query = asked.within("miss", now)
+    sessions = SessionsQuery(
+        tenant=asked.tenant, model=asked.model or None, since=query.since * HOUR, until=query.until * HOUR
+    )
+    return CacheData(
+        asked=asked,
+        misses=await statistics(store, query),
+        models=await statistics(store, replace(query, group="model")),
+        inventory=await read_inventory(store, sessions, count, facts),
+    )
+
+
+def cache_page(found: CacheData, *, admin: bool) -> Page:
+    """Return the page about the cache and the tools."""
+    asked, total = found.asked, found.misses["total"]
+    causes = [_cause(row) for row in found.misses["data"]]
+    tools = sorted(found.inventory.tools, key=lambda use: (-use.tokens_sent, use.name))
+    data = {
+        "asked": {"since": asked.since, "until": asked.until, "model": asked.model, "policy": asked.policy}
+        | {"tenant": asked.tenant if admin else None},
+        "ranges": RANGES,
+        "since": found.misses["since"],
+        "until": found.misses["until"],
+        "total": total,
+        "misses": causes,
+        "missed": sum([each["requests"] for each in causes if each["cause"]]),
+        "models": found.models["data"],
+        "tools": [_tool(use) for use in tools],
+        "inventory": {"sessions": found.inventory.sessions, "complete": found.inventory.complete, "enough": ENOUGH},
+    }
+    return Page(template="cache.html", title="Cache and tools", data=data, columns=_COLUMNS, rows=causes)
+
+
+def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
+    name, meaning = MEANINGS.get(row["group"], (row["group"], ""))
+    told = {each: row[each] for each in ("requests", "tokens_input", "tokens_cached", "tokens_missed", "cost_missed")}
+    return {"cause": row["group"], "name": name, "meaning": meaning, **told}
+
+
+def _tool(use: DeclaredTool) -> dict[str, Any]:
+    never = not use.calls and use.sessions >= ENOUGH
+    return {each: getattr(use, each) for each in DeclaredTool.__struct_fields__} | {"removable": never}
+
+
+def removable(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the tools that were never called, in enough sessions."""
+    return [tool["name"] for tool in tools if tool["removable"]]

@@ -1,0 +1,169 @@
+"""What was paid, what would have been paid, and where the difference is from.
+
+Every figure is a sum of `proxy.pipeline.statistics`, as `GET /stats` tells it; nothing is reckoned here but shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.dashboard.render import Page
+from proxy.errors import InvalidRequest
+from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.store import StatsQuery, Store
+
+RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "all": "all time"}
+GROUPS: Final = ("day", "hour", "model", "policy", "tenant", "kind", "status", "dialect")
+_TABLES: Final = ("model", "policy", "tenant")
+_BY_HOUR: Final = 72  # hours of the longest range that is drawn by the hour
+_MOST_POINTS: Final = 2_000
+_ENOUGH: Final = 30  # sessions below which a difference between policies may be chance
+_ERRORS: Final = frozenset({"failed", "partial", "interrupted"})
+_ROWS: Final = 20  # of a table
+COLUMNS: Final = (
+    *("group", "requests", "sessions", "priced", "tokens_before", "tokens_sent", "tokens_saved", "tokens_unique"),
+    *("tokens_input", "tokens_cached", "tokens_output", "cost", "cost_untrimmed", "cost_saved", "cost_saved_net"),
+    *("cost_recalls", "cost_summaries", "cost_cache_saved", "cost_missed", "trims", "warnings", "recalls"),
+    *("added_ms_mean", "upstream_ms_mean"),
+)
+
+
+class RangeQuery(Struct, frozen=True, kw_only=True):
+    """Which time, and whose requests."""
+
+    since: str = "7d"
+    until: str = ""
+    group: str = "day"
+    model: str = ""
+    policy: str = ""
+    tenant: str | None = None  # None: everybody's
+
+    def within(self, group: str, now: datetime) -> StatsQuery:
+        """Return the question for the sums by `group`."""
+        asked = StatsRequest(
+            since=None if self.since == "all" else self.since,
+            until=self.until or None,
+            group=group,
+            policy=self.policy or None,
+            model=self.model or None,
+        )
+        return query_of(asked, now, self.tenant)
+
+
+class OverviewData(Struct, frozen=True, kw_only=True):
+    """The sums that the page shows, each as `GET /stats` tells it."""
+
+    asked: RangeQuery
+    table: Mapping[str, Any]  # by the group that is asked for
+    times: Mapping[str, Any]  # by day or by hour
+    groups: Mapping[str, Mapping[str, Any]]
+    statuses: Mapping[str, Any]
+
+
+async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> OverviewData:
+    """Return the sums of a time."""
+    if asked.group not in GROUPS:
+        raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
+    now = datetime.now(UTC)
+    query = asked.within("day", now)
+    times = await statistics(store, replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day"))
+    names = [name for name in _TABLES if admin or name != "tenant"]
+    groups = {name: await statistics(store, asked.within(name, now)) for name in names}
+    return OverviewData(
+        asked=asked,
+        table=groups.get(asked.group) or await statistics(store, asked.within(asked.group, now)),
+        times=times,
+        groups=groups,
+        statuses=await statistics(store, asked.within("status", now)),
+    )
+
+
+def overview_page(found: OverviewData, *, admin: bool) -> Page:
+    """Return the overview."""
+    total, times = found.times["total"], found.times["data"]
+    first, last = _range(found.times)
+    asked = found.asked
+    by_status = {row["group"]: row["requests"] for row in found.statuses["data"]}
+    data = {
+        "asked": {"since": asked.since, "until": asked.until, "group": asked.group}
+        | {"model": asked.model, "policy": asked.policy, "tenant": asked.tenant if admin else None},
+        "ranges": RANGES,
+        "since": first,
+        "until": last,
+        "total": total,
+        "paid": total["cost"] + total["cost_summaries"],
+        "gross": total["cost_saved"] + total["cost_recalls"],
+        "net": total["cost_saved_net"],
+        "errors": sum([count for status, count in by_status.items() if status in _ERRORS]),
+        "statuses": by_status,
+        "times": times,
+        "groups": {name: [_line(name, row) for row in each["data"][:_ROWS]] for name, each in found.groups.items()},
+        "left_out": {name: max(0, len(each["data"]) - _ROWS) for name, each in found.groups.items()},
+        "charts": _charts(found.times),
+        "enough": _ENOUGH,
+    }
+    return Page(template="overview.html", title="Overview", data=data, columns=COLUMNS, rows=found.table["data"])
+
+
+def _line(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    few = name == "policy" and row["sessions"] < _ENOUGH
+    return {**row, "paid": row["cost"] + row["cost_summaries"], "few": few}
+
+
+def _range(times: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return when the time begins and ends that was asked for; without a beginning, that of the first request."""
+    rows = times["data"]
+    return times["since"] or (rows[0]["group"] if rows else None), times["until"]
+
+
+def _charts(times: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return dollars and tokens by day or by hour; those in which nothing was asked count as zero."""
+    rows, group = times["data"], times["group"]
+    if not rows:
+        return None
+    step = timedelta(hours=1) if group == "hour" else timedelta(days=1)
+    known = {_moment(row["group"]): row for row in rows}
+    at, end = min(known), _moment(times["until"])
+    if times["since"] is not None:
+        at = _moment(times["since"])
+        at = at if group == "hour" else at.replace(hour=0)
+    moments: list[datetime] = []
+    while at < end and len(moments) < _MOST_POINTS:
+        moments.append(at)
+        at += step
+    shown = [known.get(moment) for moment in moments]
+
+    def values(name: str) -> list[float]:
+        return [0 if row is None else row[name] for row in shown]
+
+    paid = [cost + summaries for cost, summaries in zip(values("cost"), values("cost_summaries"), strict=True)]
+    net, cumulated = 0.0, list[float]()
+    for saved in values("cost_saved_net"):
+        net += saved
+        cumulated.append(round(net, 6))
+    x = [int(moment.timestamp()) for moment in moments]
+    dollars = [
+        {"label": "would have paid", "values": values("cost_untrimmed"), "colour": 1},
+        {"label": "paid", "values": paid, "colour": 2, "fill": True},
+        {"label": "cumulated net saving (right axis)", "values": cumulated, "colour": 3, "scale": "net", "dash": True},
+    ]
+    tokens = [
+        {"label": "before trimming", "values": values("tokens_before"), "colour": 1},
+        {"label": "sent", "values": values("tokens_sent"), "colour": 2, "fill": True},
+        {"label": "read from the provider's cache", "values": values("tokens_cached"), "colour": 3, "fill": True},
+    ]
+    shared = {"x": x, "time": True, "label": group}
+    return {
+        "dollars": {**shared, "series": dollars, "units": {"y": "dollars", "net": "dollars"}},
+        "tokens": {**shared, "series": tokens, "units": {"y": "tokens"}},
+    }
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

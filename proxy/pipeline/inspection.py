@@ -1,0 +1,231 @@
+"""Stored exchanges looked at again: what was sent in one of them, and where a text stands in the history."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+from msgspec.structs import replace
+
+from proxy.config import OFF
+from proxy.dialects import JsonObject, Message, dialect_named
+from proxy.errors import InvalidRequest
+from proxy.pipeline.background import COUNTING, compute
+from proxy.pipeline.history import size_of
+from proxy.pipeline.prepare import tool_name
+from proxy.pipeline.services import AppServices
+from proxy.pipeline.session_view import timestamp
+from proxy.store import ExchangeRow, SessionRow, Store
+from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
+
+_NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
+_SEARCH_SECONDS: Final = 1.0
+_PAGE: Final = 50  # sessions that are read at once
+_AROUND: Final = 80  # characters on either side of what was found
+
+
+class SentView(Struct, frozen=True, kw_only=True):
+    """What an exchange sent, and what it was made from."""
+
+    instructions: tuple[Message, ...]
+    messages: tuple[Message, ...]  # those that followed
+    tools: bytes | None  # JSON
+    entries: tuple[Entry, ...]  # the branch with what the request brought, whole
+    nodes: tuple[str | None, ...]  # their nodes, None for what never became one
+    fates: tuple[str, ...]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
+    changes: dict[int, Change]  # the last change of each message that was changed, by its place
+    reasons: tuple[str, ...]
+
+
+async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServices) -> SentView:
+    """Put together what was sent, from the history, the cut that stood, and what was decided on arrival."""
+    store, key, dialect = services.store, row.session_key, dialect_named(session.dialect)
+    rows = await store.path(key, row.nodes[-1] if row.nodes else row.base)
+    nodes: list[str | None] = [each.node for each in rows]
+    hidden = await store.hidden(session, [each.node for each in rows])
+    entries = list(services.loader.branch(rows, row.model, hidden))
+    forms = await store.forms(key, row.id)
+    for place, each in enumerate(rows):
+        if (form := forms.get(each.node)) is not None and row.kind != "append":
+            entries[place] = replace(entries[place], message=form.without_own_fields())
+    if not row.nodes:  # its messages never became nodes
+        brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]
+        for message in brought:
+            sent = message.without_own_fields()
+            tokens = services.counter.message(sent, row.model)
+            entries.append(Entry(message=sent, tokens=tokens, ref="", position=len(entries), arrival=()))
+            nodes.append(None)
+    stored = None
+    if row.instructions is not None or row.kind == "append":
+        stored = await store.instructions(key, row.instructions)
+    lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
+    tools = await store.tools(key, row.tools) if row.tools is not None else None
+    if tools is not None and (removed := row.receipt.get("removed_tools")):
+        left = [text for text in msgspec.json.decode(tools, type=list[msgspec.Raw]) if tool_name(text) not in removed]
+        tools = msgspec.json.encode(left)
+    cut = await _cut_of(row, store)
+    known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
+    work = COUNTING * size_of([entry.message for entry in entries])
+    return await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
+
+
+async def _cut_of(row: ExchangeRow, store: Store) -> Cut | None:
+    told: dict[str, Any] | None = row.receipt.get("cut")
+    node = None if told is None else row.cut_node if told["moved"] else told["node"]
+    return None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
+
+
+def _view(
+    row: ExchangeRow,
+    entries: tuple[Entry, ...],
+    nodes: tuple[str | None, ...],
+    lead: tuple[Message, ...],
+    tools: bytes | None,
+    cut: Cut | None,
+    known: PlanningContext,
+    dialect: str,
+) -> SentView:
+    composed = row.kind == "append"
+    if row.policy == OFF or "observed" in row.receipt or not entries:
+        made = bypass(entries, known, composed=composed)
+    else:
+        as_now = None if cut is None else replace(cut, version=_NOTHING.version)
+        made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed)
+    if made.summary is not None and made.summary.role == "merge":
+        lead = merged(lead, made.summary, dialect_named(dialect))
+    fates, reasons = ["sent"] * len(entries), [""] * len(entries)
+    changes: dict[int, Change] = {}
+    for gap in made.earlier:
+        for place in range(gap.start, min(gap.stop, len(entries))):
+            summed = made.summary is not None and place < made.summary.until
+            fates[place], reasons[place] = "summarised" if summed else "dropped", gap.reason
+    for change in made.changes:
+        place = change.position
+        if place < len(entries) and fates[place] in {"sent", "shortened"}:
+            fates[place] = "dropped" if change.message is None else "shortened"
+            reasons[place], changes[place] = change.reason, change
+    return SentView(
+        instructions=lead,
+        messages=made.view,
+        tools=tools,
+        entries=entries,
+        nodes=nodes,
+        fates=tuple(fates),
+        changes=changes,
+        reasons=tuple(reasons),
+    )
+
+
+def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject:
+    """Return what was sent; with `diff`, each message of the history beside what was sent of it."""
+    told: JsonObject = {
+        "exchange": row.id,
+        "session": row.session,
+        "model": row.model,
+        "policy": row.policy,
+        "messages": [orjson.Fragment(message.raw) for message in (*view.instructions, *view.messages)],
+        "tools": None if view.tools is None else orjson.Fragment(view.tools),
+        "tokens_before": row.tokens_before,
+        "tokens_sent": row.tokens_sent,
+    }
+    if diff:
+        told["diff"] = [_compared(view, place) for place in range(len(view.entries))]
+    return told
+
+
+def _compared(view: SentView, place: int) -> JsonObject:
+    entry, fate, change = view.entries[place], view.fates[place], view.changes.get(place)
+    sent: Any = orjson.Fragment(entry.message.raw) if fate == "sent" else None
+    if change is not None and change.message is not None:
+        sent = orjson.Fragment(change.message.raw)
+    return {
+        "node": view.nodes[place],
+        "position": entry.position,
+        "fate": fate,
+        "reason": view.reasons[place] or None,
+        "edit": change.edit if change is not None else None,
+        "tokens_before": entry.tokens,
+        "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
+        "original": orjson.Fragment(entry.message.raw),
+        "sent": sent,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ search
+
+
+async def search_texts(
+    store: Store, query: str, tenant: str | None, *, limit: int = 50, after: str | None = None
+) -> JsonObject:
+    """Return messages that hold all words of `query`, those of the newest sessions first.
+
+    It looks for a second, and says how far it came; `next` goes on from there.
+    """
+    words = query.casefold().split()
+    if not words:
+        raise InvalidRequest("q is empty. Name the words to look for.", param="q")
+    until = time.monotonic() + _SEARCH_SECONDS
+    data: list[JsonObject] = []
+    sessions = messages = 0
+    oldest: int | None = None
+    done = False
+    while not done and len(data) < limit and time.monotonic() < until:
+        rows, following = await store.sessions(tenant, limit=_PAGE, after=after)
+        if not rows:
+            after, done = None, True
+            break
+        for row in rows:
+            found, count = await _found_in(store, row, words)
+            data += found
+            sessions, messages, oldest = sessions + 1, messages + count, row.updated_at
+            after = f"{row.updated_at}.{row.key}"
+            if len(data) >= limit or time.monotonic() >= until:
+                break
+        else:
+            after, done = following, following is None
+    return {
+        "data": data,
+        "next": None if done else after,
+        "searched": {
+            "sessions": sessions,
+            "messages": messages,
+            "complete": done,
+            "back_to": None if oldest is None else timestamp(oldest),
+        },
+    }
+
+
+async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int]:
+    """Return what was found in a session, the newest message first, and how many messages were looked at."""
+    ends = [branch.head for branch in await store.branches(session.key)]
+    seen: set[str] = set()
+    data: list[JsonObject] = []
+    for end in ends:
+        rows = [row for row in await store.path(session.key, end) if row.node not in seen]
+        seen.update(row.node for row in rows)
+        for row in reversed(rows):
+            text = row.message.readable()
+            low = text.casefold()
+            if all(word in low for word in words):
+                data.append(
+                    {
+                        "session": session.id,
+                        "tenant": session.tenant,
+                        "node": row.node,
+                        "exchange": row.exchange,
+                        "role": row.message.role,
+                        "created_at": timestamp(row.created_at),
+                        "snippet": snippet(text, low.find(words[0]), len(words[0])),
+                    }
+                )
+    return data, len(seen)
+
+
+def snippet(text: str, place: int, length: int) -> str:
+    """Return what stands around a place, on one line."""
+    start, end = max(place - _AROUND, 0), place + length + _AROUND
+    shown = " ".join(text[start:end].split())
+    return f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}"

@@ -1,0 +1,135 @@
+"""Statistics as they are asked for and shown: ranges of time, groups, and the figures of a group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, get_args
+
+from msgspec import Struct
+
+from proxy.errors import InvalidRequest
+from proxy.store import HOUR, SUMS, Group, SessionsQuery, Sort, StatsQuery, StatsRow, Store
+
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+_AGO: Final = re.compile(r"([0-9]{1,6})([hdw])")
+_UNITS: Final = {"h": 1, "d": 24, "w": 168}
+_LONG_AGO: Final = 0
+_HOUR_SECONDS: Final = HOUR // 1000
+
+
+def group_of(text: str) -> Group:
+    """Return the group of this name."""
+    for group in GROUPS:
+        if group == text:
+            return group
+    raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
+
+
+def moment_of(text: str, param: str, now: datetime) -> datetime:
+    """Read a time: `2026-11-01`, `2026-11-01T10:00Z`, or so long ago: `24h`, `7d`, `2w`."""
+    ago = _AGO.fullmatch(text)
+    try:
+        if ago is not None:
+            return now - timedelta(hours=int(ago[1]) * _UNITS[ago[2]])
+        moment = datetime.fromisoformat(text)
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        moment = None
+    if moment is None or moment.year < 1970:
+        raise InvalidRequest(
+            f"{param} can be a date (2026-11-01), a time (2026-11-01T10:00Z) or a time ago (24h, 7d, 2w).", param=param
+        )
+    return moment
+
+
+class StatsRequest(Struct, frozen=True, kw_only=True):
+    """What is asked for, as it was written. Without `since`, from the beginning; without `until`, up to now."""
+
+    since: str | None = None
+    until: str | None = None
+    group: str = "day"
+    policy: str | None = None
+    model: str | None = None
+    limit: int = 1000
+
+
+def query_of(asked: StatsRequest, now: datetime, tenant: str | None = None, session: str | None = None) -> StatsQuery:
+    """Return the query. Times are whole hours: those in which `since` and `until` lie belong to it.
+
+    `tenant` is whose exchanges are meant, None for everybody's; `session` is the internal name of a session.
+    """
+    first = _LONG_AGO if asked.since is None else _hour_of(moment_of(asked.since, "since", now))
+    end = now if asked.until is None else moment_of(asked.until, "until", now) - timedelta(microseconds=1)
+    last = _hour_of(end) + 1
+    if last <= first:
+        raise InvalidRequest("until must be later than since.", param="until")
+    return StatsQuery(
+        since=first,
+        until=last,
+        group=group_of(asked.group),
+        tenant=tenant,
+        policy=asked.policy,
+        model=asked.model,
+        session=session,
+        limit=asked.limit,
+    )
+
+
+def sessions_asked(
+    now: datetime, sort: str = "newest", *, since: str | None = None, until: str | None = None, **more: Any
+) -> SessionsQuery:
+    """Return which sessions are asked for; `more` are the other fields of the query."""
+    for known in SORTS:
+        if known == sort:
+            break
+    else:
+        raise InvalidRequest(f"sort can be: {', '.join(SORTS)}.", param="sort")
+    first = None if since is None else int(moment_of(since, "since", now).timestamp() * 1000)
+    last = None if until is None else int(moment_of(until, "until", now).timestamp() * 1000)
+    if first is not None and last is not None and last <= first:
+        raise InvalidRequest("until must be later than since.", param="until")
+    return SessionsQuery(sort=known, since=first, until=last, **more)
+
+
+async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:
+    """Return the figures of each group, and of all together."""
+    return {
+        "group": query.group,
+        "since": _hour(query.since) if query.since else None,
+        "until": _hour(query.until),
+        "data": [figures_document(row) for row in await store.stats(query)],
+        "total": figures_document(await store.totals(query)),
+    }
+
+
+def figures_document(row: StatsRow) -> dict[str, Any]:
+    """Return the sums of a group, and what follows from them. `priced` says for how many requests a cost is known."""
+    sums = row.sums
+    requests = sums["requests"]
+    told: dict[str, Any] = {"group": row.group}
+    if row.tenant is not None and row.group != "total":
+        told["tenant"] = row.tenant
+    told |= {"requests": requests, "sessions": row.sessions}
+    told |= {name: sums[name] for name in SUMS if name != "requests"}
+    told["tokens_saved"] = sums["tokens_before"] - sums["tokens_sent"]
+    told["cost_untrimmed"] = sums["cost"] + sums["cost_saved"]
+    told["cost_saved_net"] = sums["cost_saved"] - sums["cost_summaries"]
+    for name in ("added_ms", "upstream_ms"):
+        told[f"{name}_mean"] = round(sums[name] / requests, 3) if requests else None
+    return told
+
+
+def columns_of(documents: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of all columns of a table of these."""
+    return list(dict.fromkeys(name for document in documents for name in document))
+
+
+def _hour_of(moment: datetime) -> int:
+    return int(moment.timestamp()) // _HOUR_SECONDS
+
+
+def _hour(hour: int) -> str:
+    return f"{datetime.fromtimestamp(hour * _HOUR_SECONDS, UTC):%Y-%m-%dT%H:%M:%SZ}"

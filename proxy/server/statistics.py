@@ -1,0 +1,68 @@
+"""The statistics API: what was asked, sent, paid and saved."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from proxy.errors import NotFound
+from proxy.pipeline.inspection import search_texts
+from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.server.dependencies import (
+    AUTHENTICATED,
+    After,
+    CallerDependency,
+    Limit,
+    OpenServices,
+    Tenant,
+    json_response,
+    tenant_of,
+)
+
+router = APIRouter(tags=["statistics"], dependencies=AUTHENTICATED)
+
+
+def stats_request(
+    since: Annotated[str | None, Query(description="2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
+    until: Annotated[str | None, Query(description="As `since`; without it, now.")] = None,
+    group: Annotated[str, Query(description="day, hour, model, policy, tenant, session, kind, …")] = "day",
+    policy: Annotated[str | None, Query(description="Only this policy.")] = None,
+    model: Annotated[str | None, Query(description="Only this model.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> StatsRequest:
+    """Return what is asked for."""
+    return StatsRequest(since=since, until=until, group=group, policy=policy, model=model, limit=limit)
+
+
+@router.get("/stats")
+async def show_stats(
+    services: OpenServices,
+    caller: CallerDependency,
+    asked: Annotated[StatsRequest, Depends(stats_request)],
+    session: Annotated[str | None, Query(description="Only this session.")] = None,
+    tenant: Tenant = None,
+) -> Response:
+    """Return sums over the exchanges of a time, by group and in total."""
+    owner, key, store = tenant_of(caller, tenant), None, services.app.store
+    if session is not None:
+        rows = [row for row in await store.find(session) if owner in {None, row.tenant}]
+        if len(rows) != 1:
+            raise NotFound(f"There is no session {session!r}, or several tenants have one.", param="session")
+        key = rows[0].key
+    return json_response(await statistics(store, query_of(asked, datetime.now(UTC), owner, key)))
+
+
+@router.get("/search")
+async def search(
+    services: OpenServices,
+    caller: CallerDependency,
+    q: Annotated[str, Query(description="Words, all of which a message must hold.", max_length=1000)] = "",
+    limit: Limit = 50,
+    after: After = None,
+    tenant: Tenant = None,
+) -> Response:
+    """Return messages that hold some words, those of the newest sessions first."""
+    owner = tenant_of(caller, tenant)
+    return json_response(await search_texts(services.app.store, q, owner, limit=limit, after=after))

@@ -1,0 +1,163 @@
+"""Secrets are masked before anything is stored.
+
+What a pattern finds becomes `[masked:0123456789ab]`, an HMAC of what stood there: the same secret is masked alike, and
+another one otherwise. So a client that sends its history again is recognised by masked texts.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final, cast
+
+import re2
+from cachetools import LRUCache
+from msgspec.structs import replace
+
+from proxy.dialects import Message, Request
+from proxy.store.records import Body, Opening, Reply, Settlement, SummaryRow
+from proxy.trimming import Change, Cut, Hidden
+
+_RE2: Final[Any] = re2
+MARK: Final = "[masked:"
+PRESETS: Final[Mapping[str, str]] = {
+    "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "anthropic": r"\bsk-ant-[A-Za-z0-9_-]{20,}",
+    "aws": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+    "github": r"\b(gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,})",
+    "google": r"\bAIza[A-Za-z0-9_-]{35}",
+    "slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "stripe": r"\b[rs]k_(live|test)_[A-Za-z0-9]{16,}",
+    "jwt": r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
+    "pem": r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+}
+"""Patterns of common keys, by the names under which `store.mask` has them; `keys` means all of them."""
+_REMEMBERED: Final = 20_000
+_LONGEST: Final = 100_000  # bytes of a text that is remembered
+
+
+class Masker:
+    """Masks texts and messages. One for the life of the process."""
+
+    def __init__(self, patterns: Iterable[str], secret: bytes) -> None:
+        """`patterns` are regular expressions in RE2's syntax, or names of presets."""
+        chosen: list[str] = []
+        for pattern in patterns:
+            chosen += PRESETS.values() if pattern == "keys" else [PRESETS.get(pattern, pattern)]
+        self._patterns = [_RE2.compile(pattern) for pattern in chosen]
+        self._secret = secret
+        self._known: LRUCache[bytes, Message] = LRUCache(_REMEMBERED)
+
+    def text(self, text: str) -> str:
+        """Return a text masked."""
+        for pattern in self._patterns:
+            if pattern.search(text) is not None:
+                text = pattern.sub(self._mark, text)
+        return text
+
+    def _mark(self, match: Any) -> str:
+        found: str = match.group(0)
+        if not found or found.startswith(MARK):
+            return found
+        digest = hmac.new(self._secret, found.encode("utf-8", "surrogatepass"), sha256).hexdigest()
+        return f"{MARK}{digest[:12]}]"
+
+    def data(self, value: Any) -> Any:
+        """Return JSON data with all its texts masked; the same object where there is nothing to mask."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, Any]", value)
+            masked = {name: self.data(each) for name, each in members.items()}
+            return masked if any(masked[name] is not each for name, each in members.items()) else members
+        if isinstance(value, list | tuple):
+            items = cast("Sequence[Any]", value)
+            done = [self.data(each) for each in items]
+            return done if any(new is not old for new, old in zip(done, items, strict=True)) else items
+        return value
+
+    def message(self, message: Message) -> Message:
+        """Return a message masked; the same one where there is nothing to mask."""
+        known = self._known.get(message.raw)
+        if known is not None:
+            return known
+        data = message.data
+        # Arguments of calls are JSON in a text: what is masked there stays JSON, since a mark needs no escapes.
+        masked = self.data(data)
+        made = message if masked is data else type(message).of(masked)
+        if len(message.raw) <= _LONGEST:
+            self._known[message.raw] = made
+        return made
+
+    def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return messages masked."""
+        return tuple([self.message(message) for message in messages])
+
+    def request(self, request: Request) -> Request:
+        """Return a request as it is stored; its place in the history depends on that."""
+        return replace(
+            request, messages=self.messages(request.messages), instructions=self.messages(request.instructions)
+        )
+
+    # ------------------------------------------------------------------------------ what goes into the store
+
+    def opening(self, opening: Opening) -> Opening:
+        """Return a request masked."""
+        lead = opening.instructions
+        return replace(
+            opening,
+            messages=tuple([self._body(body) for body in opening.messages]),
+            instructions=None if lead is None else self.messages(lead),
+            forms=tuple([(node, self.message(form)) for node, form in opening.forms]),
+            parameters=self.data(opening.parameters),
+            tools=None if opening.tools is None else self.text(opening.tools.decode()).encode(),
+        )
+
+    def settlement(self, settlement: Settlement) -> Settlement:
+        """Return the end of an exchange masked."""
+        cut = settlement.cut
+        return replace(
+            settlement,
+            messages=tuple([self._body(body) for body in settlement.messages]),
+            arrivals=tuple([self._changes(changes) for changes in settlement.arrivals]),
+            replies=tuple([self._reply(reply) for reply in settlement.replies]),
+            cut=None if cut is None else self._cut(cut),
+            receipt=self.data(settlement.receipt),
+        )
+
+    def summary(self, row: SummaryRow) -> SummaryRow:
+        """Return a summary masked."""
+        return replace(row, text=self.text(row.text), state=self.data(row.state), reason=self.text(row.reason))
+
+    def _body(self, body: Body) -> Body:
+        masked = self.message(body.message)
+        return body if masked is body.message else replace(body, message=masked)
+
+    def _changes(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        return tuple(
+            [
+                change if change.message is None else replace(change, message=self.message(change.message))
+                for change in changes
+            ]
+        )
+
+    def _cut(self, cut: Cut) -> Cut:
+        summary = cut.summary
+        if summary is not None:
+            summary = replace(summary, text=self.text(summary.text), state=self.data(summary.state))
+        return replace(cut, changes=self._changes(cut.changes), summary=summary)
+
+    def _reply(self, reply: Reply) -> Reply:
+        hidden = reply.hidden
+        if hidden is not None:
+            hidden = self._hidden(hidden)
+        return replace(reply, body=self._body(reply.body), hidden=hidden)
+
+    def _hidden(self, hidden: Hidden) -> Hidden:
+        return replace(
+            hidden,
+            before=self.messages(hidden.before),
+            after=self.messages(hidden.after),
+            reply=None if hidden.reply is None else self.message(hidden.reply),
+        )

@@ -1,0 +1,180 @@
+"""What operators ask of the store and have it do: sessions by size and cost, retention, budgets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, or_, select
+
+from proxy.dialects import Message
+from proxy.errors import InvalidRequest
+from proxy.store.database import StoreConnection
+from proxy.store.records import SessionRow, dialect_of
+from proxy.store.rollups import HOUR
+from proxy.store.schema import FORMS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from proxy.store.tree import form_text, session_in
+
+Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
+
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,18})\.([^\x00\ud800-\udfff]{1,200})")
+_NANO: Final = 1_000_000_000  # dollars are compared in billionths
+
+
+class SessionsQuery(Struct, frozen=True, kw_only=True):
+    """Which sessions are listed, and in what order."""
+
+    tenant: str | None = None  # None: everybody's
+    sort: Sort = "newest"
+    since: int | None = None  # used since, in milliseconds since 1970
+    until: int | None = None  # used before that
+    min_tokens: int = 0
+    model: str | None = None
+    key: str | None = None  # the internal name of the one that is asked for
+    name: str | None = None  # a part of its id
+    agent: str | None = None  # an agent that spoke in it
+    limit: int = 50
+    after: str | None = None  # the cursor of the page before
+
+
+class ListedSession(Struct, frozen=True, kw_only=True):
+    """A session, and what trimming saved in it."""
+
+    row: SessionRow
+    cost_saved: float | None  # dollars; None where no price was known
+
+
+def list_sessions(connection: StoreConnection, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+    """Return a page of sessions, and the cursor of the next one."""
+    found = _ordered(query)
+    rows = connection.execute(found.limit(query.limit + 1)).all()
+    page = rows[: query.limit]
+    keys = [row.session for row in page]
+    sums_of: dict[str, Any] = {}
+    if keys:
+        for row in connection.execute(_saved().where(SESSION_ROLLUPS.c.session.in_(keys))):
+            sums_of[row.session] = row
+    listed = [_listed(row, sums_of.get(row.session)) for row in page]
+    following = f"{int(page[-1].place)}.{page[-1].session}" if len(rows) > query.limit else None
+    return listed, following
+
+
+def _ordered(query: SessionsQuery) -> Any:
+    """Return what reads the sessions in order, each with its `place` there."""
+    place: ColumnElement[Any] = SESSIONS.c.updated_at
+    source: Any = SESSIONS
+    if query.sort == "largest":
+        place = SESSIONS.c.tokens
+    elif query.sort == "dearest":
+        place = cast(func.coalesce(SESSIONS.c.cost, 0) * _NANO, BigInteger)
+    elif query.sort == "saved":
+        sums = _saved().subquery()
+        place = cast(func.coalesce(sums.c.saved, 0) * _NANO, BigInteger)
+        source = SESSIONS.outerjoin(sums, sums.c.session == SESSIONS.c.session)
+    found: Any = select(SESSIONS, place.label("place")).select_from(source)
+    found = found.order_by(place.desc(), SESSIONS.c.session.desc()).where(SESSIONS.c.tokens >= query.min_tokens)
+    found = found.where(*_like(query))
+    exact = ((SESSIONS.c.tenant, query.tenant), (SESSIONS.c.model, query.model), (SESSIONS.c.session, query.key))
+    for column, value in exact:
+        if value is not None:
+            found = found.where(column == value)
+    if query.since is not None:
+        found = found.where(SESSIONS.c.updated_at >= query.since)
+    if query.until is not None:
+        found = found.where(SESSIONS.c.updated_at < query.until)
+    if query.after is not None:
+        cursor = _CURSOR.fullmatch(query.after)
+        if cursor is None:
+            raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
+        last, key = int(cursor[1]), cursor[2]
+        found = found.where(or_(place < last, and_(place == last, SESSIONS.c.session < key)))
+    return found
+
+
+def _like(query: SessionsQuery) -> Iterator[ColumnElement[bool]]:
+    """Yield what a session must be like."""
+    if query.name is not None:
+        yield SESSIONS.c.id.icontains(query.name, autoescape=True)
+    if query.agent is not None:
+        spoke = select(NODES.c.node).where(NODES.c.session == SESSIONS.c.session, NODES.c.agent == query.agent)
+        yield spoke.exists()
+
+
+def _saved() -> Any:
+    saved, priced = func.sum(SESSION_ROLLUPS.c.cost_saved), func.sum(SESSION_ROLLUPS.c.priced)
+    columns = (SESSION_ROLLUPS.c.session, saved.label("saved"), priced.label("priced"))
+    return select(*columns).group_by(SESSION_ROLLUPS.c.session)
+
+
+def _listed(row: Any, sums: Any | None) -> ListedSession:
+    saved = float(sums.saved) if sums is not None and sums.priced else None
+    return ListedSession(row=session_in(row), cost_saved=saved)
+
+
+def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
+    """Return by node the text in which clients sent a message back, up to an exchange, if it was not the stored one."""
+    found = (
+        select(FORMS)
+        .where(FORMS.c.session == key, FORMS.c.exchange <= exchange)
+        .order_by(FORMS.c.exchange)  # the last one counts
+    )
+    api, last = dialect_of(key), {row.node: row for row in connection.execute(found)}
+    return {node: api.message(form_text(connection, key, row).encode()) for node, row in last.items()}
+
+
+# --------------------------------------------------------------------------------------------------- retention
+
+
+def sessions_to_delete(
+    connection: StoreConnection, *, before: int | None, most: int | None, limit: int = 100
+) -> Sequence[str]:
+    """Return the internal names of sessions that were last used before a time, or are more than `most`."""
+    oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.updated_at, SESSIONS.c.session)
+    keys: list[str] = []
+    if before is not None:
+        keys = list(connection.execute(oldest.where(SESSIONS.c.updated_at < before).limit(limit)).scalars())
+    if most is not None and len(keys) < limit:
+        count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
+        beyond = min(count - most, limit)
+        if beyond > len(keys):
+            keys = list(connection.execute(oldest.limit(beyond)).scalars())
+    return keys
+
+
+def sessions_of(connection: StoreConnection, tenant: str, limit: int = 100) -> Sequence[str]:
+    """Return the internal names of some sessions of a tenant."""
+    return list(
+        connection.execute(select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant).limit(limit)).scalars()
+    )
+
+
+def forget_tenant(connection: StoreConnection, tenant: str) -> None:
+    """Delete the sums of a tenant."""
+    connection.execute(delete(ROLLUPS).where(ROLLUPS.c.tenant == tenant))
+
+
+# ----------------------------------------------------------------------------------------------------- budgets
+
+
+class Spent(Struct, frozen=True, kw_only=True):
+    """What a tenant used."""
+
+    dollars: float
+    tokens: int
+    requests: int
+
+
+def spent(connection: StoreConnection, tenant: str, since: int) -> Spent:
+    """Return what a tenant used since a time (milliseconds since 1970), by whole hours."""
+    names = ("cost", "cost_summaries", "tokens_input", "tokens_output", "requests")
+    found = select(*(func.sum(ROLLUPS.c[name]).label(name) for name in names)).where(
+        ROLLUPS.c.tenant == tenant, ROLLUPS.c.hour >= since // HOUR
+    )
+    row = connection.execute(found).all()[0]
+    return Spent(
+        dollars=float(row.cost or 0) + float(row.cost_summaries or 0),
+        tokens=int(row.tokens_input or 0) + int(row.tokens_output or 0),
+        requests=int(row.requests or 0),
+    )

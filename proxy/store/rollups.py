@@ -1,0 +1,222 @@
+"""Sums over exchanges, by hour: written in the transaction that settles, read for statistics.
+
+`rollups` has no session and stays when sessions are deleted. `session_rollups` goes with its session: from it come the
+sums by session, and the numbers of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, Float, Table, func, literal_column, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from proxy.store.database import StoreConnection
+from proxy.store.records import ExchangeFigures, Settlement
+from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_into
+
+HOUR: Final = 3_600_000  # milliseconds
+_AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinstance(column.type, Float))
+_DIGITS: Final = "0123456789abcdef"
+_KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
+
+Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
+
+
+class EndedExchange(Struct, frozen=True, kw_only=True):
+    """An exchange that has ended, as far as statistics depend on it."""
+
+    session: str  # the internal name of its session
+    tenant: str
+    dialect: str
+    kind: str
+    status: str
+    exchange: str  # its id, or that of what else is counted
+    at: int  # milliseconds since 1970
+    figures: ExchangeFigures
+
+
+def counted(settlement: Settlement, session: str, status: str) -> EndedExchange | None:
+    """Return what is counted of an exchange; `status` is how it ended."""
+    if settlement.figures is None:
+        return None
+    return EndedExchange(
+        session=session,
+        tenant=settlement.tenant,
+        dialect=settlement.dialect,
+        kind=settlement.kind,
+        status=status,
+        exchange=settlement.exchange,
+        at=settlement.settled_at,
+        figures=settlement.figures,
+    )
+
+
+def row_of(ended: EndedExchange) -> dict[str, Any]:
+    """Return the row of one exchange, with the keys of both tables."""
+    figures = ended.figures
+    row: dict[str, Any] = {name: getattr(figures, name) for name in SUMS}
+    row["hour"] = ended.at // HOUR
+    row["slot"] = slot_of(ended.exchange)
+    row["session"] = ended.session
+    row["tenant"] = ended.tenant
+    row["dialect"] = ended.dialect
+    row["model"] = figures.model
+    row["policy"] = figures.policy
+    row["kind"] = ended.kind
+    row["status"] = ended.status
+    row["miss"] = figures.miss
+    return row
+
+
+def slot_of(exchange: str) -> int:
+    """Return which row of several a process adds to: its exchanges' ids end with its mark, in hexadecimal digits."""
+    return max(_DIGITS.find(exchange[-1:]), 0)
+
+
+def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> None:
+    """Add what exchanges came to. To be called last in a transaction: others wait for the rows from here on."""
+    rows = [row_of(each) for each in ended]
+    if not rows:
+        return
+    for table in (ROLLUPS, SESSION_ROLLUPS):
+        keys = _KEYS[table]
+        sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows:
+            place = tuple([row[name] for name in keys])
+            there = sums.get(place)
+            if there is None:
+                sums[place] = {name: row[name] for name in (*keys, *SUMS)}
+            else:
+                for name in SUMS:
+                    there[name] += row[name]
+        # In one order, so that two that add to the same rows do not wait for each other.
+        added = [sums[place] for place in sorted(sums)]
+        connection.execute(_adding(connection.dialect.name, table), added[0] if len(added) == 1 else added)
+
+
+@cache
+def _adding(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    insert = insert_into(dialect, table)
+    return insert.on_conflict_do_update(
+        index_elements=list(_KEYS[table]), set_={name: table.c[name] + insert.excluded[name] for name in SUMS}
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ read
+
+
+class StatsQuery(Struct, frozen=True, kw_only=True):
+    """Which exchanges are summed up, and how."""
+
+    since: int  # hours since 1970
+    until: int  # the hour after the last one
+    group: Group
+    tenant: str | None = None  # None: everybody's
+    policy: str | None = None
+    model: str | None = None
+    session: str | None = None  # internal name of a session
+    limit: int = 1000  # groups at most: those with the most requests, or the newest days
+
+
+class StatsRow(Struct, frozen=True, kw_only=True):
+    """The sums of one group."""
+
+    group: str
+    tenant: str | None  # of a session
+    sessions: int  # sessions that are still stored, and had requests in that time
+    sums: dict[str, Any]  # by the names of `SUMS`
+
+
+def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
+    """Return the sums of each group, the largest first; days and hours by time."""
+    by_session = query.group == "session" or query.session is not None
+    table = SESSION_ROLLUPS if by_session else ROLLUPS
+    group = _group(table, query.group)
+    columns: list[Any] = [group.label("at"), *(func.sum(table.c[name]).label(name) for name in SUMS)]
+    found = _within(select(*columns).group_by(group), table, query)
+    timed = query.group in {"day", "hour"}
+    order = [group.desc()] if timed else [func.sum(table.c.requests).desc(), group]
+    rows = connection.execute(found.order_by(*order).limit(query.limit)).all()
+    if query.group == "session":
+        named = _sessions_named(connection, [row.at for row in rows])
+        return [
+            StatsRow(group=named[row.at][0], tenant=named[row.at][1], sessions=1, sums=_sums_of(row))
+            for row in rows
+            if row.at in named
+        ]
+    counts = _sessions_by(connection, query)
+    made = [
+        StatsRow(group=_shown(query.group, row.at), tenant=None, sessions=counts.get(row.at, 0), sums=_sums_of(row))
+        for row in rows
+    ]
+    return made[::-1] if timed else made
+
+
+def totals(connection: StoreConnection, query: StatsQuery) -> StatsRow:
+    """Return the sums of all groups together."""
+    table = SESSION_ROLLUPS if query.session is not None else ROLLUPS
+    found = _within(select(*(func.sum(table.c[name]).label(name) for name in SUMS)), table, query)
+    row = connection.execute(found).all()[0]
+    inner = _within(select(SESSION_ROLLUPS.c.session).distinct(), SESSION_ROLLUPS, query).subquery()
+    sessions = connection.execute(select(func.count()).select_from(inner)).scalar_one_or_none()
+    return StatsRow(group="total", tenant=query.tenant, sessions=int(sessions or 0), sums=_sums_of(row))
+
+
+def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, int]:
+    """Return how many sessions there were in each group."""
+    if query.group == "miss":  # sessions do not have it
+        return {}
+    group = _group(SESSION_ROLLUPS, query.group)
+    inner = _within(select(group.label("at"), SESSION_ROLLUPS.c.session).distinct(), SESSION_ROLLUPS, query)
+    pairs = inner.subquery()
+    found = select(pairs.c.at, func.count().label("number")).group_by(pairs.c.at)
+    return {row.at: int(row.number) for row in connection.execute(found)}
+
+
+def _group(table: Table, group: Group) -> ColumnElement[Any]:
+    if group == "day":  # a parameter would make another expression of it, which PostgreSQL would not group by
+        return table.c.hour - table.c.hour % literal_column("24")
+    if table is SESSION_ROLLUPS and group in {"tenant", "dialect"}:
+        return SESSIONS.c[group]
+    return table.c[group]
+
+
+def _within(found: Any, table: Table, query: StatsQuery) -> Any:
+    """Return the SELECT with what it is to be limited to. How many columns it has is part of its type: it has none."""
+    found = found.where(table.c.hour >= query.since, table.c.hour < query.until)
+    for name in ("policy", "model"):
+        if (value := getattr(query, name)) is not None:
+            found = found.where(table.c[name] == value)
+    if table is SESSION_ROLLUPS:
+        if query.session is not None:
+            found = found.where(table.c.session == query.session)
+        if query.tenant is not None or query.group in {"tenant", "dialect"}:
+            found = found.join(SESSIONS, SESSIONS.c.session == table.c.session)
+        if query.tenant is not None:
+            found = found.where(SESSIONS.c.tenant == query.tenant)
+    elif query.tenant is not None:
+        found = found.where(table.c.tenant == query.tenant)
+    return found
+
+
+def _sessions_named(connection: StoreConnection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    found = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.tenant).where(SESSIONS.c.session.in_(keys))
+    return {row.session: (row.id, row.tenant) for row in connection.execute(found)} if keys else {}
+
+
+def _sums_of(row: Any) -> dict[str, Any]:
+    values = row._asdict()
+    # PostgreSQL gives sums as decimals.
+    return {name: (float if name in _AMOUNTS else int)(values[name] or 0) for name in SUMS}
+
+
+def _shown(group: Group, value: Any) -> str:
+    if group not in {"day", "hour"}:
+        return str(value)
+    moment = datetime.fromtimestamp(int(value) * HOUR // 1000, UTC)
+    return f"{moment:%Y-%m-%d}" if group == "day" else f"{moment:%Y-%m-%dT%H:00Z}"

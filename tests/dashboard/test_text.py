@@ -1,0 +1,53 @@
+"""How values look: hostile texts, differences."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.dashboard.text import difference, hour, visible, when
+
+UNSEEN = "\x00\x07\x08\x1b\x7f\x85\u200b\u200e\u200f\u202a\u202e\u2066\u2069\ufeff\ud800\U000e0041"
+
+
+@pytest.mark.parametrize("character", list(UNSEEN))
+def test_what_cannot_be_seen_is_spelled_out(character: str) -> None:
+    shown = visible(f"a{character}b")
+    assert character not in shown
+    assert shown.startswith("a")
+    assert shown.endswith("b")
+    shown.encode()
+
+
+def test_what_scripts_need_stays() -> None:
+    for text in ("tab\tand\nline", "👩\u200d💻", "می\u200cخواهم", "שלום", "中文", "é"):
+        assert visible(text) == text
+
+
+@given(st.text(), st.text())
+def test_a_difference_holds_both_texts(before: str, after: str) -> None:
+    pieces = difference(before, after)
+    assert "".join(piece.text for piece in pieces if piece.kind != "new") == before
+    assert "".join(piece.text for piece in pieces if piece.kind != "gone") == after
+
+
+def test_a_difference_is_told_word_by_word_where_much_is_alike() -> None:
+    pieces = difference("the parcel is on shelf 4 now", "the parcel is on shelf 5 now")
+    assert [(piece.kind, piece.text) for piece in pieces][1:3] == [("gone", "4"), ("new", "5")]
+
+
+def test_long_texts_are_compared_at_once() -> None:
+    began = time.perf_counter()
+    pieces = difference("a b " * 50_000, "c d " * 50_000)
+    assert time.perf_counter() - began < 2
+    assert {piece.kind for piece in pieces} >= {"gone", "new"}
+
+
+def test_times_are_written_for_people() -> None:
+    assert when(1_793_620_800_000) == "2026-11-02 12:00:00"
+    assert when("2026-11-02T12:00:00.123Z") == "2026-11-02 12:00:00"
+    assert hour("2026-11-02T12:00:00Z") == "2026-11-02 12:00"
+    assert when(None) == "–"

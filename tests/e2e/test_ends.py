@@ -1,0 +1,77 @@
+"""How the proxy ends: answers that run may end, the rest hear why, and a second signal does not wait."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.served import Served, config_file, is_running
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+
+def ask(url: str, session: str, model: str, *, stream: bool) -> Future[httpx.Response]:
+    """Ask in a thread."""
+    asked: Future[httpx.Response] = Future()
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+
+    def work() -> None:
+        try:
+            headers = {"x-session-id": session, "authorization": "Bearer sk-test"}
+            asked.set_result(
+                httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
+            )
+        except httpx.HTTPError as why:
+            asked.set_exception(why)
+
+    threading.Thread(target=work, daemon=True).start()
+    return asked
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_path: Path, workers: int) -> None:
+    store = f"sqlite:///{tmp_path / 's.db'}"
+    config = config_file(tmp_path, upstream, store, server={"workers": workers, "drain_timeout": 1})
+    with Served(config).wait() as served:
+        long = ask(served.url, "long", "long:6+gate", stream=True)
+        whole = ask(served.url, "whole", "echo+hold", stream=False)
+        short = ask(served.url, "short", "echo+delay:600", stream=True)
+        until(lambda: len(upstream.log) == 3, "all are asked", 20)
+        assert served.stop() == 0
+        last = long.result(20).content.rstrip().rpartition(b"\n\n")[2]
+        assert last.startswith(b'data: {"error":')
+        assert b"stopping" in last
+        assert (whole.result(20).status_code, whole.result().json()["error"]["code"]) == (503, "stopping")
+        assert short.result(20).content.endswith(b"data: [DONE]\n\n")
+    with Served(config).wait() as served:
+        for session, status in (("long", "partial"), ("whole", "cancelled"), ("short", "complete")):
+            rows = httpx.get(f"{served.url}/sessions/{session}/exchanges", trust_env=False).json()["data"]
+            assert [row["status"] for row in rows] == [status]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, workers: int) -> None:
+    store = f"sqlite:///{tmp_path / 's.db'}"
+    config = config_file(tmp_path, upstream, store, server={"workers": workers, "drain_timeout": 600})
+    with Served(config).wait() as served:
+        asked = ask(served.url, "long", "long:6+gate", stream=True)
+        until(lambda: upstream.open == 1, "it is asked", 20)
+        served.process.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                httpx.get(f"{served.url}/healthz", trust_env=False)
+            except httpx.TransportError:
+                return True
+            return False
+
+        until(refused, "nothing new is accepted", 20)
+        served.stop()
+        with pytest.raises(httpx.HTTPError):
+            asked.result(20)
+        until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left", 20)

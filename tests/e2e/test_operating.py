@@ -1,0 +1,219 @@
+"""What operators ask and set, at a proxy with several workers: views, search, retention, budgets, keys, masks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from tests.support.served import SECONDS, Served, config_file
+from tests.support.upstream import Upstream
+from tests.support.waiting import until
+
+TRIMS = {
+    "trigger": {"tokens": 900},
+    "target": {"tokens": 500},
+    "edits": [{"type": "clear_tool_results", "keep": 0}, {"type": "drop_oldest"}],
+}
+PRICED = [{"match": ["*"], "context_window": 128_000, "prices": {"input": 1000, "cached_read": 500, "output": 2000}}]
+ADMIN = "key-of-the-admin-001"
+
+
+def call(base: str, method: str, path: str, key: str | None = None, **given: Any) -> httpx.Response:
+    headers: dict[str, str] = given.pop("headers", {}) | ({} if key is None else {"authorization": f"Bearer {key}"})
+    return httpx.request(method, f"{base}{path}", headers=headers, trust_env=False, timeout=SECONDS, **given)
+
+
+def get(base: str, path: str, key: str | None = None, **query: Any) -> Any:
+    answer = call(base, "GET", path, key, params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ask(
+    base: str, session: str, messages: list[Any], key: str | None = None, policy: str | None = None, **body: Any
+) -> httpx.Response:
+    headers = {"x-session-id": session} | ({} if policy is None else {"x-context-policy": policy})
+    mode = body.pop("mode", None)
+    headers |= {} if mode is None else {"x-session-mode": mode}
+    return call(
+        base, "POST", "/v1/chat/completions", key, headers=headers, json={"model": "echo", "messages": messages, **body}
+    )
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
+    watch = {**TRIMS, "mode": "observe"}
+    config = config_file(tmp_path, upstream, store_url, policies={"lean": TRIMS, "watch": watch})
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    with Served(config, "--workers", "2").wait() as served:
+        for policy in ("lean", "watch", "off"):
+            for mode in ("full", "append"):
+                history: list[Any] = [{"role": "system", "content": "You are S."}]
+                for turn in range(7):
+                    new = [user(f"turn {turn} under {policy} {mode} <script>alert(1)</script> " + "word " * 90)]
+                    if turn == 2 and mode == "full":
+                        named = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                        new += [{"role": "assistant", "content": None, "tool_calls": [named]}]
+                        new += [{"role": "tool", "tool_call_id": "call_1", "content": "line of output\n" * 60}]
+                    history += new
+                    sent = history if mode == "full" else (history[:1] if not turn else []) + new
+                    answer = ask(served.url, f"{policy}-{mode}", sent, policy=policy, mode=mode, tools=tools)
+                    assert answer.status_code == 200, answer.text
+                    exchange = answer.headers["x-exchange-id"]
+                    view = get(served.url, f"/exchanges/{exchange}/view", diff="true")
+                    received = orjson.loads(upstream.last.body)
+                    assert view["messages"] == received["messages"]
+                    assert view["tools"] == received["tools"]
+                    assert len(view["diff"]) == len(history) - 1
+                    if policy == "watch":
+                        assert answer.headers["x-context-edits"] == ""
+                        assert received["messages"] == history
+                    said = answer.json()["choices"][0]["message"]
+                    history.append({"role": said["role"], "content": said["content"]})
+                receipt = get(served.url, f"/exchanges/{exchange}")
+                assert ("observed" in receipt) == (policy == "watch")
+                assert (receipt["tokens_sent"] < receipt["tokens_before"]) == (policy == "lean")
+        found = get(served.url, "/search", q="turn 3 under LEAN append")
+        assert {each["role"] for each in found["data"]} == {"user", "assistant"}
+        assert found["searched"]["complete"]
+        assert call(served.url, "GET", "/search").status_code == 400
+        largest = [each["tokens"] for each in get(served.url, "/sessions", sort="largest")["data"]]
+        assert largest == sorted(largest, reverse=True)
+        assert call(served.url, "GET", "/sessions?sort=best").status_code == 400
+        assert call(served.url, "GET", "/stats?since=yesterday").status_code == 400
+        assert call(served.url, "GET", "/stats?group=colour").status_code == 400
+
+
+def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
+    one, other, late = "key-of-team-one-0001", "key-of-team-other-01", "key-of-team-late-001"
+    hashed = f"sha256:{hashlib.sha256(other.encode()).hexdigest()}"
+    keys = [{"key": one, "tenant": "one"}, {"key": hashed, "tenant": "other", "name": "another"}]
+    sections: dict[str, Any] = {
+        "models": PRICED,
+        "auth": {"mode": "keys", "keys": keys, "admin_key": ADMIN},
+        "budgets": [
+            {"tenant": "one", "requests_per_minute": 15},
+            {"key": "another", "tokens_per_minute": 60},
+            {"tenant": "late", "dollars_per_day": 0.05},
+        ],
+    }
+    config = config_file(tmp_path, upstream, store_url, **sections)
+    data = json.loads(config.read_text())
+    data["upstream"]["api_key"] = "sk-provider"
+    config.write_text(json.dumps(data))
+    with Served(config, "--workers", "4").wait() as served:
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda number: ask(served.url, f"s{number}", [user("hi")], one), range(30)))
+        assert Counter(answer.status_code for answer in answers) == {200: 15, 429: 15}
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert "has used 15 of 15" in refused.json()["error"]["message"]
+        assert _until_refused(served.url, other) < 30
+        assert ask(served.url, "s", [user("hi")], hashed).status_code == 401
+        assert ask(served.url, "s", [user("hi")], late).status_code == 401
+        data["auth"]["keys"] = [*data["auth"]["keys"][1:], {"key": late, "tenant": "late"}]
+        config.write_text(json.dumps(data))
+        until(lambda: _accepted_everywhere(served.url, late), "it is so in time", 40)
+        until(
+            lambda: all(ask(served.url, "s", [user("hi")], one).status_code == 401 for _ in range(12)),
+            "it is so in time",
+            40,
+        )
+        assert _until_refused(served.url, late) < 60
+        assert get(served.url, "/stats", ADMIN, group="tenant")["total"]["requests"] >= 15
+        assert call(served.url, "GET", "/metrics", late).status_code == 403
+        assert call(served.url, "DELETE", "/tenants/late", other).status_code == 403
+        assert call(served.url, "DELETE", "/tenants/late", ADMIN).json()["deleted"] >= 1
+        tenants = {row["group"] for row in get(served.url, "/stats", ADMIN, group="tenant")["data"]}
+        assert tenants == {"one", "other"}
+
+
+def _until_refused(base: str, key: str) -> int:
+    for number in range(60):
+        answer = ask(base, "budget", [user("hi " * 10)], key)
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+            return number
+    return 60
+
+
+def _accepted_everywhere(base: str, key: str) -> bool:
+    return all(ask(base, "s", [user("hi")], key).status_code in {200, 429} for _ in range(12))
+
+
+def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
+    config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00004})
+    with Served(config, "--workers", "2").wait() as served:
+        for number in range(5):
+            assert ask(served.url, f"s{number}", [user("hi")]).status_code == 200
+        until(lambda: get(served.url, "/sessions")["data"] == [], "it is so in time", 40)
+        told = get(served.url, "/stats")["total"]
+        assert (told["requests"], told["sessions"]) == (5, 0)
+
+
+def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
+    policies = {"some": {**TRIMS, "share": 0.3}, "slim": {"tools": {"remove": ["junk", "called", "forced"]}}}
+    config = config_file(tmp_path, upstream, store_url, policies=policies)
+    names = ("kept", "junk", "called", "forced")
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+    with Served(config, "--workers", "2").wait() as served:
+        chosen: Counter[str] = Counter()
+        for number in range(40):
+            policy = {
+                ask(served.url, f"s{number}", [user(f"{turn}")], mode="append").headers["x-context-policy"]
+                for turn in range(2)
+            }
+            assert len(policy) == 1
+            chosen.update(policy)
+        assert set(chosen) == {"some", "slim"}
+        assert chosen["some"] < chosen["slim"]
+        calls = [{"id": "call_1", "type": "function", "function": {"name": "called", "arguments": "{}"}}]
+        history = [user("x"), {"role": "assistant", "content": None, "tool_calls": calls}]
+        history += [{"role": "tool", "tool_call_id": "call_1", "content": "r"}, user("y")]
+        forced = {"type": "function", "function": {"name": "forced"}}
+        answer = ask(served.url, "tools", history, policy="slim", tools=tools, tool_choice=forced)
+        sent = orjson.loads(upstream.last.body)["tools"]
+        assert [tool["function"]["name"] for tool in sent] == ["kept", "called", "forced"]
+        assert get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view")["tools"] == sent
+
+
+def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
+    secret, word = "sk-abcdefghijklmnopqrstuvwx0123456789", "hunter2-correcthorse"
+    config = config_file(
+        tmp_path, upstream, store_url, store={"mask": ["keys", "hunter2-[a-z]+"]}, policies={"lean": TRIMS}
+    )
+    with Served(config, "--workers", "2").wait() as served:
+        history: list[Any] = [{"role": "system", "content": f"Use {secret}."}]
+        for turn in range(6):
+            history.append(user(f"turn {turn}: {secret} {word} " + "word " * 80))
+            answer = ask(served.url, "s", history)
+            assert answer.status_code == 200
+            assert secret.encode() in upstream.last.body  # the provider gets what the client sent
+            said = answer.json()["choices"][0]["message"]
+            assert secret in said["content"]
+            history.append({"role": said["role"], "content": said["content"]})
+        kinds = {row["kind"] for row in get(served.url, "/sessions/s/exchanges")["data"]}
+        assert kinds == {"first", "resend"}  # the client is recognised by what it sends
+        assert len(get(served.url, "/sessions/s")["branches"]) == 1
+        answer = ask(served.url, "s", [user("and now?")], mode="append", policy="off")
+        assert "masked" in answer.headers["x-context-warning"]
+        assert secret.encode() not in upstream.last.body
+        for path in ("/sessions/s", "/sessions/s/messages", "/sessions/s/exchanges", "/sessions/s/export"):
+            text = call(served.url, "GET", path).text
+            assert secret not in text
+            assert word not in text
+        assert re.search(r"\[masked:[0-9a-f]{12}\]", call(served.url, "GET", "/sessions/s/messages").text)
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
+            assert secret.encode() not in file.read_bytes(), file

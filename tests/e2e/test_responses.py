@@ -1,0 +1,312 @@
+"""The Responses API through a running proxy: items, streams, the provider's state, shared keys, Azure's paths."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from proxy.dialects.responses.reply import event_of, item_events
+from tests.support.server import Proxy, settings_for
+from tests.support.upstream import Upstream
+
+LONG = "many words " * 60
+TRIMS = {"trigger": {"messages": 6}, "keep": {"rounds": 1}, "edits": [{"type": "clear_tool_results", "keep": 0}]}
+KEYS = [{"key": "key-of-anne-0123", "tenant": "anne"}, {"key": "key-of-bert-0123", "tenant": "bert"}]
+Item = dict[str, Any]
+
+
+def said(text: str, number: int) -> Item:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "message", "id": f"msg_{number}", "status": "completed", "role": "assistant", "content": [part]}
+
+
+def reasoning(number: int) -> Item:
+    return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": f"sealed{number}"}
+
+
+def call(name: str, number: int) -> Item:
+    made = {"call_id": f"call_{number}", "name": name, "arguments": '{"query":"cats"}', "status": "completed"}
+    return {"type": "function_call", "id": f"fc_{number}", **made}
+
+
+def output(number: int, text: str) -> Item:
+    return {"type": "function_call_output", "call_id": f"call_{number}", "output": text}
+
+
+def user(text: str) -> Item:
+    return {"role": "user", "content": text}
+
+
+class Provider:
+    """Answers with the items that it is told to, and notes what comes."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, str, Any]] = []
+        self.answers: list[list[Item] | dict[str, Any]] = []
+        provider, numbers = self, iter(range(1, 999))
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                length = int(self.headers.get("content-length") or 0)
+                body = orjson.loads(self.rfile.read(length)) if length else None
+                provider.got.append((self.command, self.path, body))
+                if self.command != "POST" or not self.path.partition("?")[0].endswith("/responses"):
+                    return self._send("application/json", orjson.dumps({"path": self.path}))
+                answer = provider.answers.pop(0)
+                given = answer if isinstance(answer, dict) else {"output": answer}
+                usage = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 105}
+                found = {"id": f"resp_{next(numbers)}", "object": "response", "model": "m", "status": "completed"}
+                return provider.reply(self._send, found | {"usage": usage, "store": True} | given, body["stream"])
+
+            do_POST = do_GET = do_DELETE = _answer  # noqa: N815 - names of the base's
+
+            def _send(self, kind: str, body: bytes, status: int = 200) -> None:
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    @staticmethod
+    def reply(send: Callable[..., None], response: dict[str, Any], stream: bool) -> None:
+        if "refused" in response:
+            return send("application/json", orjson.dumps({"error": response["refused"]}), 400)
+        if not stream:
+            return send("application/json", orjson.dumps(response))
+        events: list[tuple[str, Any]] = [("response.created", {"response": {**response, "status": "in_progress"}})]
+        for place, item in enumerate(response["output"]):
+            events += item_events(place, item)
+        events.append((f"response.{response['status']}", {"response": response}))
+        numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
+        return send("text/event-stream", b"".join([event_of(name, data) for name, data in numbered]))
+
+    @property
+    def sent(self) -> Any:
+        return self.got[-1][2]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def api() -> Iterator[Provider]:
+    provider = Provider()
+    yield provider
+    provider.close()
+
+
+@pytest.fixture
+def serves(api: Provider, upstream: Upstream, tmp_path: Path) -> Iterator[Callable[..., Proxy]]:
+    open_proxies: list[Proxy] = []
+
+    def start(**sections: Any) -> Proxy:
+        sections["upstream"] = {"base_url": api.base_url, **sections.get("upstream", {})}
+        folder = tmp_path / str(len(open_proxies))
+        folder.mkdir()
+        proxy = Proxy(settings_for(upstream, folder, sections)).__enter__()
+        open_proxies.append(proxy)
+        return proxy
+
+    yield start
+    for proxy in open_proxies:
+        proxy.__exit__(None, None, None)
+
+
+def ask(
+    proxy: Proxy, given: Any, session: str | None = "s", *, stream: bool = False, key: str = "sk-test", **fields: Any
+) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}", **fields.pop("headers", {})}
+    headers |= {} if session is None else {"x-session-id": session}
+    body = {"model": "m", "input": given, "stream": stream, **fields}
+    return proxy.client.post("/v1/responses", json=body, headers=headers)
+
+
+def outcome(answer: httpx.Response) -> Any:
+    """Return the response object of an answer, which must be fine."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"] == "application/json":
+        return answer.json()
+    return orjson.loads(answer.text.rstrip().rpartition("data: ")[2])["response"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_conversation_is_stored_item_by_item_and_trimmed(
+    serves: Callable[..., Proxy], api: Provider, stream: bool
+) -> None:
+    proxy, talk = serves(policies={"default": TRIMS}), [user("hello")]
+    first, second = [reasoning(1), call("look", 1), call("look", 2)], [reasoning(2), said("Two cats.", 3)]
+    api.answers += [first, second, [said("None.", 4)], [reasoning(4), said("No.", 5)], [said("Bye.", 6)]]
+    asked = [[output(1, LONG), output(2, LONG)], [user("And dogs?")], [user("Birds?")], [user("Fish?")], []]
+    for number, new in enumerate(asked):
+        found = outcome(ask(proxy, talk, stream=stream, instructions="Be brief."))
+        talk = [*talk, *found["output"], *new]
+        if number < 2:
+            assert api.sent["input"] == talk[: len(api.sent["input"])]
+    assert proxy.messages("s") == talk
+    # A trim came with the last question but one: what it made invalid is not sent then, and not later.
+    before, last = [body["input"] for _, _, body in api.got[-2:]]
+    assert last[: len(before)] == before
+    assert [each["id"] for each in last if each.get("type") == "reasoning"] == ["rs_1", "rs_4"]
+    assert LONG not in orjson.dumps(last).decode()
+    assert proxy.get("/sessions/s")["instructions"] == [{"role": "system", "content": "Be brief."}]
+    told = proxy.exchanges("s")[-1]
+    assert (told["kind"], told["status"], told["usage"]["prompt_tokens"]) == ("resend", "complete", 100)
+
+
+def test_what_is_not_trimmed_goes_byte_for_byte(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves()
+    api.answers.append([said("Hi.", 1)])
+    body = b'{ "model":"m" ,"stream":true, "input" : "hello", "odd":1.50 }'
+    answer = proxy.client.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert answer.content.startswith(b"event: response.created\ndata: {")
+    assert api.sent == orjson.loads(body)
+    refused = proxy.client.post("/v1/responses", json={"messages": []})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    misplaced = proxy.client.post("/v1/chat/completions", json={"input": "hello"})
+    assert "/v1/responses" in misplaced.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_what_is_too_long_is_trimmed_and_sent_once_more(
+    serves: Callable[..., Proxy], api: Provider, stream: bool
+) -> None:
+    proxy = serves(policies={"default": {}})
+    error = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
+    failed = {"status": "failed", "error": error, "output": []}
+    api.answers += [failed if stream else {"refused": error}, [said("Fine.", 1)]]
+    talk = [user(LONG), said("ok", 7), user(LONG), said("ok", 8), user("So?")]
+    assert outcome(ask(proxy, talk, stream=stream))["output"] == [said("Fine.", 1)]
+    assert len(api.sent["input"]) < len(talk)
+    assert "too long" in proxy.exchanges("s")[-1]["warnings"][-1]
+
+
+def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(virtual_tools={"recall_context": True})
+    tools = [{"type": "function", "name": "look", "parameters": {}}]
+    for stream in (False, True):
+        api.answers += [[reasoning(1), call("recall_context", 1)], [reasoning(2), said("Eighty.", 2)]]
+        found = outcome(ask(proxy, [user("cats?")], str(stream), stream=stream, tools=tools))
+        assert [each["type"] for each in found["output"]] == ["reasoning", "message"]
+        assert [each.get("type") for each in api.sent["input"]][1:] == [
+            "reasoning",
+            "function_call",
+            output(1, "")["type"],
+        ]
+        api.answers.append([said("Yes.", 3)])
+        ask(proxy, [user("cats?"), *found["output"], user("Sure?")], str(stream), stream=stream, tools=tools)
+        assert len(api.sent["input"]) == 7
+
+
+# ------------------------------------------------------------------------------------ the provider's state
+
+
+def test_a_request_that_names_a_response_is_passed_on_and_recorded(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(policies={"default": TRIMS})
+    api.answers += [[said("a", 1)], [said("b", 2)], [said("c", 3)], [said("d", 4)]]
+    first = ask(proxy, "one", None)
+    session = first.headers["x-session-id"]
+    second = ask(proxy, "two", None, previous_response_id=first.json()["id"])
+    assert (second.headers["x-session-id"], second.headers["x-context-policy"]) == (session, "off")
+    assert api.sent["previous_response_id"] == first.json()["id"]
+    assert [exchange["kind"] for exchange in proxy.exchanges(session)] == ["first", "provider_state"]
+    fork = ask(proxy, "three", None, previous_response_id=first.json()["id"])
+    assert fork.headers["x-session-id"] == session
+    assert len(proxy.get(f"/sessions/{session}")["branches"]) == 2
+    assert [each["content"] for each in proxy.messages(session) if each["role"] == "user"] == ["one", "three"]
+    unknown = ask(proxy, "four", "other", previous_response_id="resp_elsewhere")
+    assert (unknown.status_code, len(proxy.messages("other"))) == (200, 2)
+
+
+def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said("a", 1)], [said("b", 2)], [said("c", 3)]]
+    first = ask(proxy, [{"role": "developer", "content": "Rules."}, user("one")], None, instructions="Be brief.")
+    second = ask(proxy, "two", None, previous_response_id=first.json()["id"], instructions="Be long.")
+    assert api.sent["instructions"] == "Be long."
+    assert "previous_response_id" not in api.sent
+    assert [each["content"] for each in api.sent["input"] if each["role"] != "assistant"] == ["Rules.", "one", "two"]
+    ask(proxy, "three", None, previous_response_id=first.json()["id"])
+    assert "instructions" not in api.sent
+    assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "three"]
+    assert first.headers["x-session-id"] == second.headers["x-session-id"]
+    lost = ask(proxy, "four", None, previous_response_id="resp_elsewhere")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+def test_a_shared_key_opens_a_tenant_s_own_responses_alone(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(upstream={"api_key": "sk-shared"}, auth={"mode": "keys", "keys": KEYS})
+    anne, bert = "key-of-anne-0123", "key-of-bert-0123"
+    api.answers += [[reasoning(1), said("a", 1)], [said("b", 2)], [said("c", 3)]]
+    name = ask(proxy, "one", key=anne).json()["id"]
+    refers = [user("x"), {"type": "item_reference", "id": "msg_1"}, user("y")]
+    bare = [user("x"), {"type": "reasoning", "id": "rs_1", "summary": []}, said("a", 9), user("y")]
+    assert ask(proxy, refers, key=anne).status_code == 200
+    assert ask(proxy, "two", key=anne, previous_response_id=name).status_code == 200
+    for given, fields in ((refers, {}), (bare, {}), ("two", {"previous_response_id": name})):
+        assert ask(proxy, given, key=bert, **fields).status_code == 404
+    assert ask(proxy, "x", key=anne, conversation="conv_1").status_code == 404
+
+    def reach(key: str, method: str, path: str, body: Any = None) -> int:
+        return proxy.client.request(method, path, json=body, headers={"authorization": f"Bearer {key}"}).status_code
+
+    for method, rest in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+        assert [reach(key, method, f"/v1/responses/{name}{rest}") for key in (anne, bert)] == [200, 404]
+    assert reach(anne, "PUT", f"/v1/responses/{name}") == reach(anne, "GET", "/v1/responses/..%2fmodels") == 404
+    for path in ("compact", "input_tokens"):
+        for body, status in (({"input": "x"}, 200), ({"input": "x", "previous_response_id": name}, 404)):
+            assert reach(bert, "POST", f"/v1/responses/{path}", body) == status
+    assert [path for method, path, _ in api.got if method == "DELETE"] == [f"/v1/responses/{name}"]
+
+
+def test_with_a_key_of_its_own_everything_goes_through(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves()
+    assert proxy.client.delete("/v1/responses/resp_1?x=1").json() == {"path": "/v1/responses/resp_1?x=1"}
+    assert proxy.client.post("/v1/responses/compact", json={"input": "x"}).status_code == 200
+    api.answers.append({"status": "queued", "output": []})
+    assert ask(proxy, "later", background=True).json()["status"] == "queued"
+    assert api.sent == {"model": "m", "input": "later", "stream": False, "background": True}
+
+
+# ------------------------------------------------------------------------------------------- other ways in
+
+
+def test_azure_s_paths_are_understood(serves: Callable[..., Proxy], api: Provider, upstream: Upstream) -> None:
+    proxy = serves(upstream={"base_url": upstream.base_url})
+    path = "/openai/deployments/echo%2Bsay:hi/chat/completions?api-version=2024-10-21"
+    for body in ({"messages": [user("x")]}, {"messages": [user("x")], "model": "echo"}):
+        assert proxy.client.post(path, json=body).status_code == 200
+    assert [orjson.loads(each.body)["model"] for each in upstream.log] == ["echo+say:hi", "echo"]
+    for wrong in (b"{}", b"[", b"[]"):
+        answer = proxy.client.post(path, content=wrong, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+    there = serves()
+    api.answers += [[said("a", 1)], [said("b", 2)]]
+    for way in ("/openai/v1/responses", "/openai/responses?api-version=preview"):
+        assert there.client.post(way, json={"model": "m", "input": "x", "stream": False}).status_code == 200
+    assert [path for _, path, _ in api.got] == ["/v1/responses", "/v1/responses?api-version=preview"]
+    assert there.client.get("/openai/v1/models").json() == {"path": "/v1/models"}
+
+
+def test_a_websocket_is_refused_in_words(serves: Callable[..., Proxy]) -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    answer = serves().client.get("/v1/responses", headers={**headers, "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_refused")

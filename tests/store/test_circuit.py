@@ -1,0 +1,110 @@
+"""The circuit: open while the store fails, closed soon after it is back, and not opened by a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreUnavailable
+from proxy.store import Store
+from proxy.store.circuit import FROZEN, Circuit
+
+pytestmark = pytest.mark.anyio
+AWAY = "The store cannot be used. It is a test."
+
+
+class Fake:
+    """A store that answers, fails or is silent."""
+
+    def __init__(self) -> None:
+        self.does = "answers"
+        self.probes = 0
+        self.busy = False
+        self.circuit = Circuit(self.probe, lambda: self.busy)
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if self.does == "fails":
+            raise StoreUnavailable(AWAY)
+        if self.does == "breaks":
+            raise KeyError("a bug")
+        if self.does == "is silent":
+            await asyncio.sleep(60)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("SLOW_SECONDS", 0.1), ("PROBE_SECONDS", 0.1), ("_PAUSE_SECONDS", 0.02)):
+        monkeypatch.setattr(f"proxy.store.circuit.{name}", seconds)
+
+
+@pytest.mark.parametrize("how", ["fails", "breaks", "is silent"])
+async def test_it_closes_once_the_store_is_back_and_all_is_stored(how: str) -> None:
+    fake, drains = Fake(), [False, True]
+
+    async def drain() -> bool:
+        return drains.pop(0)
+
+    fake.circuit.drain, fake.does = drain, how
+    fake.circuit.open(StoreUnavailable(AWAY))
+    fake.circuit.open(StoreUnavailable("something else"))
+    assert not await fake.circuit.closes(0.3)
+    assert fake.circuit.down is not None
+    assert not fake.circuit.returns
+    fake.does = "answers"
+    assert await fake.circuit.closes(5)
+    assert (fake.circuit.down, fake.circuit.returns, drains) == (None, False, [])
+    await fake.circuit.close()
+
+
+async def test_health_is_asked_once_for_all_and_holds_for_a_while() -> None:
+    fake = Fake()
+    assert await asyncio.gather(*[fake.circuit.health(1.0) for _ in range(5)]) == [None] * 5
+    assert await fake.circuit.health(60) is None
+    assert fake.probes == 1
+    fake.does = "fails"
+    assert str(await fake.circuit.health(0)) == AWAY
+    fake.does = "is silent"
+    assert str(await fake.circuit.health(0)) == FROZEN
+    await fake.circuit.close()
+
+
+async def test_silence_opens_it_the_second_time_and_not_where_the_store_is_busy() -> None:
+    fake = Fake()
+    await fake.circuit.suspect()
+    assert fake.circuit.down is None
+    fake.does, fake.busy = "is silent", True
+    await fake.circuit.suspect()
+    assert fake.circuit.down is None
+    fake.busy = False
+    before = fake.probes
+    await fake.circuit.suspect()
+    assert str(fake.circuit.down) == FROZEN
+    assert fake.probes - before == 2
+    await fake.circuit.close()
+
+
+async def test_who_waits_is_told_when_it_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    monkeypatch.setattr("proxy.store.store.SLOW_SECONDS", 0.1)
+
+    async def hangs(*_: object, **__: object) -> None:
+        await asyncio.sleep(60)
+
+    async def silent() -> None:
+        await asyncio.sleep(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "read", hangs)
+        patch.setattr(store.circuit, "_probe", silent)
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await store.session("t", "s")
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await store.session("t", "s")
+        assert not store.circuit.waiting
+    assert await store.circuit.closes(5)
+    assert await store.session("t", "s") is None
+    assert await store.health() is None
+    await store.close()

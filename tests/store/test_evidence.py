@@ -1,0 +1,169 @@
+"""The session of a request that names none, by the replies that it sends back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.conversation import ROOT, Incoming, Witness, body_of, chain, earlier_names, fingerprints, version_of
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.store import Body, Doubt, HistoryQuery, Store, session_key
+from proxy.store.database import StoreConnection
+from proxy.store.schema import EVIDENCE, insert_new
+from tests.support.talk import Talk, infer, message
+
+pytestmark = pytest.mark.anyio
+
+LONG = "The Rhine is 1230 kilometres long, and rises in the Alps."
+BRIEF = (message("system", "be brief"),)
+
+
+def said(role: str, text: str, *calls: str) -> Message:
+    made = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in calls]
+    return ChatMessage.of({"role": role, "content": text or None} | ({"tool_calls": made} if calls else {}))
+
+
+def conversation(*texts: str) -> list[Message]:
+    return [said(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
+
+
+async def hold(
+    store: Store, session: str, *messages: Message, base: str = ROOT, instructions: Any = None, vouched: int = 0
+) -> str:
+    """Have the last message be the reply to the others; return its node."""
+    talk = Talk(store=store, session=session)
+    asked = [Body(message=each, tokens=3) for each in messages[:-1]]
+    exchange = await talk.begin(*asked, instructions=instructions)
+    reply = Body(message=messages[-1], tokens=3)
+    settled = await talk.settle(exchange, *asked, replies=(reply,), base=base, at_head=False, vouched=vouched)
+    return settled.head
+
+
+async def test_a_reply_behind_the_same_history_counts_at_any_length(store: Store) -> None:
+    await hold(store, "a", *conversation("hi", "ok"))
+    assert (await infer(store, conversation("hi", "ok", "on"))).session == "a"
+    assert (await infer(store, conversation("hi", "ok", "on"), tenant="other")).session is None
+    assert (await infer(store, conversation("hello", "ok", "on"))).session is None
+
+
+async def test_what_the_client_made_up_before_it_does_not_matter(store: Store) -> None:
+    await hold(store, "a", *conversation("example", "made up", "hi", "ok"))
+    assert (await infer(store, conversation("example", "made up", "hi", "ok", "on"))).session == "a"
+    assert (await infer(store, conversation("example", "made up", "other"))).session is None
+
+
+async def test_a_long_text_counts_alone_under_the_same_instructions(store: Store) -> None:
+    await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF)
+    moved = conversation("hi, with a reminder", f" {LONG}\n", "on")
+    same = version_of(BRIEF)
+    assert (await infer(store, moved, instructions=same)).session == "a"
+    other = await infer(store, moved, instructions="v2")
+    assert other.session is None
+    assert other.doubt == Doubt(session="a", instructions=True)
+
+
+async def test_a_text_alone_counts_only_where_the_session_has_all_assistant_messages_before_it(store: Store) -> None:
+    await hold(store, "a", *conversation("hi", "made up", "so", LONG))
+    assert (await infer(store, conversation("so", LONG, "on"))).session == "a"
+    assert (await infer(store, conversation("x", "made up", "so", LONG, "on"))).session == "a"
+    strange = await infer(store, conversation("x", "never said", "so", LONG, "on"))
+    assert strange.session is None
+    assert strange.doubt == Doubt(session="a", differs=1)
+
+
+async def test_a_random_id_needs_nothing_more(store: Store) -> None:
+    name = "call_9f86d081884c7d659a2feaa0"
+    await hold(store, "a", said("user", "hi"), said("assistant", "", name), instructions=BRIEF)
+    history = [*conversation("x", "never said", "so"), said("assistant", "", name)]
+    assert (await infer(store, history)).session == "a"
+    result = ChatMessage.of({"role": "tool", "tool_call_id": name, "content": "seen"})
+    assert (await infer(store, [result])).session == "a"
+    await hold(store, "b", said("user", "hi"), said("assistant", "", "call_1"))
+    assert (await infer(store, [*history[:3], said("assistant", "", "call_1")])).session is None
+
+
+async def test_of_equal_conversations_the_one_counts_that_stands_there(store: Store) -> None:
+    await hold(store, "a", *conversation("hi", "ok"))
+    head = await hold(store, "b", *conversation("hi", "ok"))
+    both = await infer(store, conversation("hi", "ok", "on"))
+    assert (both.session, both.vouched) == (None, 2)
+    assert both.doubt == Doubt(session="a", rivals=2)
+    await hold(store, "b", said("user", "on"), said("assistant", "well"), base=head)
+    assert (await infer(store, conversation("hi", "ok", "on"))).session == "a"
+    assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session == "b"
+    # What is vouched for counts like what was relayed there.
+    await hold(store, "c", *conversation("hi", "ok", "on", "well"), vouched=2)
+    assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session is None
+
+
+async def test_of_several_the_one_with_the_most_evidence_counts_or_the_newest_head(store: Store) -> None:
+    one, two = "call_9f86d081884c7d659a2feaa0", "call_60303ae22b998861bce3b28f"
+    head = await hold(store, "a", said("user", "hi"), said("assistant", "", one))
+    await hold(store, "a", said("user", "so"), said("assistant", "", two), base=head)
+    await hold(store, "b", said("user", "hey"), said("assistant", "", one))
+    last = await hold(store, "c", said("user", "hey"), said("assistant", "", two))
+    asked = [said("user", "x"), said("assistant", "", one), said("user", "y"), said("assistant", "", two)]
+    assert (await infer(store, asked)).session == "a"
+    await hold(store, "c", said("user", "so"), said("assistant", "", one), base=last)
+    assert (await infer(store, asked)).session == "a"  # both have both, and "a" stands at the newest
+
+
+async def test_a_phrase_that_everybody_has_tells_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.evidence._HOLDERS", 3)
+    for number in range(5):
+        await hold(store, f"s{number}", *conversation(f"hi {number}", LONG))
+    assert (await infer(store, conversation("hey", LONG, "on"))).session is None
+    assert (await infer(store, conversation("hi 3", LONG, "on"))).session == "s3"
+
+
+async def test_old_replies_are_looked_up_where_the_newest_tell_nothing(store: Store) -> None:
+    await hold(store, "a", *conversation("hi", "ok"))
+    strange = [text for number in range(40) for text in (f"q {number}", f"a {number}")]
+    assert (await infer(store, conversation("hi", "ok", *strange))).session == "a"
+
+
+async def test_a_request_that_parts_from_a_session_is_told_where(store: Store) -> None:
+    head = await hold(store, "a", *conversation("hi", "ok"))
+    await hold(store, "a", said("user", "so"), said("assistant", "well"), base=head)
+    await hold(store, "b", *conversation("hi", "no"))
+    found = await infer(store, conversation("hi", "changed", "so"))
+    assert (found.session, found.vouched) == (None, 0)
+    assert found.doubt is not None
+    assert found.doubt.differs == 1
+    assert (await infer(store, conversation("never", "heard", "of"))).doubt is None
+
+
+async def test_a_conversation_that_an_older_version_stored_goes_on(store: Store) -> None:
+    messages = conversation("hi", "ok \n", "so", "well")
+    older, newer = earlier_names(ROOT, messages[:3]), chain(ROOT, messages)
+    assert older[1] != newer[1]
+    records: list[dict[str, Any]] = [
+        {"record": "session", "format": 1, "created_at": 1, "updated_at": 1, "head": older[-1]}
+    ]
+    for parent, node, each in zip([ROOT, *older], older, messages, strict=False):
+        records.append({"record": "body", "body": body_of(each), "tokens": 1, "text": each.raw.decode()})
+        named = {"record": "node", "node": node, "parent": parent, "body": body_of(each)}
+        records.append(named | {"tokens": 1, "created_at": 1, "source": "upstream"})
+    await store.load("tenant", "old", records)
+    incoming = Incoming(names=newer, contents=fingerprints(ROOT, messages)[1], replies=[1, 3])
+    asked = HistoryQuery(tenant="tenant", session="old", incoming=incoming, messages=messages, policy=None, agent=None)
+    found = await store.recall(asked)
+    assert (found.arrival.kind, found.arrival.base, found.arrival.fresh) == ("resend", older[-1], 3)
+    assert list(found.names) == [*older, *chain(older[-1], messages[3:])]
+
+
+async def test_a_reply_that_an_older_version_stored_is_found(store: Store) -> None:
+    messages = conversation("hi", "ok \n", "so", "well")
+    older = earlier_names(ROOT, messages[:3])
+    await hold(store, "a", messages[0], said("assistant", "no"))
+    await hold(store, "a", messages[3], base=older[0])
+
+    def enter(connection: StoreConnection) -> None:
+        """As the migration does."""
+        piece = Witness(tenant="tenant", dialect="chat").place(older[1]).piece
+        insert_new(connection, EVIDENCE, [{"session": session_key("tenant", "a"), "piece": piece}])
+
+    await store._database.write(enter)
+    assert (await infer(store, messages[:3])).session == "a"

@@ -1,0 +1,151 @@
+"""Sums over exchanges: written as exchanges are settled, and read by group and time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import insert
+
+from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
+from proxy.store.database import StoreConnection
+from proxy.store.rollups import slot_of
+from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from tests.support.talk import Talk, body, opening, settlement
+
+pytestmark = pytest.mark.anyio
+
+ALL = StatsQuery(since=0, until=2**40, group="day")
+
+
+async def ask(store: Store, exchange: str, **changes: Any) -> None:
+    """Have one exchange settled; `changes` are of its figures, or of the settlement."""
+    names = {name: changes.pop(name) for name in ("tenant", "session") if name in changes}
+    own = {name: changes.pop(name) for name in ("settled_at", "status") if name in changes}
+    asked = body("user", exchange)
+    await store.begin(opening(exchange, asked, digest=exchange, **names))
+    ended = settlement(exchange, asked, replies=(body("assistant", "yes"),), **names, **own)
+    figures = replace(ended.figures or ExchangeFigures(model="", policy=""), **changes)
+    await store.settle(replace(ended, figures=figures))
+
+
+def by_group(rows: list[StatsRow], name: str = "requests") -> dict[str, Any]:
+    return {row.group: row.sums[name] for row in rows}
+
+
+async def test_exchanges_are_summed_up_by_each_group(store: Store) -> None:
+    await ask(store, "exc_1", session="a", cost=1.0, cost_saved=-0.25, tokens_before=10)
+    await ask(store, "exc_2", session="a", cost=2.0, model="m2", miss="trim")
+    await ask(store, "exc_3", session="b", tenant="t2", policy="lean", settled_at=2_000 + 30 * HOUR)
+    await ask(store, "exc_4", session="b", tenant="t2", settled_at=2_000 + HOUR, status=Status.PARTIAL)
+    expected: dict[Group, dict[str, int]] = {
+        "day": {"1970-01-01": 3, "1970-01-02": 1},
+        "hour": {"1970-01-01T00:00Z": 2, "1970-01-01T01:00Z": 1, "1970-01-02T06:00Z": 1},
+        "model": {"model": 3, "m2": 1},
+        "policy": {"default": 3, "lean": 1},
+        "tenant": {"tenant": 2, "t2": 2},
+        "session": {"a": 2, "b": 2},
+        "kind": {"append": 4},
+        "status": {"complete": 3, "partial": 1},
+        "dialect": {"chat": 4},
+        "miss": {"": 3, "trim": 1},
+    }
+    for group, requests in expected.items():
+        rows = await store.stats(replace(ALL, group=group))
+        assert by_group(rows) == requests, group
+        if group != "miss":
+            assert sum(row.sessions for row in rows) >= 2
+    days = await store.stats(ALL)
+    assert [(row.group, row.sessions) for row in days] == [("1970-01-01", 2), ("1970-01-02", 1)]  # by time
+    total = await store.totals(ALL)
+    assert (total.sums["requests"], total.sums["cost"], total.sums["cost_saved"], total.sessions) == (4, 4.0, -0.25, 2)
+
+
+async def test_a_time_a_tenant_a_policy_and_a_session_can_be_chosen(store: Store) -> None:
+    await ask(store, "exc_1", session="a")
+    await ask(store, "exc_2", session="a", tenant="t2", policy="lean")
+    await ask(store, "exc_3", session="a", tenant="t2", model="m2", settled_at=5 * HOUR)
+    for chosen, requests in (
+        ({"until": 5}, 2),
+        ({"since": 5}, 1),
+        ({"tenant": "t2"}, 2),
+        ({"tenant": "nobody"}, 0),
+        ({"policy": "lean"}, 1),
+        ({"model": "m2", "tenant": "tenant"}, 0),
+        ({"session": session_key("t2", "a")}, 2),
+        ({"session": session_key("t2", "a"), "tenant": "tenant"}, 0),
+    ):
+        query = replace(ALL, **chosen)
+        assert (await store.totals(query)).sums["requests"] == requests, chosen
+        groups: tuple[Group, ...] = ("day", "policy", "session", "tenant")
+        for group in groups:
+            rows = await store.stats(replace(query, group=group))
+            assert sum(row.sums["requests"] for row in rows) == requests, (chosen, group)
+
+
+async def test_what_is_settled_again_or_cannot_be_counts_once_or_not(store: Store) -> None:
+    asked = body("user", "hi")
+    await store.begin(opening("exc_1", asked))
+    ended = settlement("exc_1", asked, replies=(body("assistant", "yes"),))
+    for _ in range(3):
+        await store.settle(ended)
+    await store.settle(settlement("exc_2", asked))  # it was not begun
+    assert (await store.totals(ALL)).sums["requests"] == 1
+
+
+async def test_sums_stay_when_a_session_is_deleted_and_its_own_go(store: Store) -> None:
+    talk = Talk(store=store)
+    await talk.say("hi", "yes")
+    await store.delete(talk.key)
+    total = await store.totals(ALL)
+    assert (total.sums["requests"], total.sessions) == (1, 0)
+    assert await store.stats(replace(ALL, group="session")) == []
+
+
+def test_a_process_adds_to_a_row_of_its_own() -> None:
+    assert [slot_of("exc_0f"), slot_of("exc_09"), slot_of("exc_x"), slot_of("")] == [15, 9, 0, 0]
+
+
+async def test_a_million_exchanges_are_summed_up_within_a_second(store: Store) -> None:
+    """20,000 sessions of 50 requests in a month, under three policies, by two models."""
+
+    def fill(connection: StoreConnection) -> None:
+        sums = dict.fromkeys(SUMS, 1)
+        for start in range(0, 20_000, 1_000):
+            sessions: list[dict[str, Any]] = []
+            theirs: list[dict[str, Any]] = []
+            for number in range(start, start + 1_000):
+                key, hour = f"{number:032x}", 490_000 + number % 720
+                sessions.append({"session": key, "tenant": f"t{number % 7}", "id": key, "updated_at": hour * HOUR})
+                for kind, requests in (("first", 1), ("resend", 48), ("rewind", 1)):
+                    row = {"session": key, "hour": hour, "model": f"m{number % 2}", "policy": f"p{number % 3}"}
+                    theirs.append(row | sums | {"kind": kind, "status": "complete", "requests": requests})
+            empty = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {"head": ""}
+            connection.execute(insert(SESSIONS), [empty | {"dialect": "chat"} | row for row in sessions])
+            connection.execute(insert(SESSION_ROLLUPS), theirs)
+        whole = {"slot": 0, "dialect": "chat", "miss": "", "status": "complete", **sums}
+        wholes = [
+            whole | {"hour": hour, "tenant": f"t{t}", "model": f"m{m}", "policy": f"p{p}", "kind": kind, "requests": n}
+            for hour in range(490_000, 490_720)
+            for t in range(7)
+            for m in range(2)
+            for p in range(3)
+            for kind, n in (("first", 1), ("resend", 31), ("rewind", 1))
+        ]
+        for start in range(0, len(wholes), 5_000):
+            connection.execute(insert(ROLLUPS), wholes[start : start + 5_000])
+
+    await store._database.write(fill)
+    groups: tuple[Group, ...] = ("day", "model", "policy", "tenant", "session", "kind")
+    for group in groups:
+        query = replace(ALL, group=group)
+        tries: list[float] = []
+        while not tries or (tries[-1] >= 1.0 and len(tries) < 10):  # the machine may be busy with other things
+            began = time.monotonic()
+            rows, total = await store.stats(query), await store.totals(query)
+            tries.append(time.monotonic() - began)
+            assert rows
+            assert (total.sessions, total.sums["requests"]) == (20_000, 720 * 42 * 33)
+        assert min(tries) < 1.0, group
