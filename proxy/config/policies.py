@@ -25,6 +25,7 @@ OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off
 BUILT_IN: Final = Policy.model_validate(
     {
         "trigger": {"cost": "auto", "ratio": 0.9},
+        "trim_at": "any",  # an agent that reasons may work for hours on one instruction: there is nothing to wait for
         "keep": {"rounds": 1, "spans": 5, "first_user": True},
         "edits": [
             {"type": "clear_tool_results", "keep": 10, "digest_chars": 600, "clear_inputs": True},

@@ -16,7 +16,7 @@ from proxy.dashboard.render import Page
 from proxy.models import ModelFacts
 from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.statistics import statistics
-from proxy.store import HOUR, SessionRow, SessionsQuery, Store
+from proxy.store import HOUR, SessionListQuery, SessionRow, Store
 
 MEANINGS: Final = {
     "": ("no miss", "what was sent before came from the cache, or the provider does not tell"),
@@ -59,7 +59,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
 
 async def read_inventory(
-    store: Store, query: SessionsQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
+    store: Store, query: SessionListQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
 ) -> Inventory:
     """Look through the newest sessions for their tools, for a moment; `count` counts the tokens of a definition."""
     until = time.monotonic() + _SECONDS
@@ -123,7 +123,7 @@ async def read_cache(
     """Return what the page shows."""
     now = datetime.now(UTC)
     query = asked.within("miss", now)
-    sessions = SessionsQuery(
+    sessions = SessionListQuery(
         tenant=asked.tenant, model=asked.model or None, since=query.since * HOUR, until=query.until * HOUR
     )
     return CacheData(

@@ -12,7 +12,7 @@ from proxy.dashboard.render import Page
 from proxy.pipeline import session_document
 from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import sessions_asked
-from proxy.store import ListedSession, SessionRow, SessionsQuery, Store
+from proxy.store import ListedSession, SessionListQuery, SessionRow, Store
 
 SORTS: Final = {"newest": "newest", "largest": "largest", "dearest": "most expensive", "saved": "most saved"}
 _COLUMNS: Final = (
@@ -34,7 +34,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     tenant: str
     owner: str | None  # whose sessions the reader may see; None: everybody's
 
-    def query(self, now: datetime, sort: str, *, limit: int, after: str | None) -> SessionsQuery:
+    def query(self, now: datetime, sort: str, *, limit: int, after: str | None) -> SessionListQuery:
         """Return the question to the store."""
         return sessions_asked(
             now,
@@ -54,13 +54,13 @@ class SessionsData(Struct, frozen=True, kw_only=True):
     """What the page shows: sessions, or messages that hold a text."""
 
     asked: SessionFilter
-    query: SessionsQuery
+    query: SessionListQuery
     sessions: Sequence[ListedSession] = ()
     next: str | None = None
     found: Mapping[str, Any] | None = None  # what `GET /search` answers, where a text is looked for
 
 
-async def read_sessions(store: Store, query: SessionsQuery, asked: SessionFilter) -> SessionsData:
+async def read_sessions(store: Store, query: SessionListQuery, asked: SessionFilter) -> SessionsData:
     """Return the sessions that are asked for, or the messages that hold a text."""
     if asked.text:
         found = await search_texts(store, asked.text, query.tenant, limit=query.limit, after=query.after)

@@ -120,7 +120,7 @@ def difference(before: str, after: str) -> list[Piece]:
     stop = _alike(one[start:][::-1], other[start:][::-1])
     middle, made = one[start : len(one) - stop], other[start : len(other) - stop]
     found = [Piece(kind="same", text="".join(one[:start]))]
-    steps = [("replace", 0, len(middle), 0, len(made))]
+    steps: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(middle), 0, len(made))]
     if len(middle) <= _COMPARED and len(made) <= _COMPARED:
         matcher = SequenceMatcher(None, middle, made, autojunk=True)
         steps = matcher.get_opcodes() if matcher.ratio() > _ALIKE else steps

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from msgspec import Struct
 
 from proxy.errors import InvalidRequest
-from proxy.store import HOUR, SUMS, Group, SessionsQuery, Sort, StatsQuery, StatsRow, Store
+from proxy.store import HOUR, SUMS, Group, SessionListQuery, Sort, StatsQuery, StatsRow, Store
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
@@ -80,7 +80,7 @@ def query_of(asked: StatsRequest, now: datetime, tenant: str | None = None, sess
 
 def sessions_asked(
     now: datetime, sort: str = "newest", *, since: str | None = None, until: str | None = None, **more: Any
-) -> SessionsQuery:
+) -> SessionListQuery:
     """Return which sessions are asked for; `more` are the other fields of the query."""
     for known in SORTS:
         if known == sort:
@@ -91,7 +91,7 @@ def sessions_asked(
     last = None if until is None else int(moment_of(until, "until", now).timestamp() * 1000)
     if first is not None and last is not None and last <= first:
         raise InvalidRequest("until must be later than since.", param="until")
-    return SessionsQuery(sort=known, since=first, until=last, **more)
+    return SessionListQuery(sort=known, since=first, until=last, **more)
 
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from proxy.server.dependencies import (
     tenant_of,
 )
 from proxy.server.limits import BodyLimits
-from proxy.store import NodeRow, SessionsQuery, SummaryRow, SummaryStatus
+from proxy.store import NodeRow, SessionListQuery, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
 
@@ -69,7 +69,7 @@ def sessions_query(
     model: Annotated[str | None, Query(description="Only sessions that last asked this model.")] = None,
     limit: Limit = 50,
     after: After = None,
-) -> SessionsQuery:
+) -> SessionListQuery:
     """Return which sessions are asked for."""
     return sessions_asked(
         datetime.now(UTC), sort, since=since, until=until, min_tokens=min_tokens, model=model, limit=limit, after=after
@@ -80,7 +80,7 @@ def sessions_query(
 async def list_sessions(
     services: OpenServices,
     caller: CallerDependency,
-    asked: Annotated[SessionsQuery, Depends(sessions_query)],
+    asked: Annotated[SessionListQuery, Depends(sessions_query)],
     tenant: Tenant = None,
 ) -> Response:
     """Return the sessions, the one used last first unless another order is asked for."""
@@ -94,7 +94,7 @@ async def list_sessions(
 @router.get("/sessions/{session}")
 async def show_session(found: FoundSession, services: OpenServices) -> Response:
     """Return one session with its newest instructions and its branches."""
-    listed, _ = await services.app.store.listed(SessionsQuery(key=found.key))
+    listed, _ = await services.app.store.listed(SessionListQuery(key=found.key))
     instructions = await services.app.store.instructions(found.key)
     branches = await services.app.store.branches(found.key)
     last = await last_answered(found, services.app.store)

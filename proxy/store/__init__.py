@@ -32,7 +32,7 @@ from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
 from proxy.store.masking import MARK, Masker
 from proxy.store.migrate import downgrade, upgrade
-from proxy.store.operations import ListedSession, SessionsQuery, Sort, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
 from proxy.store.records import (
     Body,
     BranchRow,

@@ -632,8 +632,8 @@ class ExchangeEnd:
         connection, session, settlement = self._connection, self._session, self._settlement
         hidden: dict[str, Hidden] = {}
         if settlement.heard is not None:
-            number, said = settlement.heard
-            hidden[nodes[number]] = said
+            number, heard = settlement.heard
+            hidden[nodes[number]] = heard
         for node, reply in zip(heads, settlement.replies, strict=True):
             if reply.hidden is not None:
                 hidden.setdefault(node, reply.hidden)  # of equal replies the first one counts

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, cast
 
-import re2
+import re2  # type: ignore[import-untyped]  # the package ships no types
 from cachetools import LRUCache
 from msgspec.structs import replace
 

@@ -23,7 +23,7 @@ _CURSOR: Final = re.compile(r"(-?[0-9]{1,18})\.([^\x00\ud800-\udfff]{1,200})")
 _NANO: Final = 1_000_000_000  # dollars are compared in billionths
 
 
-class SessionsQuery(Struct, frozen=True, kw_only=True):
+class SessionListQuery(Struct, frozen=True, kw_only=True):
     """Which sessions are listed, and in what order."""
 
     tenant: str | None = None  # None: everybody's
@@ -46,7 +46,7 @@ class ListedSession(Struct, frozen=True, kw_only=True):
     cost_saved: float | None  # dollars; None where no price was known
 
 
-def list_sessions(connection: StoreConnection, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
     """Return a page of sessions, and the cursor of the next one."""
     found = _ordered(query)
     rows = connection.execute(found.limit(query.limit + 1)).all()
@@ -61,7 +61,7 @@ def list_sessions(connection: StoreConnection, query: SessionsQuery) -> tuple[li
     return listed, following
 
 
-def _ordered(query: SessionsQuery) -> Any:
+def _ordered(query: SessionListQuery) -> Any:
     """Return what reads the sessions in order, each with its `place` there."""
     place: ColumnElement[Any] = SESSIONS.c.updated_at
     source: Any = SESSIONS
@@ -93,7 +93,7 @@ def _ordered(query: SessionsQuery) -> Any:
     return found
 
 
-def _like(query: SessionsQuery) -> Iterator[ColumnElement[bool]]:
+def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
     """Yield what a session must be like."""
     if query.name is not None:
         yield SESSIONS.c.id.icontains(query.name, autoescape=True)

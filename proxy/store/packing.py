@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 import zstandard
@@ -94,8 +94,9 @@ def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
 
 @cache
 def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
-    found: Any = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
-    found.precompute_compress(compression_params=_settings())
+    found = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
+    loose: Any = found  # its stub leaves types out
+    loose.precompute_compress(compression_params=_settings())
     return found
 
 
@@ -105,10 +106,11 @@ def _settings() -> zstandard.ZstdCompressionParameters:
 
 
 def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
-    made: Any = zstandard.ZstdCompressionParameters  # its stub leaves types out
-    return made.from_level(
+    kind: Any = zstandard.ZstdCompressionParameters  # its stub leaves types out
+    made: zstandard.ZstdCompressionParameters = kind.from_level(
         _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_dict_id=False, **given
     )
+    return made
 
 
 class _OfThread(threading.local):
@@ -226,8 +228,16 @@ class StoredAsBytes(TypeDecorator[str]):
 
     impl = LargeBinary
     cache_ok = True
-    encode: ClassVar[Callable[[str], bytes]]
-    decode: ClassVar[Callable[[bytes], str]]
+
+    @staticmethod
+    def encode(value: str, /) -> bytes:
+        """Return a text as it is stored."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(stored: bytes, /) -> str:
+        """Return the text of what is stored."""
+        raise NotImplementedError
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
         """Return the value as it is stored."""

@@ -19,7 +19,7 @@ from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
-from proxy.store.operations import ListedSession, SessionsQuery, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -115,13 +115,13 @@ class Store:
         """Finish the writes that were asked for, and let go of the database."""
         self._closed = True
         await self.circuit.close()
-        closing = [self._tasks.close(), self._database.close()]
         if self.circuit.down is None:
-            await asyncio.gather(*closing)
+            await self._tasks.close()  # what is under way writes to the database
+            await self._database.close()
         else:  # what is of value waits in the spool
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
-                    await asyncio.gather(*closing)
+                    await asyncio.gather(self._tasks.close(), self._database.close())
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
@@ -483,7 +483,7 @@ class Store:
         """Return the sums over all groups."""
         return await self._read(partial(rollups.totals, query=query))
 
-    async def listed(self, query: SessionsQuery) -> tuple[list[ListedSession], str | None]:
+    async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
         """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
         if not _are_plain(query.tenant, query.model):
             return [], None

@@ -74,7 +74,9 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool
         booked["cost"] = (session.cost or 0.0) + row.cost
     if booked:
         connection.execute(_BOOK, booked | {"the_session": key})
-    attempt = ExchangeFigures(model=row.model, policy="", requests=0, summaries=1, cost_summaries=row.cost or 0.0)
+    attempt = ExchangeFigures(
+        model=sanitize(row.model), policy="", requests=0, summaries=1, cost_summaries=row.cost or 0.0
+    )
     add_figures(
         connection,
         [

@@ -375,9 +375,15 @@ def shown(text: str) -> str:
 def _once(lines: Sequence[str]) -> Iterator[str]:
     """Yield the lines of a page, with a mark in the place of runs that stood before: menus stand there twice."""
     seen: set[str] = set()
-    for is_again, group in groupby(lines, key=lambda line: line in seen or seen.add(line) is not None):
+
+    def is_again(line: str) -> bool:
+        before = len(seen)
+        seen.add(line)
+        return len(seen) == before
+
+    for again, group in groupby(lines, key=is_again):
         run = list(group)
-        yield from [omitted(f"{len(run)} lines", "as above")] if is_again and len(run) >= FEWEST else run
+        yield from [omitted(f"{len(run)} lines", "as above")] if again and len(run) >= FEWEST else run
 
 
 def _end_line(line: list[str], lines: list[str]) -> None:

@@ -289,3 +289,10 @@ def test_what_a_dialect_need_not_say_has_an_answer() -> None:
     assert human("hi").begins_turn
     assert not call.begins_turn
     assert TOY.earlier_canonical(call) is None
+
+
+def test_a_question_of_the_proxy_s_own_is_a_system_and_a_user_message() -> None:
+    chat = dialect_named("chat")
+    asked = chat.requests.parse(chat.question("m", "Be brief.", "Why?"))
+    assert (asked.model, asked.instructions[0].text, asked.messages[0].text) == ("m", "Be brief.", "Why?")
+    assert asked.messages[0].listed == (asked.messages[0].raw,)

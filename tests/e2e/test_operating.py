@@ -59,12 +59,14 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
     with Served(config, "--workers", "2").wait() as served:
         for policy in ("lean", "watch", "off"):
             for mode in ("full", "append"):
+                exchange = ""
                 history: list[Any] = [{"role": "system", "content": "You are S."}]
                 for turn in range(7):
                     new = [user(f"turn {turn} under {policy} {mode} <script>alert(1)</script> " + "word " * 90)]
                     if turn == 2 and mode == "full":
                         named = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-                        new += [{"role": "assistant", "content": None, "tool_calls": [named]}]
+                        asked: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [named]}
+                        new += [asked]
                         new += [{"role": "tool", "tool_call_id": "call_1", "content": "line of output\n" * 60}]
                     history += new
                     sent = history if mode == "full" else (history[:1] if not turn else []) + new

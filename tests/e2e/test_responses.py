@@ -57,7 +57,7 @@ class Provider:
 
             def _answer(self) -> None:
                 length = int(self.headers.get("content-length") or 0)
-                body = orjson.loads(self.rfile.read(length)) if length else None
+                body: Any = orjson.loads(self.rfile.read(length)) if length else None
                 provider.got.append((self.command, self.path, body))
                 if self.command != "POST" or not self.path.partition("?")[0].endswith("/responses"):
                     return self._send("application/json", orjson.dumps({"path": self.path}))

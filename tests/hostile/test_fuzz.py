@@ -191,7 +191,9 @@ def reply(*, stream: bool) -> list[dict[str, Any]]:
         {},
     ]
     chunk = head | {"object": "chat.completion.chunk"}
-    events = [chunk | {"choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas]
+    events: list[dict[str, Any]] = [
+        chunk | {"choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas
+    ]
     events[-1]["choices"][0]["finish_reason"] = "tool_calls"
     return [*events, chunk | {"choices": [], "usage": usage}]
 
@@ -202,7 +204,8 @@ def answer_of(random: Random, *, stream: bool) -> bytes:
     kind = b"application/json"
     if stream:
         events = parts if isinstance(parts, list) else [parts]
-        random.random() < 0.2 and random.shuffle(events)
+        if random.random() < 0.2:
+            random.shuffle(events)
         end = random.choice((b"\n\n", b"\n\n", b"\r\n\r\n", b"\r\r"))
         body = b"".join(b"data: " + as_json(random, event).replace(b"\n", b" ") + end for event in events)
         body += random.choice((b"data: [DONE]" + end, b"", b": end" + end, b"event: error" + end))

@@ -24,7 +24,17 @@ def test_no_route_fails_at_what_its_schema_allows(answering: Answering, tmp_path
     program = Path(sys.executable).with_name("schemathesis")
     with Served(config) as served:
         url = served.wait().url
-        command = [program, "run", schema, "--url", url, "--checks", "not_a_server_error", "--max-examples", "100"]
+        command = [
+            str(program),
+            "run",
+            str(schema),
+            "--url",
+            url,
+            "--checks",
+            "not_a_server_error",
+            "--max-examples",
+            "100",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603 - our own
         assert done.returncode == 0, done.stdout[-5000:]
         assert "Traceback" not in served.log, served.log[-5000:]

@@ -135,9 +135,9 @@ async def test_a_text_is_found_by_the_beginning_of_its_name(store: Store) -> Non
     asked = body("user", "one")
     name = body_id(asked.message.raw)
     await talk.begin(asked, tools=b'[{"type":"function"}]')
-    for digits in (12, 16, 40):
+    for digits in (8, 12, 16, 40):
         assert await store.body(talk.key, name[:digits]) == (name, asked.message)
-    for wrong in (name[:11], "", name + "0", name[:12].upper() + "g", "%" * 12, "f" * 40):
+    for wrong in (name[:7], "", name + "0", name[:12].upper() + "g", "%" * 12, "f" * 40):
         assert await store.body(talk.key, wrong) is None
     assert await store.body("other", name) is None
 

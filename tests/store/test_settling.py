@@ -585,6 +585,8 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
         "UPDATE",
         "DELETE",
         "UPDATE",
+        "INSERT",  # the sums, of all and of the session
+        "INSERT",
     ]
     assert await settled(reply("2")) == plain
     assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2

@@ -151,8 +151,11 @@ def test_a_view_under_the_minimum_is_paid_in_full_again_and_again() -> None:
 @pytest.mark.parametrize(("read", "cheaper"), [(0.95, False), (0.96, True)])
 def test_where_reading_is_dear_a_view_may_be_so_short(read: float, cheaper: bool) -> None:
     # At most 1000 tokens are written until it is cached again; to read 1050 costs 997.5 or 1008.
-    given = costs(prices=replace(FREE_WRITING, read=read, minimum=1000))
+    account = Account(turns=40, untrimmed=1_000_000, saved=0)
+    given = costs(prices=replace(FREE_WRITING, read=read, minimum=1000), account=account)
     assert timely(given, draft({2: 20})) is cheaper
+    short = costs(prices=given.prices, account=replace(account, turns=39))
+    assert not timely(short, draft({2: 20}))  # where reading is dear, short sessions are left alone
 
 
 def test_from_the_places_those_are_chosen_that_leave_it_cached() -> None:

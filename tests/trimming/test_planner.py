@@ -495,8 +495,8 @@ MASK = {"type": "keep_tool_calls", "scope": "all"}
         (SHORTER, PRICES, 80, 0.9),
         (CLEAR, PRICES, 70, 0.7),
         (MASK, PRICES, 70, 0.5),
-        (CLEAR, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.3),
-        (MASK, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.3),
+        (CLEAR, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.5),
+        (MASK, replace(PRICES, read=0.5, write=1.0, minimum=1024), 70, 0.5),
         (MASK, replace(PRICES, read=0.05), 70, 0.7),
         # Above 9000 tokens everything costs twice as much.
         (SHORTER, replace(PRICES, steps=(Step(above=9000, factor=2.0),)), 70, 0.8),

@@ -189,14 +189,18 @@ def compose(
             changes["instructions"] = write("\n\n".join([message.text for message in told])) if told else None
         listed = [message for message in sent if not message.is_field]
         if request.parameters.get("store") is False:
-            listed = [left for message in listed if (left := _without_unkept(message)) is not None]
+            listed = [kept for message in listed if (kept := _without_unkept(message)) is not None]
         if listed != [message for message in (*request.instructions, *request.messages) if not message.is_field]:
             changes[_LISTED] = b"[%b]" % b",".join([raw for message in listed for raw in message.listed])
     for path in drop_fields:
         name, *rest = path.split(".")
         text = request.fields.get(name)
-        if name not in {_LISTED, "instructions"} and text is not None and (left := without_member(text, rest)) != text:
-            changes[name] = left
+        if (
+            name not in {_LISTED, "instructions"}
+            and text is not None
+            and (rest_of := without_member(text, rest)) != text
+        ):
+            changes[name] = rest_of
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
     if tools is not None and tools != request.fields.get("tools"):

@@ -599,3 +599,8 @@ def test_a_request_of_the_messages_api_is_told_where_it_belongs() -> None:
     with pytest.raises(InvalidRequest, match="/v1/messages"):
         parse_chat_request(body(rest=b',"system":"Be brief.","max_tokens":9'))
     assert parse_chat_request(body(rest=b',"system":"Be brief."')).parameters["system"] == "Be brief."
+
+
+def test_a_request_of_the_responses_api_is_told_where_it_belongs() -> None:
+    with pytest.raises(InvalidRequest, match="/v1/responses"):
+        parse_chat_request(b'{"model":"m","input":"x"}')

@@ -14,7 +14,12 @@ from proxy.errors import UpstreamError
 from tests.dialects.responses.test_items import CALL, CUSTOM, REASONING, said, turn
 
 API = dialect_named("responses")
-USAGE = {"input_tokens": 9, "output_tokens": 2, "total_tokens": 11, "input_tokens_details": {"cached_tokens": 4}}
+USAGE: dict[str, Any] = {
+    "input_tokens": 9,
+    "output_tokens": 2,
+    "total_tokens": 11,
+    "input_tokens_details": {"cached_tokens": 4},
+}
 TOLD = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
