@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, inspect, make_url, text
 
 from proxy.errors import StoreUnavailable
 from proxy.store import Store, migrate, upgrade
 from proxy.store.convert import OLD_TABLES
+from proxy.store.packing import decode_session
+from proxy.store.rollups import StatsQuery
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -88,11 +90,14 @@ async def exports(url: str) -> dict[str, list[Any]]:
         await store.close()
 
 
-def tables(url: str) -> set[str]:
+def engine_of(url: str) -> Engine:
     plain = make_url(url)
-    engine = create_engine(
-        plain if plain.get_backend_name() == "sqlite" else plain.set(drivername="postgresql+psycopg")
-    )
+    is_sqlite = plain.get_backend_name() == "sqlite"
+    return create_engine(plain if is_sqlite else plain.set(drivername="postgresql+psycopg"), poolclass=NullPool)
+
+
+def tables(url: str) -> set[str]:
+    engine = engine_of(url)
     try:
         return set(inspect(engine).get_table_names())
     finally:
@@ -150,10 +155,7 @@ async def test_a_copy_that_differs_is_not_kept(url: str, monkeypatch: pytest.Mon
 async def test_it_can_be_taken_back(url: str) -> None:
     await upgrade(url)
     await migrate.downgrade(url, "0007")
-    plain = make_url(url)
-    engine = create_engine(
-        plain if plain.get_backend_name() == "sqlite" else plain.set(drivername="postgresql+psycopg")
-    )
+    engine = engine_of(url)
     with engine.connect() as connection:
         for table, rows in old()["tables"].items():
             found = [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]  # noqa: S608
@@ -168,6 +170,53 @@ def _sorted(rows: Sequence[dict[str, Any]]) -> list[str]:
         json.dumps({name: int(v) if isinstance(v, bool) else v for name, v in row.items()}, sort_keys=True)
         for row in rows
     )
+
+
+async def test_sums_stay_and_are_of_the_same_sessions(url: str) -> None:
+    await upgrade(url, "0012")
+    before = sums(url)
+    assert {session for session, _ in before["session_rollups"]} == {
+        row["session"] for row in old()["tables"]["sessions"]
+    }
+    functions = settling(url)
+    await upgrade(url)
+    after = sums(url)
+    assert after["rollups"] == before["rollups"]
+    named = [(decode_session(session), values) for session, values in after["session_rollups"]]
+    assert sorted(named) == before["session_rollups"]
+    store = await Store.open(url)
+    query = StatsQuery(since=0, until=10_000_000, group="session")
+    rows = await store.stats(query)
+    assert {row.group for row in rows} == {row["id"] for row in sessions}
+    assert (await store.totals(query)).sums["requests"] == sum(row.sums["requests"] for row in rows)
+    await store.close()
+    assert settling(url) != functions or url.startswith("sqlite")
+    await migrate.downgrade(url, "0012")
+    assert sums(url) == before
+    assert settling(url) == functions
+
+
+def sums(url: str) -> dict[str, list[Any]]:
+    """Return the rows of both tables of sums, those by session with the session before them."""
+    with engine_of(url).connect() as connection:
+        return {
+            "rollups": sorted(tuple(row) for row in connection.execute(text("SELECT * FROM rollups"))),
+            "session_rollups": sorted(
+                (row[0], tuple(row[1:])) for row in connection.execute(text("SELECT * FROM session_rollups"))
+            ),
+        }
+
+
+def settling(url: str) -> list[str]:
+    """Return what PostgreSQL's functions say."""
+    if url.startswith("sqlite"):
+        return []
+    found = text(
+        "SELECT pg_get_functiondef(oid) FROM pg_proc "
+        "WHERE proname IN ('palimpsest_settle', 'palimpsest_begin') ORDER BY proname"
+    )
+    with engine_of(url).connect() as connection:
+        return list(connection.execute(found).scalars())
 
 
 async def test_a_sqlite_store_needs_room(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
