@@ -175,9 +175,8 @@ def _sorted(rows: Sequence[dict[str, Any]]) -> list[str]:
 async def test_sums_stay_and_are_of_the_same_sessions(url: str) -> None:
     await upgrade(url, "0012")
     before = sums(url)
-    assert {session for session, _ in before["session_rollups"]} == {
-        row["session"] for row in old()["tables"]["sessions"]
-    }
+    sessions = old()["tables"]["sessions"]
+    assert {session for session, _ in before["session_rollups"]} == {row["session"] for row in sessions}
     functions = settling(url)
     await upgrade(url)
     after = sums(url)
