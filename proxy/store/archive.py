@@ -27,6 +27,7 @@ from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection
+from proxy.store.packing import is_plain, require_plain
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -40,8 +41,6 @@ from proxy.store.records import (
     SummaryRow,
     SummaryStatus,
     Time,
-    is_plain,
-    require_plain,
     session_key,
 )
 from proxy.store.schema import (

@@ -22,7 +22,33 @@ from sqlalchemy import LargeBinary, TypeDecorator
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeEngine
 
-# ----------------------------------------------------------------------------------------------------- texts
+from proxy.errors import InvalidRequest
+
+# --------------------------------------------------------------------------------- texts that can be stored
+
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+def is_plain(text: str) -> bool:
+    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
+    return _UNSTORABLE.search(text) is None
+
+
+def require_plain(**texts: str | None) -> None:
+    """Refuse a request that names something by a text that cannot be stored."""
+    for name, text in texts.items():
+        if text is not None and not is_plain(text):
+            raise InvalidRequest(
+                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.", param=name
+            )
+
+
+def sanitize(text: str) -> str:
+    """Return `text` with U+FFFD in place of what cannot be stored."""
+    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
+
+
+# -------------------------------------------------------------------------------------------- packed texts
 
 _PLAIN: Final = 0
 TEXTS: Final = 1

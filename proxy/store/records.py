@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 from proxy.conversation import Arrival, Incoming, StoredMessage
 from proxy.dialects import Dialect, Message, dialect_named
 from proxy.errors import InvalidRequest
+from proxy.store.packing import is_plain
 from proxy.trimming import Change, Cut, Hidden
 
 CHAT: Final = "chat"  # the dialect of every session that does not say which one it speaks
@@ -428,29 +428,7 @@ class Cursor(Struct, frozen=True, kw_only=True):
         raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
 
 
-# ----------------------------------------------------------------------- texts and numbers that can be stored
-
-_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-
-
-def is_plain(text: str) -> bool:
-    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
-    return _UNSTORABLE.search(text) is None
-
-
-def require_plain(**texts: str | None) -> None:
-    """Refuse a request that names something by a text that cannot be stored."""
-    for name, text in texts.items():
-        if text is not None and not is_plain(text):
-            raise InvalidRequest(
-                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.", param=name
-            )
-
-
-def sanitize(text: str) -> str:
-    """Return `text` with U+FFFD in place of what cannot be stored."""
-    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
-
+# --------------------------------------------------------------------------------- numbers that can be stored
 
 LIMIT: Final = 2**31
 Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=LIMIT)]  # of messages or tokens

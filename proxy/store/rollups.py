@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Float, Table, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
+from proxy.store.packing import sanitize
 from proxy.store.records import ExchangeFigures, Settlement
 from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_into
 
@@ -65,7 +66,7 @@ def row_of(ended: EndedExchange) -> dict[str, Any]:
     row["session"] = ended.session
     row["tenant"] = ended.tenant
     row["dialect"] = ended.dialect
-    row["model"] = figures.model
+    row["model"] = sanitize(figures.model)
     row["policy"] = figures.policy
     row["kind"] = ended.kind
     row["status"] = ended.status

@@ -20,6 +20,7 @@ from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
+from proxy.store.packing import is_plain, require_plain
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -35,8 +36,6 @@ from proxy.store.records import (
     StandingCut,
     SummaryRow,
     TooLong,
-    is_plain,
-    require_plain,
     session_key,
 )
 from proxy.store.rollups import StatsQuery, StatsRow
@@ -116,7 +115,7 @@ class Store:
         self._closed = True
         await self.circuit.close()
         if self.circuit.down is None:
-            await self._tasks.close()  # what is under way writes to the database
+            await self._tasks.close()
             await self._database.close()
         else:  # what is of value waits in the spool
             with suppress(TimeoutError):

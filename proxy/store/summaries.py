@@ -17,7 +17,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from proxy.store.cuts import encode_data
 from proxy.store.database import Row, StoreConnection
-from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus, sanitize
+from proxy.store.packing import sanitize
+from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus
 from proxy.store.rollups import EndedExchange, add_figures
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.tree import locked_session
@@ -74,9 +75,7 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool
         booked["cost"] = (session.cost or 0.0) + row.cost
     if booked:
         connection.execute(_BOOK, booked | {"the_session": key})
-    attempt = ExchangeFigures(
-        model=sanitize(row.model), policy="", requests=0, summaries=1, cost_summaries=row.cost or 0.0
-    )
+    attempt = ExchangeFigures(model=row.model, policy="", requests=0, summaries=1, cost_summaries=row.cost or 0.0)
     add_figures(
         connection,
         [

@@ -23,7 +23,7 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
-from proxy.store.packing import TEXTS, is_against, pack, pack_against, unpack
+from proxy.store.packing import TEXTS, is_against, pack, pack_against, sanitize, unpack
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -35,7 +35,6 @@ from proxy.store.records import (
     SessionRow,
     Source,
     dialect_of,
-    sanitize,
     session_key,
 )
 from proxy.store.schema import (

@@ -19,7 +19,7 @@ from tests.support.server import Proxy
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAKES_IMAGES = bool(os.environ.get("PALIMPSEST_SCREENSHOTS"))  # noqa: TID251 - a setting of the tests, not of the program
-SHORTER = "/ui/sessions/warehouse?request=8"  # a request that sent messages in every way, and is not the longest
+SHORTER = "/ui/sessions/warehouse?request=12"  # a request that sent messages in every way, and is not the longest
 ALL_PAGES = (
     *(SHORTER if path == "/ui/sessions/warehouse" else path for path in PAGES),
     *(f"/ui/sessions/{STRANGE}", "/ui/login", "/ui/sessions/warehouse/delete"),
@@ -83,11 +83,11 @@ def test_pages_can_be_read_without_scripts(browser: Browser, filled: Proxy) -> N
         page.goto(filled.url + "/ui/sessions")
         page.get_by_role("link", name="warehouse").click()
         page.get_by_text("As a table").click()
-        page.get_by_role("region", name="Requests").get_by_role("link", name="8", exact=True).click()
-        expect(page.get_by_role("heading", name="Request 8 of 17")).to_be_visible()
+        page.get_by_role("region", name="Requests").get_by_role("link", name="12", exact=True).click()
+        expect(page.get_by_role("heading", name="Request 12 of 17")).to_be_visible()
         expect(page.locator(".state.dropped").first).to_be_visible()
         page.get_by_role("button", name="Show").click()
-        expect(page.get_by_role("heading", name="Request 8 of 17")).to_be_visible()
+        expect(page.get_by_role("heading", name="Request 12 of 17")).to_be_visible()
 
 
 def test_everything_is_reached_by_the_keyboard_alone(context: BrowserContext, filled: Proxy) -> None:
@@ -214,7 +214,7 @@ def spread(proxy: Proxy) -> None:
 SHOTS = {
     "overview": "/ui?since=30d",
     "sessions": "/ui/sessions",
-    "session": "/ui/sessions/warehouse?request=8",
+    "session": "/ui/sessions/warehouse?request=12",
     "lab": "/ui/policies/lab?session=warehouse&policy=gentle#lab",
 }
 

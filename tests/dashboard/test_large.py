@@ -13,8 +13,10 @@ from proxy.store import METADATA
 from tests.dashboard.conftest import MODELS, POLICIES
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
+from tests.support.waiting import until
 
 SESSIONS, MESSAGES = 10_000, 5_000
+PAINT = "performance.getEntriesByName('first-contentful-paint')"
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +50,25 @@ def multiply(proxy: Proxy) -> None:
     connection.close()
 
 
-def opened(proxy: Proxy, path: str) -> tuple[float, str]:
-    """Return the seconds that a page takes, at best, and what it says."""
-    took, text = 9.0, ""
+def opened(proxy: Proxy, path: str, limit: float) -> str:
+    """Return what a page says, which must be small and take less than so many seconds, at best of three times."""
+    took, text = limit, ""
     for _ in range(3):
         began = time.perf_counter()
         answer = proxy.client.get(path)
-        took = min(took, time.perf_counter() - began)
+        took = time.perf_counter() - began
         assert answer.status_code == 200, answer.text
         text = answer.text
+        if took < limit:
+            break
+    assert took < limit, path
     assert len(text) < 1_000_000, path
-    return took, text
+    return text
 
 
 @pytest.mark.parametrize("sort", ["newest", "largest", "dearest", "saved"])
 def test_ten_thousand_sessions_are_paged(large: Proxy, sort: str) -> None:
-    took, text = opened(large, f"/ui/sessions?sort={sort}")
-    assert took < 1
-    assert "Next page" in text
+    assert "Next page" in opened(large, f"/ui/sessions?sort={sort}", 1)
     first = large.client.get(f"/ui/sessions.json?sort={sort}&limit=200").json()
     second = large.client.get(f"/ui/sessions.json?sort={sort}&limit=200&after={first['next']}").json()
     seen = [each["id"] for each in first["sessions"] + second["sessions"]]
@@ -76,14 +79,12 @@ def test_ten_thousand_sessions_are_paged(large: Proxy, sort: str) -> None:
     "query", ["q=bulk+77", "model=echo", "agent=nobody", "text=hello", "min_tokens=9000", "since=1d"]
 )
 def test_they_are_searched(large: Proxy, query: str) -> None:
-    took, _ = opened(large, f"/ui/sessions?{query}")
-    assert took < 2.5  # a text is looked for, for a second
+    opened(large, f"/ui/sessions?{query}", 2.5)  # a text is looked for, for a second
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/cache", "/ui/policies", "/ui/sessions/long", "/ui/sessions/long?start=0"])
 def test_pages_stay_quick_and_small(large: Proxy, path: str) -> None:
-    took, _ = opened(large, path)
-    assert took < 1.5
+    opened(large, path, 1.5)
 
 
 def test_the_first_paint_comes_within_a_second(browser: Browser, large: Proxy) -> None:
@@ -95,8 +96,8 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, large: Proxy) -
             took: list[float] = []
             for _ in range(3):
                 page.goto(large.url + path)
-                page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-                took.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+                until(lambda: page.evaluate(f"{PAINT}.length") == 1, "it is painted", 10)
+                took.append(page.evaluate(f"{PAINT}[0].startTime"))
             return min(took)
 
         # On a machine that is busy with other things, the smallest page takes long too.

@@ -150,7 +150,7 @@ def session_at(proxy: Proxy, request: int) -> Any:
 
 
 def test_the_slider_shows_what_the_model_saw(filled: Proxy) -> None:
-    before, after = session_at(filled, 7), session_at(filled, 8)
+    before, after = session_at(filled, 7), session_at(filled, 12)
     assert {each["state"] for each in before["messages"]} == {"sent"}
     assert before["runs"] == [{"state": "sent", "start": 0, "stop": before["window"]["total"]}]
     assert after["chosen"]["cut"]["moved"]

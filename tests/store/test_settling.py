@@ -579,14 +579,11 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
     plain = ["SELECT"] * (1 if store._database.blocks else 3) + [
-        "INSERT",
-        "INSERT",
-        "INSERT",
+        *["INSERT"] * 3,
         "UPDATE",
         "DELETE",
         "UPDATE",
-        "INSERT",  # the sums, of all and of the session
-        "INSERT",
+        *["INSERT"] * 2,  # sums of all exchanges, and of the session
     ]
     assert await settled(reply("2")) == plain
     assert len(await settled(reply("3", HIDDEN))) == len(plain) + 2

@@ -33,29 +33,25 @@ FOLDERS = (ROOT / "tests" / "data" / "trajectories", DATA)
 MODEL = "gpt-5"
 READ = 0.1
 """Price of a cached token, relative to an uncached one."""
-LONGEST = 90
+LONGEST = 60
 """Characters shown of an original text."""
 LONGEST_AFTER = 200
 """Characters shown of what an edit made."""
-TAIL = 40
+TAIL = 25
 """Of these, characters from the end."""
 
 INTRO = """\
 # Strategies
 
-What each edit does to a recorded session. `make strategies` computes this page from the code, and a test
-keeps it up to date. Settings are in [configuration.md](configuration.md), whole policies in
-[examples/policies](../examples/policies).
+What each edit does to a recorded session, computed by `make strategies`.
 
-How to read the examples:
-
-- A line begins with the position of a message, from 0. `→` is a tool call, `⏎` a line break.
+- A line begins with the position of a message. `→` is a tool call, `⏎` a line break.
 - `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
 - `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
-- "Pays back": after so many later requests the trim was cheaper, if a cached token costs a tenth.
+- Costs: what a trim rewrites in the provider's cache. "Pays back": after so many requests the trim was cheaper, if a
+  cached token costs a tenth.
 
-Nothing is removed from the store. To compare policies on your own sessions, use
-[`palimpsest backtest`](backtest.md).
+See also: [settings](configuration.md#edits), [policies](../examples/policies), [`palimpsest backtest`](backtest.md).
 """
 
 
@@ -250,7 +246,7 @@ def _shown(edit: str, case: Mapping[str, Any]) -> Shown:
 def _section(said: Mapping[str, Any], cases: Sequence[Shown]) -> str:
     """Return the page's section on one edit."""
     parts = [f"## {said['edit']}\n"]
-    parts += [f"- **{word.title()}:** {said[word]}." for word in ("keeps", "loses", "costs")]
+    parts += [f"**{word.title()}:** {said[word]}." for word in ("keeps", "loses", "costs")]
     return "\n".join([*parts, "", *map(_case, cases)])
 
 
@@ -262,8 +258,7 @@ def _case(shown: Shown) -> str:
     target = "" if shown.target is None else f", `target: {_yaml(shown.target)}`"
     made, back = effect.plan, effect.paid_back
     figures = (
-        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; "
-        f"pays back after {back} request{'s' if back > 1 else ''}."
+        f"{made.tokens_before:,} → {made.tokens_sent:,} tokens, {effect.rewritten:,} rewritten; pays back after {back}."
     )
     parts = [f"`{{{written}}}`{target}, on `{shown.session}`. {shown.note}".strip(), "", "~~~~text"]
     parts += ["before", *effect.before(shown.positions), "after", *effect.after(shown.positions)]
