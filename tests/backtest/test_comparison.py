@@ -120,7 +120,7 @@ def test_a_policy_that_depends_on_prices_is_replayed_at_each_class() -> None:
         {"trigger": {"cost": "auto"}, "edits": [{"type": "truncate_tool_output", "max_bytes": 40}]}
     )
     test = Backtest([PolicyStrategy(name="mine", policy=policy)], standard_classes(), COUNTER, recall=False)
-    lines = [line for line in test.run([history(agent(30, size=600))]).sessions if line.strategy == "mine"]
+    lines = [line for line in test.run([history(agent(60, size=600))]).sessions if line.strategy == "mine"]
     assert len(lines) == 5
     assert len({line.figures.sent for line in lines}) > 1
 

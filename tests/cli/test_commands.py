@@ -20,7 +20,10 @@ from proxy.trimming import Policy
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["serve", "check", "schema", "demo", "upgrade", "downgrade", "sessions", "backtest"]
+COMMANDS = [
+    *("serve", "check", "schema", "demo", "upgrade", "downgrade"),
+    *("sessions", "stats", "exchange", "key", "doctor", "backtest"),
+]
 HEAVY = {"aiohttp", "alembic", "fastapi", "httpx", "proxy.server.app", "rich", "uvicorn"}
 LOADED = """
 import sys

@@ -214,5 +214,8 @@ def test_a_list_without_sessions_has_the_head_only(run: Run) -> None:
     code, out, _ = run("sessions", "list", "--tenant", "nobody")
     assert (code, out.split()) == (
         0,
-        ["session", *["tenant", "messages", "rounds", "tokens", "sent", "saved", "last", "used"]],
+        [
+            "session",
+            *["tenant", "messages", "rounds", "tokens", "sent", "saved", "cost", "cost", "saved", "last", "used"],
+        ],
     )

@@ -302,7 +302,7 @@ def test_the_first_summary_needs_twenty_messages(proxy: Proxy, upstream: Upstrea
     assert receipt["tokens_before"] > 50_000
     assert receipt["summary"] is None
     assert receipt["edits"] == ["recent_window"]
-    assert upstream.last.messages == messages[-16:]  # of 49,920 tokens
+    assert upstream.last.messages == messages[-9:]  # of 30,000 tokens
 
     messages = talk(*[3_004] * 20, first="assistant")
     receipt = ask(proxy, f"{session}-twenty", messages, headers=SUMMED)

@@ -136,7 +136,7 @@ def talk(proxy: Proxy, upstream: Upstream, session: str, request: pytest.Fixture
 
 
 def ref_in(upstream: Upstream) -> str:
-    found = re.search(r"ref_[0-9a-f]{16}", orjson.dumps(upstream.last.messages).decode())
+    found = re.search(r"(?<=ref=)[0-9a-f]{8,40}|ref_[0-9a-f]{16}", orjson.dumps(upstream.last.messages).decode())
     assert found is not None
     return found[0]
 

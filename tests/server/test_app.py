@@ -94,7 +94,7 @@ def test_a_mistake_of_ours_is_said_without_its_words(
     async def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("inner words")
 
-    monkeypatch.setattr(Store, "sessions", fail)
+    monkeypatch.setattr(Store, "listed", fail)
     monkeypatch.setattr(ChatEndpoint, "_call", fail)
     for answer in (proxy.client.get("/sessions"), proxy.chat(session, "a")):
         error = error_of(answer)
@@ -108,7 +108,7 @@ def test_a_store_that_fails_is_a_503(proxy: Proxy, monkeypatch: pytest.MonkeyPat
     async def fail(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("The store cannot be used.")
 
-    monkeypatch.setattr(Store, "sessions", fail)
+    monkeypatch.setattr(Store, "listed", fail)
     monkeypatch.setattr(Store, "recall", fail)
     for answer in (proxy.client.get("/sessions"), proxy.chat(session, "a")):
         assert (answer.status_code, error_of(answer)["code"]) == (503, "store_unavailable")

@@ -239,7 +239,7 @@ def test_receipts_of_several_branches_name_the_messages_of_their_own(proxy: Prox
 TWICE = {"type": "truncate_tool_output", "max_bytes": 400}
 TOLD: dict[str, dict[str, Any]] = {
     "clear and drop": {
-        "target": {"tokens": 1_100},
+        "target": {"tokens": 700},
         "edits": [{"type": "clear_tool_results", "keep": 1}, {"type": "drop_oldest"}],
     },
     "cut twice": {
