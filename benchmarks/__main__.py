@@ -21,7 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import against, appends, cases, memory, profiling, report, subjects
+from benchmarks import against, appends, cases, disk, memory, profiling, report, subjects
 from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
 
 _WIDTH: Final = 150
@@ -34,6 +34,7 @@ _AGAINST: Final = cases.Effort(rounds=10, seconds=1.0)
 _APPENDS: Final = "appends"
 """What `--only` calls them."""
 _MEMORY: Final = "memory"
+_DISK: Final = "disk"
 _APPEND_PHASES: Final = 30
 _APPEND_SECONDS: Final = {False: 90.0, True: 10.0}
 """How long appends are measured, by whether it is to be quick; storing the histories comes on top."""
@@ -47,7 +48,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if console.width < _WIDTH:
         console = Console(width=_WIDTH)  # a table that is cut says nothing
     if given.list:
-        console.print("\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY]))
+        console.print(
+            "\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY, _DISK])
+        )
         return 0
     if not Path("/proc/self/stat").exists():
         console.print("The benchmarks need Linux: epoll, and /proc for CPU time.")
@@ -86,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         action="append",
         metavar="NAME",
-        help="a case (small-64-json, medium-*), `appends` or `memory`; repeatable",
+        help="a case (small-64-json, medium-*), `appends`, `memory` or `disk`; repeatable",
     )
     parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
     parser.add_argument("--seconds", type=float, help="how long a turn is")
@@ -144,6 +147,8 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
             )
         if _matches(_MEMORY, wanted):
             results["memory"] = memory.measure(programs, upstream, folder, seconds=2 * effort.seconds, say=say)
+    if _matches(_DISK, wanted):
+        results["disk"] = disk.measure(folder, sorted(disk.RECORDED.glob("*.json")), say)
     return results
 
 

@@ -75,6 +75,7 @@ def _tables(results: dict[str, Any]) -> list[tuple[str, Rows]]:
         ("CPU milliseconds of the process for each request", _cpu(cases)),
         ("Appends, by what is stored; equally much is sent", _appends(results.get("appends"))),
         ("Start and memory of all processes (RSS / PSS), by the number of workers", _memory(results.get("memory"))),
+        ("Bytes on disk, beside an empty store, of recorded conversations", _disk(results.get("disk"))),
         ("Where the time of a small request goes", _profile(results.get("profile"))),
     ]  # fmt: skip
     return [(title, rows) for title, rows in made if len(rows) > 1]
@@ -157,6 +158,14 @@ def _memory(lines: Sequence[dict[str, Any]] | None) -> Rows:
     for line in lines or ():
         sizes = [f"{line[when]['rss_mb']:.0f} / {line[when]['pss_mb']:.0f} MB" for when in ("idle", "loaded")]
         rows.append([str(line["workers"]), f"{line['ready_seconds']:.1f} s", *sizes])
+    return rows
+
+
+def _disk(lines: Sequence[dict[str, Any]] | None) -> Rows:
+    rows = [["store", "messages", "JSON per message", "stored per message", "× JSON"]]
+    for line in lines or ():
+        each = [f"{line[what] / line['messages']:,.0f}" for what in ("raw", "stored")]
+        rows.append([line["store"], f"{line['messages']:,}", *each, _ratio(line["stored"] / line["raw"])])
     return rows
 
 

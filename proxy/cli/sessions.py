@@ -13,6 +13,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 import orjson
 import typer
+from rich.console import Console
 
 from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.config import Policies, Settings, load
@@ -256,8 +257,20 @@ def compact_session(
 def upgrade(
     config: Config = None, revision: Annotated[str, typer.Argument(help="Revision to migrate to.")] = "head"
 ) -> None:
-    """Migrate the store's tables to this version. `serve` does it too, unless `store.migrate` is false."""
-    asyncio.run(migrate_forward(load(config).store.url, revision))
+    """Migrate the store's tables to this version. `serve` does it too, unless `store.migrate` is false.
+
+    A store of an older layout is converted, session by session: stopped, it goes on where it was.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = ("Converting", BarColumn(), MofNCompleteColumn(), "sessions", TimeRemainingColumn())
+    with Progress(*columns, disable=not sys.stderr.isatty(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", visible=False)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        asyncio.run(migrate_forward(load(config).store.url, revision, progress=show))
     typer.echo("The store is up to date.")
 
 

@@ -338,6 +338,7 @@ def settlement_of(
         tokens_sent=report.tokens_sent,
         receipt=receipt,
         kept=_kept(history, new_cut) if new_cut is not None else None,
+        follows=None if history.standing is None or history.borrowed else history.standing.node,
         heard=history.heard if prepared.context.policy is not None else None,
         vouched=history.vouched,
         scale=scale,

@@ -33,6 +33,7 @@ from proxy.store.history import Branches, Lineage, recall
 from proxy.store.masking import MARK, Masker
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
+from proxy.store.packing import sanitize
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -55,7 +56,6 @@ from proxy.store.records import (
     Status,
     SummaryRow,
     SummaryStatus,
-    sanitize,
     session_key,
 )
 from proxy.store.rollups import HOUR, Group, StatsQuery, StatsRow

@@ -25,8 +25,9 @@ from proxy.dialects import DIALECTS, Dialect, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import write
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
-from proxy.store.cuts import decode_changes, decode_cut, keep_cut, standing_cut
+from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection
+from proxy.store.packing import is_plain, require_plain
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -40,8 +41,6 @@ from proxy.store.records import (
     SummaryRow,
     SummaryStatus,
     Time,
-    is_plain,
-    require_plain,
     session_key,
 )
 from proxy.store.schema import (
@@ -51,7 +50,6 @@ from proxy.store.schema import (
     FORMS,
     HIDDEN,
     INSTRUCTIONS,
-    NAME,
     NODES,
     SESSIONS,
     SUMMARIES,
@@ -65,6 +63,7 @@ from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 # ----------------------------------------------------------------------------------------------------- export
 
 FORMAT: Final = 1  # version of the records, said by the first of them
+READY: Final = SummaryStatus.READY.value
 _AT_ONCE: Final = 500  # rows of one reading, so that a long session need not fit into memory
 
 
@@ -80,7 +79,7 @@ class _Kind(Struct, frozen=True, kw_only=True):
     named: str | None = None  # the column that names a row, where no index has the rows in their order
 
 
-_KINDS: Final = (
+KINDS: Final = (
     _Kind(
         name="exchange",
         table=EXCHANGES,
@@ -95,7 +94,7 @@ _KINDS: Final = (
         table=SUMMARIES,
         order=("created_at", "id"),
         json=("state", "usage"),
-        only=SUMMARIES.c.status == SummaryStatus.READY.value,
+        only=SUMMARIES.c.status == READY,
     ),
     _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
     _Kind(  # by depth: parents before children
@@ -112,7 +111,7 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
     if first is None:
         raise NotFound("There is no such session.")
     yield first
-    for kind in _KINDS:
+    for kind in KINDS:
         if kind.named is not None:
             # Their names are put in order once, and not for each page.
             names = await database.read(partial(_names, key=key, kind=kind))
@@ -123,7 +122,7 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
             continue
         after: tuple[Any, ...] | None = None
         while True:
-            records = await database.read(partial(_page, key=key, kind=kind, after=after))
+            records = await database.read(partial(page, key=key, kind=kind, after=after))
             for record in records:
                 yield record
             if len(records) < _AT_ONCE:
@@ -153,11 +152,13 @@ def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Se
     """Return the records with these names, in their order."""
     table, named = kind.table, kind.named or ""
     rows = connection.execute(select(table).where(table.c.session == key, table.c[named].in_(names)))
-    records = {record[named]: record for record in [_record(kind, row) for row in rows]}
+    found = [record_of(kind, _values(connection, key, kind, row)) for row in rows.all()]
+    records = {record[named]: record for record in found}
     return [records[name] for name in names if name in records]
 
 
-def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+    """Return the next records of a kind; `after` are those columns of the last one that order them."""
     table = kind.table
     order = [table.c[name] for name in kind.order]
     found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
@@ -165,12 +166,36 @@ def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, 
         found = found.where(kind.only)
     if after is not None:
         found = found.where(tuple_(*order) > after)
-    return [_record(kind, row) for row in connection.execute(found)]
+    records = [record_of(kind, _values(connection, key, kind, row)) for row in connection.execute(found).all()]
+    if table is not BODIES:
+        return records
+    # The texts of forms are stored with these.
+    found = select(FORMS).where(FORMS.c.session == key).order_by(FORMS.c.body, FORMS.c.node).limit(_AT_ONCE)
+    if after is not None:
+        found = found.where(FORMS.c.body > after[0])
+    named = {record["body"]: record for record in records}
+    for row in connection.execute(found).all():
+        if row.body not in named:
+            values = {"body": row.body, "tokens": 0, "text": tree.form_text(connection, key, row)}
+            named[row.body] = record_of(kind, values)
+    return [named[name] for name in sorted(named)][:_AT_ONCE]
 
 
-def _record(kind: _Kind, row: Row) -> JsonObject:
+def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> JsonObject:
+    """Return the columns of a row as they are shown."""
+    values = _columns(row)
+    if kind.table is CUTS:
+        values["changes"] = changes_of(connection, key, row)
+        del values["base"]
+    elif kind.table is FORMS:
+        del values["text"]
+    return values
+
+
+def record_of(kind: _Kind, row: Mapping[str, Any]) -> JsonObject:
+    """Return the record of a row, its session left out."""
     record: JsonObject = {"record": kind.name}
-    for name, value in _columns(row).items():
+    for name, value in row.items():
         if name == kind.text:
             data = orjson.loads(value)
             record |= {"data": data} if _is_written_as(data, value) else {"text": value}
@@ -563,8 +588,7 @@ def load(connection: StoreConnection, tenant: str, session: str, archive: Archiv
     insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
     places = {place.node: place for place in tree.insert_node_rows(connection, key, archive.nodes)}
     for record, cut in archive.cuts:
-        agent, at = record.agent, record.created_at
-        keep_cut(connection, key, record.node, agent, cut.cut, exchange=None, at=at, kept=cut.kept)
+        keep_cut(connection, key, cut, record.agent, exchange=None, at=record.created_at)
     tree.add_hidden(connection, key, [(node, *what) for node, what in archive.hidden.items()], exchange=None)
     add_summaries(connection, key, archive.summaries.values())
     values = {
@@ -602,8 +626,8 @@ def _move_head(
 
 PORTION: Final = 250  # messages of one transaction
 
-_SOURCE: Final = bindparam("source", type_=NAME)
-_COPY: Final = bindparam("copy", type_=NAME)
+_SOURCE: Final = bindparam("source", type_=SESSIONS.c.session.type)
+_COPY: Final = bindparam("copy", type_=SESSIONS.c.session.type)
 _MOVE_HEAD: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
 _HIDDEN_THERE: Final = select(func.count()).where(*matching(HIDDEN))
 _SUMMARIES_THERE: Final = select(func.count()).where(*matching(SUMMARIES))
@@ -740,7 +764,7 @@ def _named(dialect: str, table: Table) -> Subquery:
         return of_session.where(name.in_(bindparam("names", expanding=True))).subquery()
     # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it is told to
     # look each name up by the primary key.
-    names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(NAME))).label("name")).subquery()
+    names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(name.type))).label("name")).subquery()
     row = of_session.where(name == names.c.name).limit(1).lateral()
     return select(*row.c).select_from(names).join(row, true()).subquery()
 
@@ -753,5 +777,5 @@ def _copied_value(table: Table, rows: Subquery, name: str) -> ColumnElement[Any]
         return null()
     if table is SUMMARIES and name == "tip":
         # Any end of a branch that the summary is of serves; the one it was made on need not be copied.
-        return bindparam("end", type_=NAME)
+        return bindparam("end", type_=SUMMARIES.c.tip.type)
     return rows.c[name]

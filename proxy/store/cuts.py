@@ -24,18 +24,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select, tuple_
+from sqlalchemy import Select, bindparam, literal, select, tuple_
 
 from proxy.dialects import Dialect
 from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import is_array, is_object
 from proxy.store.database import Row, StoreConnection
+from proxy.store.packing import RECORDS, is_against, pack, pack_against, unpack
 from proxy.store.records import StandingCut, dialect_of
 from proxy.store.schema import CUTS, insert_new, matching
 from proxy.trimming import Account, Change, Cut, Gap, StaleRange, Summary
@@ -238,20 +240,26 @@ class DecodedCuts:
 
     def __init__(self, most: int = MOST_LETTERS) -> None:
         """Begin empty, to hold texts of at most so many letters, about."""
-        self._held: Final = Generations[Hashable, tuple[str, Decided]](most, _size_of)
+        self._held: Final = Generations[Hashable, _Read](most, lambda read: read.size)
 
-    def read(self, place: Hashable, text: str, dialect: Dialect) -> Decided:
-        """Return what a text says, which was found at a `place`: there it is looked for first."""
+    def read(self, place: Hashable, packed: bytes, dialect: Dialect, text: Callable[[], str]) -> Decided:
+        """Return what a `text` says, which was found `packed` at a `place`: there it is looked for first."""
         (found,) = self._held.recall((place,))
-        if found is None or found[0] != text:
-            found = (text, decode_cut(text, dialect))
+        if found is None or found.packed != packed:
+            said = text()
+            decided = decode_cut(said, dialect)
+            size = len(said) + _ITEM_LETTERS * (len(decided.changes) + len(decided.gaps)) + _ENTRY_LETTERS
+            found = _Read(packed=packed, decided=decided, size=size)
             self._held.put(place, found)
-        return found[1]
+        return found.decided
 
 
-def _size_of(read: tuple[str, Decided]) -> int:
-    text, decided = read
-    return len(text) + _ITEM_LETTERS * (len(decided.changes) + len(decided.gaps)) + _ENTRY_LETTERS
+class _Read(Struct, frozen=True, kw_only=True):
+    """A cut that was read."""
+
+    packed: bytes
+    decided: Decided
+    size: int
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -275,6 +283,22 @@ _NEXT_PLACES: Final = _PLACES.where(
     < tuple_(bindparam("position", type_=CUTS.c.position.type), bindparam("node", type_=CUTS.c.node.type))
 )
 _ONE: Final = select(CUTS).where(*matching(CUTS, "node", "policy", "agent"))
+
+_CHAIN_LENGTH: Final = 16
+"""A cut is stored as what differs from the one before it; each that many-th as a whole."""
+
+
+def _chain() -> Select[*tuple[Any, ...]]:
+    """Read a cut and those that it is packed against, the one that is stored as a whole first."""
+    columns = (CUTS.c.changes, CUTS.c.base)
+    first = select(*columns, literal(0).label("step")).where(*matching(CUTS, "node", "policy", "agent"))
+    chain = first.cte("chain", recursive=True)
+    before = select(*columns, chain.c.step + 1).where(*matching(CUTS, "policy", "agent"), CUTS.c.node == chain.c.base)
+    chain = chain.union_all(before.where(chain.c.step < _CHAIN_LENGTH))
+    return select(chain.c.changes).order_by(chain.c.step.desc())
+
+
+_CHAIN: Final = _chain()
 
 
 def cut_places(
@@ -307,12 +331,42 @@ def cut_row(connection: StoreConnection, key: str, node: str, policy: str, agent
     return connection.execute(_ONE, asked).one_or_none()
 
 
+def changes_of(connection: StoreConnection, key: str, row: Row) -> str:
+    """Return the changes of a row of `CUTS`, as text."""
+    if row.base is None:
+        return unpack(row.changes)
+    asked = {"key": key, "node": row.base, "policy": row.policy, "agent": row.agent}
+    return unpack(row.changes, _last_of([packed for (packed,) in connection.execute(_CHAIN, asked)]))
+
+
+def _last_of(chain: Iterable[bytes]) -> str | None:
+    """Return the text of the last one of a chain."""
+    text: str | None = None
+    for packed in chain:
+        text = unpack(packed, text)
+    return text
+
+
+def pack_changes(
+    connection: StoreConnection, key: str, policy: str, agent: str, changes: str, follows: str | None
+) -> tuple[bytes, str | None]:
+    """Return changes as a cut's row has them, with its `base`; `follows` is the node of the cut before."""
+    if follows is None:
+        return pack(changes, RECORDS), None
+    asked = {"key": key, "node": follows, "policy": policy, "agent": agent}
+    chain = [packed for (packed,) in connection.execute(_CHAIN, asked)]
+    before = _last_of(chain) if len(chain) < _CHAIN_LENGTH else None
+    packed = pack(changes, RECORDS) if before is None else pack_against(before, changes, RECORDS)
+    return packed, follows if is_against(packed) else None
+
+
 def standing_at(connection: StoreConnection, key: str, node: str, policy: str, agent: str | None) -> StandingCut | None:
     """Return the cut that was made at exactly this node, with the nodes that it kept."""
     row = cut_row(connection, key, node, policy, agent)
     if row is None:
         return None
-    return standing_cut(row, _DECODED.read((key, row.node, row.policy, row.agent), row.changes, dialect_of(key)))
+    place, text = (key, row.node, row.policy, row.agent), partial(changes_of, connection, key, row)
+    return standing_cut(row, _DECODED.read(place, row.changes, dialect_of(key), text))
 
 
 def standing_cut(row: Any, decided: Decided) -> StandingCut:
@@ -331,26 +385,28 @@ def standing_cut(row: Any, decided: Decided) -> StandingCut:
 def keep_cut(
     connection: StoreConnection,
     key: str,
-    node: str,
+    standing: StandingCut,
     agent: str | None,
-    cut: Cut,
     *,
     exchange: str | None,
     at: int,
-    kept: Sequence[str] | None = None,
+    follows: str | None = None,
 ) -> None:
-    """Keep `cut` at `node`; one that is there already stays.
+    """Keep a cut; one that is there already stays.
 
-    `kept` are the nodes before the cut that lie in none of its gaps, by position; None where they are not known:
-    whoever reads the cut then must read the whole branch.
+    Where its `kept` is None, whoever reads it must read the whole branch. `follows` is the node of the cut before it on
+    the branch.
     """
-    changes = encode_cut(cut.changes, cut.gaps, kept, cut.summary, cut.account, cut.stale)
+    cut, node = standing.cut, standing.node
+    changes = encode_cut(cut.changes, cut.gaps, standing.kept, cut.summary, cut.account, cut.stale)
+    packed, base = pack_changes(connection, key, cut.policy, agent or "", changes, None if follows == node else follows)
     row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,
         "node": node,
         "agent": agent or "",
         "exchange": exchange,
         "created_at": at,
-        "changes": changes,
+        "changes": packed,
+        "base": base,
     }
     insert_new(connection, CUTS, [row])

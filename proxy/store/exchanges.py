@@ -17,7 +17,21 @@ from typing import Any, Final
 
 import orjson
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Text, and_, bindparam, delete, func, literal_column, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    LargeBinary,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    type_coerce,
+    update,
+)
 
 from proxy.conversation import (
     APPENDING,
@@ -40,6 +54,7 @@ from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
 from proxy.store.evidence import keep_evidence
+from proxy.store.packing import encode_exchange, encode_name, encode_session
 from proxy.store.records import (
     Body,
     Cursor,
@@ -50,11 +65,12 @@ from proxy.store.records import (
     Settled,
     Settlement,
     Source,
+    StandingCut,
     Status,
     session_key,
 )
 from proxy.store.rollups import EndedExchange, add_figures, counted
-from proxy.store.schema import EXCHANGES, FORMS, NAME, NODES, PENDING, SESSIONS, insert_new, matching
+from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -67,14 +83,14 @@ _EXCHANGES_OF: Final = _EXCHANGES.where(EXCHANGES.c.session == bindparam("key"))
     EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc()
 )
 
+_PENDING_IDS: Final = select(PENDING.c.id)
 _PENDING: Final = (
     select(PENDING.c.session, PENDING.c.id)
     .join(EXCHANGES, and_(EXCHANGES.c.session == PENDING.c.session, EXCHANGES.c.id == PENDING.c.id))
-    .where(EXCHANGES.c.status == Status.PENDING.value)
+    .where(EXCHANGES.c.status == Status.PENDING.value, PENDING.c.id.in_(bindparam("ids", expanding=True)))
     # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
     .with_for_update(skip_locked=True)
 )
-_PENDING_OF: Final = _PENDING.where(PENDING.c.id.endswith(bindparam("mark")))
 _NOT_PENDING: Final = delete(PENDING).where(
     PENDING.c.session == bindparam("the_session"), PENDING.c.id == bindparam("the_exchange")
 )
@@ -110,9 +126,10 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
 
     With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
     """
-    left = list(connection.execute(_PENDING)) if marks is None else []
-    for mark in marks or ():
-        left += connection.execute(_PENDING_OF, {"mark": mark})
+    ids = list(connection.execute(_PENDING_IDS).scalars())
+    if marks is not None:
+        ids = [name for name in ids if name.endswith(tuple(marks))]
+    left = [row for some in tree.in_parts(ids) for row in connection.execute(_PENDING, {"ids": some})]
     found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
     if found:
         connection.execute(_INTERRUPT, found)
@@ -137,6 +154,7 @@ def _exchange(row: Row) -> ExchangeRow:
 
 
 _NONE: Final[Mapping[str, str | None]] = {}
+_NOTHING_SAID: Final[Mapping[tuple[str, str], str]] = {}
 
 
 def begin(
@@ -144,25 +162,27 @@ def begin(
     openings: Sequence[Opening],
     instructions: Mapping[str, str | None],
     tools: Mapping[str, str | None] = _NONE,
+    said: Mapping[tuple[str, str], str] = _NOTHING_SAID,
 ) -> None:
     """Store pending exchanges with their new texts; a second time changes nothing.
 
-    Their sessions are there. `instructions` and `tools` have the names of such that are stored, by session.
+    Their sessions are there. `instructions` and `tools` have the names of such that are stored, by session, and `said`
+    the texts of stored messages, by session and node: what clients sent in their place is packed against them.
     """
     for opening in openings:
         key = session_key(opening.tenant, opening.session, opening.dialect)
-        forms = [(node, body_of(form), form) for node, form in opening.forms]
-        # A form has no count of its own: it is what the stored message says, in other words.
-        texts = {name: Body(message=form, tokens=0) for _, name, form in forms} | tree.named_bodies(opening.messages)
-        tree.add_bodies(connection, key, texts)
+        tree.add_bodies(connection, key, tree.named_bodies(opening.messages))
         offered, version = None, None
         if opening.tools is not None:
             offered = tree.add_tools(connection, key, opening.tools, there=tools.get(key))
         if opening.instructions is not None:
             tokens, at, there = opening.instructions_tokens, opening.created_at, instructions.get(key)
             version = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=there)
-        exchange = opening.exchange
-        sent_as = [{"session": key, "node": node, "body": name, "exchange": exchange} for node, name, _ in forms]
+        sent_as = [
+            {"session": key, "node": node, "body": body_of(form), "exchange": opening.exchange}
+            | {"text": tree.packed_form(form, said.get((key, node)))}
+            for node, form in opening.forms
+        ]
         insert_new(connection, FORMS, sent_as)
         row = {
             "session": key,
@@ -222,18 +242,19 @@ _BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "token
 _ASKED: Final = func.json_each(bindparam("asked", type_=Text)).table_valued("value", name="asked")
 
 
-def _asked(place: int) -> ColumnElement[str]:
-    """Return one of the names that are asked about: the session, the exchange, its base, its first message."""
-    return func.json_extract(_ASKED.c.value, literal_column(f"'$[{place}]'"), type_=NAME)
+def _is_asked(column: ColumnElement[str], place: int) -> ColumnElement[bool]:
+    """Tell whether a name is the one that is asked about: a session, an exchange, its base, its first message."""
+    digits = func.json_extract(_ASKED.c.value, literal_column(f"'$[{place}]'"))
+    return type_coerce(column, LargeBinary) == func.palimpsest_bytes(digits, type_=LargeBinary)
 
 
 _ALL: Final = (
     select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
     .select_from(_ASKED)
-    .join(SESSIONS, SESSIONS.c.session == _asked(0))
-    .outerjoin(EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, EXCHANGES.c.id == _asked(1)))
-    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _BASE.c.node == _asked(2)))
-    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _FIRST.c.node == _asked(3)))
+    .join(SESSIONS, _is_asked(SESSIONS.c.session, 0))
+    .outerjoin(EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, _is_asked(EXCHANGES.c.id, 1)))
+    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _is_asked(_BASE.c.node, 2)))
+    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _is_asked(_FIRST.c.node, 3)))
 )
 """All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one whose lock it
 had to wait for."""
@@ -267,7 +288,14 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
     asked: list[tuple[str, str, str, str | None]] = []
     for key, settlement in settlements.items():
         first = node_id(settlement.base, settlement.messages[0].message) if settlement.messages else None
-        asked.append((key, settlement.exchange, settlement.base, first))
+        asked.append(
+            (
+                encode_session(key).hex(),
+                encode_exchange(settlement.exchange).hex(),
+                encode_name(settlement.base).hex(),
+                None if first is None else encode_name(first).hex(),
+            )
+        )
     found = dict.fromkeys(settlements, SettleSnapshot())
     for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
         session, state = tree.session_in(row), row[_STATE_FROM:_BASE_FROM]
@@ -324,7 +352,8 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     """
     gathered = GatheringConnection(connection)
     openings = [item for item in items if isinstance(item, Opening)]
-    begin(gathered, openings, tree.open_sessions(gathered, openings))
+    newest = tree.open_sessions(gathered, openings)
+    begin(gathered, openings, newest, said=tree.said_before(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
     ended: list[EndedExchange] = []
@@ -576,9 +605,17 @@ class ExchangeEnd:
         kept = None
         if settlement.kept is not None:
             stored = [renamed.get(node, node) for node in settlement.kept.nodes]
-            kept = [*stored, *(line[number].node for number in settlement.kept.messages)]
-        exchange, at = settlement.exchange, settlement.settled_at
-        keep_cut(self._connection, self._session.key, end, settlement.agent, cut, exchange=exchange, at=at, kept=kept)
+            kept = (*stored, *(line[number].node for number in settlement.kept.messages))
+        keep_cut(
+            self._connection,
+            self._session.key,
+            StandingCut(cut=cut, node=end, kept=kept),
+            settlement.agent,
+            exchange=settlement.exchange,
+            at=settlement.settled_at,
+            # Where messages were carried along, it may be on another branch.
+            follows=None if renamed else settlement.follows,
+        )
         return end
 
     @staticmethod

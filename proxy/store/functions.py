@@ -9,30 +9,60 @@ cannot be computed without reading, and what does not hold, is left to `write_ex
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import orjson
 from msgspec import Struct
 from sqlalchemy import Executable, Insert
 
 from proxy.conversation import APPENDING, body_of, node_id
+from proxy.dialects import Message
+from proxy.dialects.generations import Generations
 from proxy.store import tree
 from proxy.store.database import NoRows, Parameters, Rows, SqlDialect
 from proxy.store.exchanges import ExchangeEnd, ExchangeState, begin
+from proxy.store.packing import (
+    decode_exchange,
+    decode_name,
+    encode_exchange,
+    encode_name,
+    encode_names,
+    encode_session,
+    encoder_of,
+    is_against,
+)
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
 from proxy.store.rollups import counted, row_of
+from proxy.store.schema import BODIES, CUTS, EVIDENCE, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
 
-BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[]) AS exchange"
+BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
-SETTLE: Final = "SELECT exchange, stands_at FROM palimpsest_settle($1::text[], $2::text[])"
+SETTLE: Final = "SELECT exchange, stands_at FROM palimpsest_settle($1::text[], $2::bytea[])"
 """Takes what `settle_arguments` returns; gives the ids of the exchanges that were settled, and where their sessions
 stand."""
+
+_ENCODERS: Final = {
+    table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
+    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, EXCHANGES, EVIDENCE)
+}
+_OF_A_FORM: Final = _ENCODERS["forms"] | {"said": encode_name}
+_OF_AN_END: Final = {
+    **dict.fromkeys(("base", "head", "instructions", "tools", "cut_node", "first_node"), encode_name),
+    **dict.fromkeys(("nodes", "replies", "asked"), encode_names),
+    "session": encode_session,
+    "id": encode_exchange,
+    "receipt": _ENCODERS["exchanges"]["receipt"],
+}
+"""What a row of a wave has of several tables."""
 
 _VERSIONS: Final = itemgetter("session", "version")
 _BODIES: Final = itemgetter("session", "body")
 _FORMS: Final = itemgetter("session", "node", "body")
+
+
+_Encoders: TypeAlias = Mapping[str, Callable[[str], bytes]]
 
 
 class _Postgres:
@@ -72,18 +102,24 @@ class _RowKeeper:
 # ------------------------------------------------------------------------------------------------------ begin
 
 _REMEMBERED: Final = 10_000
+_REPLY_BYTES: Final = 4_000_000
+_ENTRY_BYTES: Final = 500  # what a reply takes beside its text
 
 
 class StoredTexts:
     """Instructions and tools that were stored lately, by session: nearly every request brings the same again.
 
-    It may be wrong where a session was deleted: the function looks whether they are there.
+    And replies, by session and node: the next request has most of them in another form. It may be wrong where a session
+    was deleted: the function looks whether they are there.
     """
 
     def __init__(self) -> None:
         """Remember nothing yet."""
         self.instructions: dict[str, str | None] = {}
         self.tools: dict[str, str | None] = {}
+        self._replies: Final = Generations[tuple[str, str], Message](
+            _REPLY_BYTES, lambda message: len(message.raw) + _ENTRY_BYTES
+        )
 
     def keep(self, opening: Mapping[str, Any]) -> None:
         """Remember those of an exchange that was begun."""
@@ -93,6 +129,22 @@ class StoredTexts:
                 names[opening["session"]] = name
                 if len(names) > _REMEMBERED:
                     del names[next(iter(names))]
+
+    def keep_replies(self, settlement: Settlement, settled: Settled) -> None:
+        """Remember the replies of an exchange that was settled."""
+        key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+        for node, reply in zip(settled.replies, settlement.replies, strict=False):
+            self._replies.put((key, node), reply.body.message)
+
+    def replies_of(self, openings: Iterable[Opening]) -> dict[tuple[str, str], Message]:
+        """Return those of the replies that these requests have in other forms."""
+        wanted = [
+            (session_key(opening.tenant, opening.session, opening.dialect), node)
+            for opening in openings
+            for node, _ in opening.forms
+        ]
+        found = self._replies.recall(wanted)
+        return {place: reply for place, reply in zip(wanted, found, strict=True) if reply is not None}
 
 
 class Beginnings(Struct, frozen=True, kw_only=True):
@@ -105,18 +157,31 @@ class Beginnings(Struct, frozen=True, kw_only=True):
 def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     """Return what begins these exchanges; texts that are `stored` are left out."""
     keeper = _RowKeeper()
-    sessions = tree.new_sessions(openings)
-    begin(keeper, openings, stored.instructions, stored.tools)
+    sessions, replies = tree.new_sessions(openings), stored.replies_of(openings)
+    said = {place: reply.raw.decode() for place, reply in replies.items()}
+    begin(keeper, openings, stored.instructions, stored.tools, said)
     rows = keeper.rows
+    rows["forms"] = [
+        row | {"said": body_of(replies[row["session"], row["node"]]) if is_against(row["text"]) else None}
+        for row in map(dict, rows["forms"])
+    ]
     new = [
         {name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in sessions.values()
     ]
-    texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")))]
+    texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")), _ENCODERS["sessions"])]
     # In one order, so that two that insert the same do not wait for each other.
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
-        texts.append(_text(sorted(rows[table], key=order)) if rows[table] else None)
-    texts.append(_text(rows["exchanges"]))
-    return Beginnings(arguments=(*texts, list(sessions)), exchanges={row["id"]: row for row in rows["exchanges"]})
+        encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
+        texts.append(_text(sorted(rows[table], key=order), encoders) if rows[table] else None)
+    texts.append(_text(rows["exchanges"], _ENCODERS["exchanges"]))
+    return Beginnings(
+        arguments=(*texts, list(map(encode_session, sessions))), exchanges={row["id"]: row for row in rows["exchanges"]}
+    )
+
+
+def begun(rows: Iterable[Sequence[Any]]) -> set[str]:
+    """Return the ids of the exchanges that `BEGIN` gave."""
+    return {decode_exchange(row[0]) for row in rows}
 
 
 # ----------------------------------------------------------------------------------------------------- settle
@@ -175,10 +240,10 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
             "follows_head": settlement.at_head or settlement.kind in APPENDING,
             "first_node": node_id(settlement.base, settlement.messages[0].message),
             "asked": state.messages,
-            "new_bodies": sorted(keeper.rows["bodies"], key=_BODIES),
-            "new_nodes": keeper.rows["nodes"],
-            "cut": cuts[0] if cuts else None,
-            "evidence": keeper.rows["evidence"],
+            "new_bodies": [_encoded(each, _ENCODERS["bodies"]) for each in sorted(keeper.rows["bodies"], key=_BODIES)],
+            "new_nodes": [_encoded(each, _ENCODERS["nodes"]) for each in keeper.rows["nodes"]],
+            "cut": _encoded(cuts[0], _ENCODERS["cuts"]) if cuts else None,
+            "evidence": [_encoded(each, _ENCODERS["evidence"]) for each in keeper.rows["evidence"]],
         }
     return PlainEnd(row=row, settled=settled)
 
@@ -207,8 +272,23 @@ def waves_of(ends: Sequence[PlainEnd]) -> list[list[PlainEnd]]:
 def settle_arguments(waves: Sequence[Sequence[PlainEnd]]) -> tuple[Any, ...]:
     """Return the arguments of `SETTLE`; a wave has one exchange of a session at most."""
     keys = {cast("str", end.row["session"]): None for wave in waves for end in wave}
-    return [_text([end.row for end in wave]) for wave in waves], list(keys)
+    return [_text([end.row for end in wave], _OF_AN_END) for wave in waves], list(map(encode_session, keys))
 
 
-def _text(rows: Any) -> str:
-    return orjson.dumps(list(rows)).decode()
+def settled_at(rows: Iterable[Sequence[Any]]) -> dict[str, str]:
+    """Return where the sessions stand, by the ids of the exchanges that `SETTLE` gave."""
+    return {decode_exchange(row[0]): decode_name(row[1]) for row in rows}
+
+
+def _text(rows: Iterable[Mapping[str, Any]], encoders: _Encoders) -> str:
+    return orjson.dumps([_encoded(row, encoders) for row in rows]).decode()
+
+
+def _encoded(row: Mapping[str, Any], encoders: _Encoders) -> dict[str, Any]:
+    """Return a row as JSON has it: bytes as PostgreSQL reads them."""
+    encoded = dict(row)
+    for name, value in row.items():
+        encode = encoders.get(name)
+        stored = value if encode is None or value is None else encode(value)
+        encoded[name] = "\\x" + stored.hex() if isinstance(stored, bytes) else stored
+    return encoded

@@ -37,7 +37,7 @@ from proxy.conversation import (
 )
 from proxy.errors import Conflict
 from proxy.store import tree
-from proxy.store.cuts import cut_places, cut_row, decode_cut, newest_cut, standing_at
+from proxy.store.cuts import changes_of, cut_places, cut_row, decode_cut, newest_cut, standing_at
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import (
     DELETED,
@@ -562,7 +562,7 @@ def summaries_of(
         row = cut_row(connection, key, node, policy, agent) if node in branch else None
         if row is None:
             continue
-        summary = decode_cut(row.changes, dialect_of(key)).summary
+        summary = decode_cut(changes_of(connection, key, row), dialect_of(key)).summary
         if summary is None:
             break  # none was made before that
         if found and found[-1][0] == summary:

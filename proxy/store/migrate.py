@@ -3,32 +3,42 @@
 Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a time. Between
 processes a lock of the database orders the runs; each run is one transaction. It is imported only where there is
 something to migrate: a process that serves would keep it in memory.
+
+Sessions of the old layout are moved between two migrations, in many transactions (see `convert`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sqlalchemy import Connection as Engaged
 from sqlalchemy import Insert, NullPool, text
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import PostgresServer, SqliteFile, StoreConnection, address_of, translated
+from proxy.store import convert
+from proxy.store.database import PostgresServer, Result, SqliteFile, StoreConnection, address_of, translated
 from proxy.store.schema import METADATA, SECRETS, insert_into
-from proxy.store.sqlite import create_file, sqlite_engine
+from proxy.store.sqlite import connect, create_file, sqlite_engine
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION: Final = "0012"
+REVISION: Final = "0014"
 """The newest migration: the tables that this version of the program works with."""
+_COMPACT: Final = "0013"
+"""The migration that puts the tables of the old layout aside."""
 
+_LOG: Final = logging.getLogger("palimpsest.store")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"
 _CHECKOUT: Final = _PACKAGE.parent / "migrations"
@@ -43,6 +53,14 @@ _HAS_TABLES: Final = {
 }
 """By dialect: returns nothing where no migration ever ran."""
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
+_ANY_SESSION: Final = text("SELECT 1 FROM sessions LIMIT 1")
+_SIZE: Final = {
+    "sqlite": text("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"),
+    "postgresql": text(
+        "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
+        "WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
+    ),
+}
 
 _SHORT_WAIT: Final = text("SET LOCAL lock_timeout = '500ms'")
 _LOCK_ALL: Final = text(f"LOCK TABLE {', '.join(METADATA.tables)} IN ROW EXCLUSIVE MODE")
@@ -51,9 +69,58 @@ _LOCK_ALL: Final = text(f"LOCK TABLE {', '.join(METADATA.tables)} IN ROW EXCLUSI
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
-async def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the tables up to `revision`; does nothing where they are."""
+MOST_BYTES: Final = 1_000_000_000
+"""Of a store of the old layout that is converted at a start: above that it takes longer than one waits for."""
+_PART_NEEDED: Final = 0.6  # of its size that a store needs besides while it is converted
+_STEP_SECONDS: Final = 2.0
+"""Of one transaction that converts, about: what a kill costs."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told how many sessions of how many are converted."""
+
+
+async def upgrade(
+    url: str, revision: str = "head", *, most: int | None = None, progress: Progress | None = None
+) -> None:
+    """Bring the tables up to `revision`; does nothing where they are.
+
+    A store of the old layout of more than `most` bytes is left as it is: raises `StoreUnavailable`.
+    """
+    if revision == "head" and await asyncio.to_thread(_run, url, _is_old):
+        await _convert(url, most, progress or _log_progress)
     await asyncio.to_thread(_run, url, partial(_upgrade, revision))
+
+
+async def _convert(url: str, most: int | None, progress: Progress) -> None:
+    """Move every session out of the tables of the old layout."""
+    size = await asyncio.to_thread(_run, url, _size)
+    needed = f"It is {_megabytes(size)} large and needs {_megabytes(size * _PART_NEEDED)} of disk besides"
+    if most is not None and size > most:
+        raise StoreUnavailable(
+            f"The store has the layout of an older version, and is too large to be converted at a start. {needed}: "
+            "make a copy, stop every process that uses it, and run `palimpsest upgrade`."
+        )
+    address = address_of(url)
+    if isinstance(address, SqliteFile) and shutil.disk_usage(address.path.parent).free < size * _PART_NEEDED:
+        raise StoreUnavailable(f"The store cannot be converted. {needed}, which is not free: make room.")
+    _LOG.warning("the store is converted to a more compact layout; stopped, it goes on at the next start. %s.", needed)
+    total = await asyncio.to_thread(_run, url, _put_aside)
+    remaining = total
+    while remaining:
+        progress(total - remaining, total)
+        remaining = await asyncio.to_thread(_run, url, _convert_step)
+    progress(total, total)
+    await asyncio.to_thread(_run, url, partial(_upgrade, "head"))
+    if isinstance(address, SqliteFile):
+        await asyncio.to_thread(_give_room_back, address.path)
+
+
+def _log_progress(done: int, total: int) -> None:
+    _LOG.info("converted: %d of %d sessions", done, total)
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.0f} MB"
 
 
 async def downgrade(url: str, revision: str) -> None:
@@ -107,6 +174,50 @@ def config() -> Config:
     return found
 
 
+def _is_old(connection: Engaged) -> bool:
+    """Tell whether there are sessions of the old layout."""
+    reading = cast("StoreConnection", connection)
+    found = current(reading)
+    if found is None or found > _COMPACT:
+        return False
+    if found == _COMPACT:
+        return True
+    return connection.execute(_ANY_SESSION).one_or_none() is not None
+
+
+def _size(connection: Engaged) -> int:
+    """Return how many bytes the store has."""
+    return int(connection.execute(_SIZE[connection.dialect.name]).scalar_one())
+
+
+def _put_aside(connection: Engaged) -> int:
+    """Put the tables of the old layout aside; return how many sessions they have."""
+    found = current(cast("StoreConnection", connection))
+    if found is not None and found < _COMPACT:
+        _alembic("upgrade", _COMPACT, connection)
+    return _left(connection)
+
+
+def _left(connection: Engaged) -> int:
+    """Return how many sessions are to be moved; none where another process has dropped the old tables."""
+    is_compact = current(cast("StoreConnection", connection)) == _COMPACT
+    return convert.left(cast("StoreConnection", connection)) if is_compact else 0
+
+
+def _convert_step(connection: Engaged) -> int:
+    """Move some sessions; return how many are left."""
+    if _left(connection):
+        convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
+    return _left(connection)
+
+
+def _give_room_back(path: Path) -> None:
+    """Make the file as small as what is in it, unless somebody else uses it."""
+    with suppress(sqlite3.Error), closing(connect(path)) as connection:
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _upgrade(revision: str, connection: Engaged) -> None:
     # Its overloads hide from one of the type checkers that SQLAlchemy's connection will do.
     if revision != "head" or current(cast("StoreConnection", connection)) != REVISION:
@@ -127,19 +238,18 @@ def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection:
         ) from why
 
 
-def _run(url: str, migration: Callable[[Engaged], None]) -> None:
+def _run(url: str, migration: Callable[[Engaged], Result]) -> Result:
     address = address_of(url)
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
             create_file(address.path)
             # BEGIN IMMEDIATE is the lock: SQLite has one writer.
             with sqlite_engine(address.path, "BEGIN IMMEDIATE").begin() as connection:
-                migration(connection)
-        else:
-            asyncio.run(_on_postgres(address, migration))
+                return migration(connection)
+        return asyncio.run(_on_postgres(address, migration))
 
 
-async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], None]) -> None:
+async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], Result]) -> Result:
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - it brings SQLAlchemy's ORM along
 
     engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool)
@@ -148,6 +258,6 @@ async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], No
             await connection.execute(text(f"SET LOCAL lock_timeout = '{_TURN}'"))
             await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
             await connection.execute(text(f"SET LOCAL lock_timeout = '{_TABLE_LOCK}'"))
-            await connection.run_sync(migration)
+            return await connection.run_sync(migration)
     finally:
         await engine.dispose()

@@ -14,8 +14,8 @@ from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR
-from proxy.store.schema import BODIES, FORMS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS
-from proxy.store.tree import session_in
+from proxy.store.schema import FORMS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from proxy.store.tree import form_text, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
@@ -116,13 +116,12 @@ def _listed(row: Any, sums: Any | None) -> ListedSession:
 def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
     """Return by node the text in which clients sent a message back, up to an exchange, if it was not the stored one."""
     found = (
-        select(FORMS.c.node, BODIES.c.text)
-        .join(BODIES, and_(BODIES.c.session == FORMS.c.session, BODIES.c.body == FORMS.c.body))
+        select(FORMS)
         .where(FORMS.c.session == key, FORMS.c.exchange <= exchange)
         .order_by(FORMS.c.exchange)  # the last one counts
     )
-    api = dialect_of(key)
-    return {row.node: api.message(row.text.encode()) for row in connection.execute(found)}
+    api, last = dialect_of(key), {row.node: row for row in connection.execute(found)}
+    return {node: api.message(form_text(connection, key, row).encode()) for node, row in last.items()}
 
 
 # --------------------------------------------------------------------------------------------------- retention

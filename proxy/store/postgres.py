@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import sqlalchemy
@@ -41,8 +41,9 @@ from proxy.store.database import (
     translated,
 )
 from proxy.store.exchanges import write_exchanges
+from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Opening, Settlement, session_key
-from proxy.store.statements import CompiledStatement, FetchedRows, Values, picker
+from proxy.store.statements import CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -59,6 +60,7 @@ statement of work."""
 _CLOSE_SECONDS: Final = 2
 _RETURNED: Final = "palimpsest_returned"
 _BATCH: Final = 256  # exchanges of one call at most, so that the first of them is not kept waiting without bound
+_ASIDE_BYTES: Final = 200_000  # of messages that are compressed on the event loop: a millisecond or two
 _BATCH_BYTES: Final = 4_000_000
 """Of messages that one call brings, about; the first exchange of it may bring more."""
 
@@ -286,11 +288,12 @@ class _PostgresStatement(CompiledStatement):
         numbers = {name: number for number, name in enumerate(order, 1)}
 
         def any_of(found: re.Match[str]) -> str:
-            kind = "BIGINT" if isinstance(self.binds[found[2]].type, BigInteger) else "VARCHAR"
+            of = self.binds[found[2]].type
+            kind = "BYTEA" if isinstance(of, StoredAsBytes) else "BIGINT" if isinstance(of, BigInteger) else "VARCHAR"
             return f"{'<> ALL' if found[1] else '= ANY'} (${numbers[found[2]]}::{kind}[])"
 
         self.text = _LIST.sub(any_of, self.text)
-        self.pick = picker(order)
+        self.pick = self.picker(order)
         """Takes the values out, in the order of their numbers."""
 
 
@@ -373,10 +376,10 @@ class _WaitingExchange(Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Bytes of its messages."""
         item = self.item
-        bodies = (
-            [*item.messages, *(reply.body for reply in item.replies)] if isinstance(item, Settlement) else item.messages
-        )
-        return sum([len(body.message.raw) for body in bodies])
+        size = sum([len(body.message.raw) for body in item.messages])
+        if isinstance(item, Settlement):
+            return size + sum([len(reply.body.message.raw) for reply in item.replies])
+        return size + sum([len(form.raw) for _, form in item.forms]) + len(item.tools or b"")
 
     def succeed(self, result: Any) -> None:
         """Tell the caller, unless it was cancelled: its write is done all the same."""
@@ -458,9 +461,10 @@ class _ExchangeWriter:
             return
         begun: set[str] = set()
         try:
-            new = functions.beginnings([cast("Opening", write.item) for write in writes], self._stored)
+            openings = [cast("Opening", write.item) for write in writes]
+            new = await _aside(writes, partial(functions.beginnings, openings, self._stored))
             found = await self._connection.fetch(functions.BEGIN, new.arguments)
-            begun = {row[0] for row in found.rows}
+            begun = functions.begun(found.rows)
             for exchange in begun:
                 self._stored.keep(new.exchanges[exchange])
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
@@ -477,14 +481,11 @@ class _ExchangeWriter:
         ends: dict[str, functions.PlainEnd] = {}
         stands_at: dict[str, str] = {}
         try:
-            for write in writes:
-                end = functions.plain_end(cast("Settlement", write.item))
-                if end is not None:
-                    ends[write.item.exchange] = end
-            waves = functions.waves_of(list(ends.values()))
-            if waves:
-                found = await self._connection.fetch(functions.SETTLE, functions.settle_arguments(waves))
-                stands_at = {row[0]: row[1] for row in found.rows}
+            settlements = [cast("Settlement", write.item) for write in writes]
+            ends, arguments = await _aside(writes, partial(_settling, settlements))
+            if ends:
+                found = await self._connection.fetch(functions.SETTLE, arguments)
+                stands_at = functions.settled_at(found.rows)
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
             _LOG.info("exchanges are settled one by one: %s: %s", type(why).__name__, why)
         for write in writes:
@@ -492,7 +493,9 @@ class _ExchangeWriter:
             if head is None:
                 self._write_alone(write)
             else:
-                write.succeed(replace(ends[write.item.exchange].settled, head=head))
+                settled = replace(ends[write.item.exchange].settled, head=head)
+                self._stored.keep_replies(cast("Settlement", write.item), settled)
+                write.succeed(settled)
 
     def _write_alone(self, write: _WaitingExchange) -> None:
         """Have it written in a transaction of its session."""
@@ -522,7 +525,22 @@ class _ExchangeWriter:
                     await self._write_session([write])
         else:
             for write, result in zip(writes, results, strict=True):
+                if isinstance(write.item, Settlement):
+                    self._stored.keep_replies(write.item, result)
                 write.succeed(result)
+
+
+async def _aside(writes: Sequence[_WaitingExchange], work: Callable[[], Result]) -> Result:
+    """Do what compresses the texts of these exchanges: in a thread where that takes the event loop too long."""
+    if sum(write.size for write in writes) < _ASIDE_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def _settling(settlements: Sequence[Settlement]) -> tuple[dict[str, functions.PlainEnd], tuple[Any, ...]]:
+    """Return how those exchanges ended that can be settled without reading, and the arguments that settle them."""
+    ends = {each.exchange: end for each in settlements if (end := functions.plain_end(each)) is not None}
+    return ends, functions.settle_arguments(functions.waves_of(list(ends.values())))
 
 
 # ------------------------------------------------------------------------------------------- connections of the pool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -14,6 +13,7 @@ from msgspec import Meta, Struct
 from proxy.conversation import Arrival, Incoming, StoredMessage
 from proxy.dialects import Dialect, Message, dialect_named
 from proxy.errors import InvalidRequest
+from proxy.store.packing import is_plain
 from proxy.trimming import Change, Cut, Hidden
 
 CHAT: Final = "chat"  # the dialect of every session that does not say which one it speaks
@@ -234,6 +234,9 @@ class Settlement(Struct, frozen=True, kw_only=True):
     tokens_sent: int
     receipt: Mapping[str, Any]  # what is shown of the exchange: plan, usage, timings, warnings, error; JSON data
     kept: Kept | None = None  # what the cut left; None where that is not known
+    follows: str | None = None
+    """The node of the cut that the branch had before, of the same policy and agent. The new one is stored as what
+    differs from it; None: as a whole."""
     heard: tuple[int, Hidden] | None = None
     """What other agents said, as it was sent before one of `messages`: its number, and the text."""
     vouched: int = 0
@@ -425,29 +428,7 @@ class Cursor(Struct, frozen=True, kw_only=True):
         raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
 
 
-# ----------------------------------------------------------------------- texts and numbers that can be stored
-
-_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-
-
-def is_plain(text: str) -> bool:
-    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
-    return _UNSTORABLE.search(text) is None
-
-
-def require_plain(**texts: str | None) -> None:
-    """Refuse a request that names something by a text that cannot be stored."""
-    for name, text in texts.items():
-        if text is not None and not is_plain(text):
-            raise InvalidRequest(
-                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.", param=name
-            )
-
-
-def sanitize(text: str) -> str:
-    """Return `text` with U+FFFD in place of what cannot be stored."""
-    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
-
+# --------------------------------------------------------------------------------- numbers that can be stored
 
 LIMIT: Final = 2**31
 Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=LIMIT)]  # of messages or tokens

@@ -16,7 +16,8 @@ from sqlalchemy import ColumnElement, Float, Table, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
-from proxy.store.records import ExchangeFigures, Settlement, sanitize
+from proxy.store.packing import sanitize
+from proxy.store.records import ExchangeFigures, Settlement
 from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_into
 
 HOUR: Final = 3_600_000  # milliseconds

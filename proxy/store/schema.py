@@ -5,8 +5,9 @@ Every table of a session has a primary key that begins with `session`, the inter
 constraint is unique: what must be unique holds by how names are made. There are no foreign keys: whoever writes to a
 session holds the lock on its row in `sessions`.
 
-Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. `bodies`, `hidden`, `instructions`,
-`nodes` and `summaries` are append-only: the migrations set triggers that refuse an UPDATE.
+Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. Names and long texts are stored as
+bytes, which the columns' types translate (`packing`). `bodies`, `hidden`, `instructions`, `nodes` and `summaries` are
+append-only: the migrations set triggers that refuse an UPDATE.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqlalchemy import (
     FromClause,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -33,6 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
+from proxy.store.packing import ExchangeName, HashName, Names, PackedRecord, PackedText, SessionName
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -44,8 +47,8 @@ METADATA: Final = MetaData(
     }
 )
 
-NAME: Final = Text().with_variant(Text(collation="C"), "postgresql")
-"""Hexadecimal names and ids: compared byte by byte, whatever the language of the database."""
+ORDERED: Final = Text().with_variant(Text(collation="C"), "postgresql")
+"""Texts that are compared byte by byte, whatever the language of the database."""
 
 
 def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool = False) -> Iterator[Column[Any]]:
@@ -56,25 +59,25 @@ def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool =
 
 def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
     """Give the columns of a primary key, which begins with the session."""
-    yield from _columns(NAME, "session", primary_key=True)
+    yield from _columns(SessionName, "session", primary_key=True)
     yield from _columns(kind, *names, primary_key=True)
 
 
 SESSIONS: Final = Table(
     "sessions",
     METADATA,  # in the order of the fields of `SessionRow`
-    *_keys(NAME),
+    *_keys(HashName),
     *_columns(Text, "tenant", "id"),
     *_columns(BigInteger, "created_at", "updated_at"),
-    *_columns(NAME, "head"),
-    *_columns(NAME, "instructions", nullable=True),
+    *_columns(HashName, "head"),
+    *_columns(HashName, "instructions", nullable=True),
     *_columns(Text, "arrival", nullable=True),
     *_columns(Integer, "messages", "rounds"),
     *_columns(BigInteger, "tokens"),
     *_columns(Integer, "requests"),
     *_columns(BigInteger, "tokens_sent", "tokens_saved"),
     *_columns(Text, "model", nullable=True),
-    *_columns(NAME, "tools", nullable=True),
+    *_columns(HashName, "tools", nullable=True),
     *_columns(Float, "scale", nullable=True),
     Column("hidden", Integer, nullable=False, server_default=text("0")),
     Column("summaries", Integer, nullable=False, server_default=text("0")),
@@ -91,14 +94,16 @@ SESSIONS: Final = Table(
 INSTRUCTIONS: Final = Table(
     "instructions",
     METADATA,
-    *_keys(NAME, "version"),
-    *_columns(Text, "messages"),  # a JSON array of the messages' own texts
+    *_keys(HashName, "version"),
+    *_columns(PackedText, "messages"),  # a JSON array of the messages' own texts
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
 """The versions of what leads the requests. Append-only."""
 
-BODIES: Final = Table("bodies", METADATA, *_keys(NAME, "body"), *_columns(Integer, "tokens"), *_columns(Text, "text"))
+BODIES: Final = Table(
+    "bodies", METADATA, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
+)
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
 
 _RECORDED_WHERE: Final = text("source = 'upstream' AND recorded IS NOT NULL")
@@ -106,15 +111,16 @@ _RECORDED_WHERE: Final = text("source = 'upstream' AND recorded IS NOT NULL")
 NODES: Final = Table(
     "nodes",
     METADATA,
-    *_keys(NAME, "node"),
-    *_columns(NAME, "parent", "body"),
+    *_keys(HashName, "node"),
+    *_columns(HashName, "parent", "body"),
     *_columns(Integer, "depth", "round", "tokens"),
     *_columns(BigInteger, "tokens_total", "created_at"),
     *_columns(Text, "source"),
     *_columns(Boolean, "partial"),
-    *_columns(Text, "exchange", "agent", "policy", nullable=True),
-    *_columns(Text, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
-    *_columns(NAME, "content", nullable=True),  # `content_key` of what it says
+    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(Text, "agent", "policy", nullable=True),
+    *_columns(PackedText, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
+    *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
     # The tenant, where every assistant message up to here came from upstream.
     *_columns(Text, "recorded", nullable=True),
     Index(None, "session", "content"),
@@ -125,10 +131,10 @@ NODES: Final = Table(
 HIDDEN: Final = Table(
     "hidden",
     METADATA,
-    *_keys(NAME, "node"),
-    *_columns(Text, "before", "after"),  # JSON arrays of the messages' own texts, as strings
-    *_columns(Text, "reply", nullable=True),  # the text of a message
-    *_columns(Text, "exchange", nullable=True),
+    *_keys(HashName, "node"),
+    *_columns(PackedText, "before", "after"),  # JSON arrays of the messages' own texts, as strings
+    *_columns(PackedText, "reply", nullable=True),  # the text of a message
+    *_columns(ExchangeName, "exchange", nullable=True),
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
@@ -137,12 +143,15 @@ HIDDEN: Final = Table(
 SUMMARIES: Final = Table(
     "summaries",
     METADATA,
-    *_keys(NAME, "id"),
-    *_columns(NAME, "node", "tip", "recipe", "status"),
-    *_columns(NAME, "predecessor", nullable=True),
+    *_keys(ORDERED, "id"),
+    *_columns(HashName, "node", "tip"),
+    *_columns(ORDERED, "recipe", "status"),
+    *_columns(ORDERED, "predecessor", nullable=True),
     *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
-    *_columns(Text, "reason", "model", "text", "state"),  # `state`, as `usage`, is a JSON object
-    *_columns(Text, "usage", "exchange", nullable=True),
+    *_columns(Text, "reason", "model"),
+    *_columns(PackedText, "text", "state"),  # `state`, as `usage`, is a JSON object
+    *_columns(PackedRecord, "usage", nullable=True),
+    *_columns(ExchangeName, "exchange", nullable=True),
     *_columns(Boolean, "asked"),
     *_columns(Float, "cost", nullable=True),
     *_columns(BigInteger, "created_at"),
@@ -159,11 +168,14 @@ LEASES: Final = Table(
 CUTS: Final = Table(
     "cuts",
     METADATA,
-    *_keys(NAME, "node"),
+    *_keys(HashName, "node"),
     *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" where none is named
     *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
-    *_columns(Text, "version", "changes"),  # `changes` as `cuts` encodes them
-    *_columns(Text, "exchange", nullable=True),
+    *_columns(Text, "version"),
+    # `changes` as `cuts` encodes them, packed: where `base` names a node, against the changes of the cut there.
+    *_columns(LargeBinary, "changes"),
+    *_columns(HashName, "base", nullable=True),
+    *_columns(ExchangeName, "exchange", nullable=True),
     *_columns(BigInteger, "created_at"),
     Index(None, "session", "policy", "agent", "position", "node"),
 )
@@ -172,28 +184,35 @@ CUTS: Final = Table(
 EXCHANGES: Final = Table(
     "exchanges",
     METADATA,
-    *_keys(NAME, "id"),
+    *_keys(ExchangeName, "id"),
     *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
     *_columns(BigInteger, "settled_at", nullable=True),
-    *_columns(NAME, "base"),
-    *_columns(Text, "status", "kind", "digest", "model", "policy", "policy_version"),
+    *_columns(HashName, "base", "digest"),
+    *_columns(Text, "status", "kind", "model", "policy", "policy_version"),
     *_columns(Text, "agent", nullable=True),
     *_columns(Boolean, "stream"),
-    *_columns(Text, "parameters", "receipt"),  # JSON objects
-    *_columns(Text, "messages", "nodes", "replies"),  # JSON arrays of names
-    *_columns(NAME, "tools", "instructions", "cut_node", nullable=True),
-    *_columns(NAME, "idempotency", nullable=True),  # hash of the client's key for this request
+    *_columns(PackedRecord, "parameters", "receipt"),  # JSON objects
+    *_columns(Names, "messages", "nodes", "replies"),
+    *_columns(HashName, "tools", "instructions", "cut_node", nullable=True),
+    *_columns(HashName, "idempotency", nullable=True),  # hash of the client's key for this request
     Index(None, "id"),
-    Index(None, "session", "created_at", "id"),
-    Index(None, "session", "digest", "created_at", "id"),
+    Index(None, "session", "created_at"),
+    Index(None, "session", "digest", "created_at"),
 )
 """Requests and how they ended. No index has a column that settling changes: PostgreSQL would enter the row into all of
 them anew."""
 
-PENDING: Final = Table("pending", METADATA, *_keys(NAME, "id"), sqlite_with_rowid=False)
+PENDING: Final = Table("pending", METADATA, *_keys(ExchangeName, "id"), sqlite_with_rowid=False)
 """The exchanges that are not settled. `exchanges` has that too, but no index of it; see there."""
 
-FORMS: Final = Table("forms", METADATA, *_keys(NAME, "node", "body"), *_columns(Text, "exchange"))
+FORMS: Final = Table(
+    "forms",
+    METADATA,
+    *_keys(HashName, "node", "body"),
+    *_columns(ExchangeName, "exchange"),
+    *_columns(LargeBinary, "text"),  # packed, maybe against the text of the node's message
+    sqlite_with_rowid=False,
+)
 """Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
 
 _COUNTS: Final = (
@@ -238,7 +257,7 @@ PROVIDER_IDS: Final = Table(
     "provider_ids",
     METADATA,
     *_keys(BigInteger, "piece"),  # a number made of tenant, dialect and id
-    *_columns(NAME, "node"),
+    *_columns(HashName, "node"),
     Index(None, "piece"),
     sqlite_with_rowid=False,
 )

@@ -50,7 +50,8 @@ from sqlalchemy.engine import Dialect
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Batch, Item, Parameters, Result, StoreConnection, Unit, closed, translated, unavailable
-from proxy.store.statements import CompiledStatement, FetchedRows, Values, picker
+from proxy.store.packing import StoredAsBytes
+from proxy.store.statements import CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -116,8 +117,14 @@ def connect(path: Path) -> sqlite3.Connection:
         cached_statements=_STATEMENTS,
     )
     connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
+    # What SQLite has from 3.41 on, as `unhex`.
+    connection.create_function("palimpsest_bytes", 1, _bytes_of, deterministic=True)
     connection.executescript(_DURABLE)
     return connection
+
+
+def _bytes_of(digits: str | None) -> bytes | None:
+    return None if digits is None else bytes.fromhex(digits)
 
 
 def sqlite_engine(path: Path, begin: str) -> Engine:
@@ -562,20 +569,23 @@ class _Compiled(CompiledStatement):
     def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
         super().__init__(statement, columns, _DIALECT)
         for bind in self.binds.values():
+            if isinstance(bind.type, StoredAsBytes):
+                continue
             kind = bind.type.dialect_impl(_DIALECT)
             if kind.bind_processor(_DIALECT) is not None and not isinstance(kind, (Boolean, Float)):
                 raise TypeError(f"SQLite takes no {bind.type!r} as it is")
-        self.converters = [
+        self.converters += [
             (place, convert)
             for place, column in enumerate(self.exported)
-            if (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
+            if not isinstance(column.type, StoredAsBytes)
+            and (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
         ]
         self.is_insert = isinstance(statement, Insert) and not self.exported
-        self.pick = picker(self.order)
+        self.pick = self.picker(self.order)
         """Takes the values out, in the order of their places."""
         self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
 
-    def expanded(self, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    def expanded(self, values: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
         """Give each list as many places as the next power of two, so that a few texts serve all lengths.
 
         The places that are left over repeat the last value, which changes nothing about what is in the list.

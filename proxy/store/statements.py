@@ -17,6 +17,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter, TextClause
 from sqlalchemy.sql.selectable import ReturnsRows, SelectBase
 
+from proxy.store.packing import decoder_of, encoder_of
+
 Values: TypeAlias = Mapping[str, Any]
 MakeRow: TypeAlias = Callable[[Sequence[Any]], Any]
 
@@ -76,8 +78,13 @@ class CompiledStatement:
         """The columns that it returns, as far as it says so."""
         self.make: MakeRow | None = None
         """Makes a row; None before the first execution, which tells the names of the columns."""
-        self.converters: Sequence[tuple[int, Callable[[Any], Any]]] = ()
-        """Places of columns whose values the driver gives in another type, and what makes the right one."""
+        self.converters: list[tuple[int, Callable[[Any], Any]]] = [
+            (place, decode)
+            for place, column in enumerate(self.exported)
+            if (decode := decoder_of(column.type)) is not None
+        ]
+        """Places of columns whose values the driver gives in another type, and what makes the right one of those that
+        are not NULL."""
 
     def maker(self, names: Sequence[str]) -> MakeRow:
         """Return what makes a row with these names of columns, and keep it."""
@@ -89,15 +96,33 @@ class CompiledStatement:
         def converting(row: Sequence[Any]) -> Any:
             values = list(row)
             for place, convert in converters:
-                values[place] = convert(values[place])
+                if values[place] is not None:
+                    values[place] = convert(values[place])
             return named(values)
 
         self.make = converting if converters else named
         return self.make
 
+    def picker(self, order: Sequence[str]) -> Callable[[Values], Sequence[Any]]:
+        """Return what takes values out, in the order of their places, as the driver gets them."""
+        pick = _picker(order)
+        kinds = [(place, encoder_of(self.binds[name].type), name in self.lists) for place, name in enumerate(order)]
+        encoders = [(place, encode, is_list) for place, encode, is_list in kinds if encode is not None]
+        if not encoders:
+            return pick
 
-def picker(order: Sequence[str]) -> Callable[[Values], tuple[Any, ...]]:
-    """Return what takes values out, in the order of their places."""
+        def encoding(asked: Values) -> list[Any]:
+            values = list(pick(asked))
+            for place, encode, is_list in encoders:
+                value = values[place]
+                if value is not None:
+                    values[place] = list(map(encode, value)) if is_list else encode(value)
+            return values
+
+        return encoding
+
+
+def _picker(order: Sequence[str]) -> Callable[[Values], tuple[Any, ...]]:
     if len(order) > 1:
         return itemgetter(*order)
     return (lambda asked: (asked[order[0]],)) if order else (lambda _: ())

@@ -18,8 +18,9 @@ from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker
-from proxy.store.migrate import current, probe, require_current, upgrade
+from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
+from proxy.store.packing import is_plain, require_plain
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -35,8 +36,6 @@ from proxy.store.records import (
     StandingCut,
     SummaryRow,
     TooLong,
-    is_plain,
-    require_plain,
     session_key,
 )
 from proxy.store.rollups import StatsQuery, StatsRow
@@ -100,7 +99,7 @@ class Store:
         address = address_of(url)
         try:
             if migrate:
-                await upgrade(url)
+                await upgrade(url, most=MOST_BYTES)
             elif isinstance(address, SqliteFile) and not bare:
                 await asyncio.to_thread(create_file, address.path)
             return cls(await _opened(address), url, spool)

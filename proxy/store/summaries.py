@@ -17,7 +17,8 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from proxy.store.cuts import encode_data
 from proxy.store.database import Row, StoreConnection
-from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus, sanitize
+from proxy.store.packing import sanitize
+from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus
 from proxy.store.rollups import EndedExchange, add_figures
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.tree import locked_session

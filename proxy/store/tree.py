@@ -23,6 +23,7 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
+from proxy.store.packing import TEXTS, is_against, pack, pack_against, sanitize, unpack
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -34,12 +35,12 @@ from proxy.store.records import (
     SessionRow,
     Source,
     dialect_of,
-    sanitize,
     session_key,
 )
 from proxy.store.schema import (
     BODIES,
     EXCHANGES,
+    FORMS,
     HIDDEN,
     INSTRUCTIONS,
     NODES,
@@ -182,13 +183,16 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
-_BEYOND_HEX: Final = "g"
+_LETTERS: Final = 40  # of a name
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
 _BY_PREFIX: Final = (
     select(BODIES.c.body, BODIES.c.text)
-    .where(*matching(BODIES), BODIES.c.body >= bindparam("from"), BODIES.c.body < bindparam("to"))
+    .where(*matching(BODIES), BODIES.c.body.between(bindparam("from"), bindparam("to")))
     .limit(2)
+)
+_FORMS_BY_PREFIX: Final = select(FORMS).where(
+    *matching(FORMS), FORMS.c.body.between(bindparam("from"), bindparam("to"))
 )
 _VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
@@ -212,6 +216,32 @@ def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
     return {body_of(body.message): body for body in bodies}
 
 
+def said_before(connection: StoreConnection, openings: Iterable[Opening]) -> dict[tuple[str, str], str]:
+    """Return the texts of the stored messages that these requests have in other forms, by session and node."""
+    said: dict[tuple[str, str], str] = {}
+    for opening in openings:
+        if opening.forms:
+            key = session_key(opening.tenant, opening.session, opening.dialect)
+            for some in in_parts([node for node, _ in opening.forms]):
+                rows = connection.execute(_TEXTS_AT, {"key": key, "nodes": some})
+                said |= {(key, row[0]): row[1] for row in rows}
+    return said
+
+
+def packed_form(form: Message, said: str | None) -> bytes:
+    """Return the text of a form as it is stored; `said` is the text of the stored message, if it is known."""
+    text = form.raw.decode()
+    return pack(text, TEXTS) if said is None else pack_against(said, text, TEXTS)
+
+
+def form_text(connection: StoreConnection, key: str, row: Row) -> str:
+    """Return the text of a row of `FORMS`."""
+    said: str | None = None
+    if is_against(row.text):
+        said = next((text for _, text in connection.execute(_TEXTS_AT, {"key": key, "nodes": [row.node]})), None)
+    return unpack(row.text, said)
+
+
 def add_tools(connection: StoreConnection, key: str, tools: bytes, *, there: str | None = None) -> str:
     """Store the text of `tools`; return its name. `there` is one that is known to be stored."""
     name = body_id(tools)
@@ -230,10 +260,14 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
     """Return name and message of the text whose name begins so; None where there is none, or several."""
     if not _PREFIX.fullmatch(prefix):
         return None
-    rows = connection.execute(_BY_PREFIX, {"key": key, "from": prefix, "to": prefix + _BEYOND_HEX}).all()
-    if len(rows) != 1 or not is_message(rows[0].text.encode()):
+    asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
+    found = {row.body: row.text for row in connection.execute(_BY_PREFIX, asked)}
+    for row in connection.execute(_FORMS_BY_PREFIX, asked).all():
+        found.setdefault(row.body, form_text(connection, key, row))
+    if len(found) != 1:
         return None
-    return rows[0].body, dialect_of(key).message(rows[0].text.encode())
+    ((name, text),) = found.items()
+    return (name, dialect_of(key).message(text.encode())) if is_message(text.encode()) else None
 
 
 def add_instructions(
@@ -305,6 +339,7 @@ def _text_of(table: FromClause) -> ScalarSelect[str]:
 
 
 _ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(*matching(NODES), _AMONG)
+_TEXTS_AT: Final = select(NODES.c.node, _text_of(NODES)).where(*matching(NODES), _AMONG)
 
 
 @cache

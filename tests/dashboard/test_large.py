@@ -35,7 +35,12 @@ def large(serve: Serve) -> Proxy:
 def multiply(proxy: Proxy) -> None:
     """Have ten thousand sessions: copies of one, with names and sizes of their own."""
     names = [column.name for column in METADATA.tables["sessions"].columns]
-    made = {"session": "printf('%032x', n)", "id": "'bulk ' || n", "tokens": "n", "updated_at": "updated_at - n"}
+    made = {
+        "session": "CAST(printf('%016d', n) AS BLOB)",
+        "id": "'bulk ' || n",
+        "tokens": "n",
+        "updated_at": "updated_at - n",
+    }
     values = ", ".join(made.get(name, f'"{name}"') for name in names)
     columns = ", ".join(f'"{name}"' for name in names)
     numbers = f"WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {SESSIONS})"  # noqa: S608

@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 
 from proxy.pipeline import DEFAULT_TENANT
 from proxy.store import session_key
+from proxy.store.packing import encode_session
 from tests.e2e.conftest import Serve
 from tests.sdks import conversation, record
 from tests.support import retelling
@@ -155,7 +156,7 @@ def rows(proxy: Proxy, session: str, table: str) -> int:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
         counted: tuple[int] = store.execute(
             f"SELECT count(*) FROM {table} WHERE session = ?",  # noqa: S608 - a name from this file
-            (session_key(DEFAULT_TENANT, session),),
+            (encode_session(session_key(DEFAULT_TENANT, session)),),
         ).fetchone()
     return counted[0]
 

@@ -99,6 +99,11 @@ async def test_another_form_of_a_stored_message_is_kept_with_the_exchange_that_b
     await talk.begin(body("user", "still more"), forms=((settled.head, form),))
     forms = [record async for record in store.export(talk.key) if record["record"] == "form"]
     assert forms == [{"record": "form", "node": settled.head, "body": body_id(form.raw), "exchange": talk.exchanges[1]}]
+    assert await store.forms(talk.key, talk.exchanges[0]) == {}
+    other = message("assistant", "reply, as it was said another time")
+    await talk.begin(body("user", "and more"), forms=((settled.head, other),))
+    for exchange, last in zip(talk.exchanges[1:], (form, form, other), strict=True):
+        assert await store.forms(talk.key, exchange) == {settled.head: last}
     assert await store.body(talk.key, body_id(form.raw)) == (body_id(form.raw), form)
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
-from proxy.store.cuts import DecodedCuts, decode_cut, encode_cut
+from proxy.store.cuts import Decided, DecodedCuts, decode_cut, encode_cut
 from proxy.store.records import Kept, StandingCut
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap, Summary
@@ -162,41 +162,45 @@ def text_of(number: int) -> str:
     )
 
 
+def read(decoded: DecodedCuts, place: object, text: str) -> Decided:
+    return decoded.read(place, text.encode(), CHAT, lambda: text)
+
+
 ROOM = 8 * (len(text_of(1)) + 30 + 500)
 """A generation has room for four."""
 
 
 def test_a_text_is_read_once_and_says_what_it_says() -> None:
     decoded = DecodedCuts()
-    first = decoded.read("here", text_of(1), CHAT)
+    first = read(decoded, "here", text_of(1))
     assert first == decode_cut(text_of(1), CHAT)
-    assert decoded.read("here", text_of(1), CHAT) is first
-    assert decoded.read("there", text_of(1), CHAT) == first
+    assert read(decoded, "here", text_of(1)) is first
+    assert read(decoded, "there", text_of(1)) == first
 
 
 def test_another_text_at_the_same_place_is_another_cut() -> None:
     decoded = DecodedCuts()
-    first, second = (decoded.read("here", text_of(number), CHAT) for number in (1, 2))
+    first, second = (read(decoded, "here", text_of(number)) for number in (1, 2))
     assert (first, second) == (decode_cut(text_of(1), CHAT), decode_cut(text_of(2), CHAT))
-    assert decoded.read("here", text_of(1), CHAT) == first
+    assert read(decoded, "here", text_of(1)) == first
 
 
 def test_another_text_is_another_cut_where_the_first_is_nearly_forgotten_too() -> None:
     decoded = DecodedCuts(most=ROOM)
-    decoded.read("here", text_of(1), CHAT)
+    read(decoded, "here", text_of(1))
     for number in range(10, 14):  # fill the younger generation
-        decoded.read(number, text_of(number), CHAT)
+        read(decoded, number, text_of(number))
     assert "here" not in decoded._held._young
     assert "here" in decoded._held._old
-    assert decoded.read("here", text_of(2), CHAT) == decode_cut(text_of(2), CHAT)
+    assert read(decoded, "here", text_of(2)) == decode_cut(text_of(2), CHAT)
 
 
 def test_a_cut_that_changes_again_and_again_leaves_others_where_they_are() -> None:
     decoded = DecodedCuts(most=ROOM)
-    other = decoded.read("other", text_of(0), CHAT)
+    other = read(decoded, "other", text_of(0))
     for number in range(1, 40):
-        decoded.read("here", text_of(number), CHAT)
-    assert decoded.read("other", text_of(0), CHAT) is other
+        read(decoded, "here", text_of(number))
+    assert read(decoded, "other", text_of(0)) is other
 
 
 def test_what_its_items_take_counts_beside_the_text() -> None:
@@ -212,28 +216,28 @@ def test_what_its_items_take_counts_beside_the_text() -> None:
         # The text alone would have room.
         for most, stays in ((2 * len(text) + 50_000, False), (2 * len(text) + 70_000, True)):
             decoded = DecodedCuts(most)
-            assert (decoded.read("here", text, CHAT) is decoded.read("here", text, CHAT)) is stays
+            assert (read(decoded, "here", text) is read(decoded, "here", text)) is stays
 
 
 def test_what_is_asked_for_stays_and_what_is_not_goes() -> None:
     decoded = DecodedCuts(most=ROOM)
-    used, left = decoded.read("used", text_of(1), CHAT), decoded.read("left", text_of(2), CHAT)
+    used, left = read(decoded, "used", text_of(1)), read(decoded, "left", text_of(2))
     for number in range(10, 40):
-        decoded.read(number, text_of(number), CHAT)
-        assert decoded.read("used", text_of(1), CHAT) is used
-    again = decoded.read("left", text_of(2), CHAT)
+        read(decoded, number, text_of(number))
+        assert read(decoded, "used", text_of(1)) is used
+    again = read(decoded, "left", text_of(2))
     assert again == left
     assert again is not left
 
 
 def test_a_text_that_would_take_half_of_the_room_is_not_held() -> None:
     decoded = DecodedCuts(most=100)
-    first = decoded.read("here", text_of(1), CHAT)
-    assert decoded.read("here", text_of(1), CHAT) is not first
+    first = read(decoded, "here", text_of(1))
+    assert read(decoded, "here", text_of(1)) is not first
 
 
 def test_what_is_no_text_of_a_cut_is_refused_each_time() -> None:
     decoded = DecodedCuts()
     for _ in range(2):
         with pytest.raises(ValueError, match="reason"):
-            decoded.read("here", '{"drop":[[3,0,[[0,[5]]]]]}', CHAT)
+            read(decoded, "here", '{"drop":[[3,0,[[0,[5]]]]]}')

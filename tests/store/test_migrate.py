@@ -14,14 +14,14 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, inspect, make_url, text
+from sqlalchemy import Connection, create_engine, inspect, make_url, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store.migrate import REVISION, config, current, downgrade, upgrade
-from proxy.store.schema import METADATA
+from proxy.store.schema import METADATA, NODES
 
 Answer = TypeVar("Answer")
 
@@ -173,7 +173,8 @@ async def test_conversations_of_the_first_tables_are_found_as_new_ones_are(url: 
 
     ask(url, fill)
     await upgrade(url)
-    rows = ask(url, lambda c: c.execute(text("SELECT content, recorded FROM nodes ORDER BY depth")).all())
+    told = select(NODES.c.content, NODES.c.recorded).order_by(NODES.c.depth)
+    rows = ask(url, lambda c: c.execute(told).all())
     assert [tuple(row) for row in rows] == [
         (content_key(content_hash(message)), recorded)
         for message, recorded in zip(messages, ("team", "team", None), strict=True)
@@ -201,17 +202,17 @@ async def test_sessions_of_the_third_tables_have_nothing_beside_their_messages(u
         return run
 
     ask(url, make("before"))
-    await upgrade(url)
+    await upgrade(url, "0007")
     ask(url, make("meanwhile"))
+    await upgrade(url)
     rows = ask(
         url,
         lambda c: c.execute(text("SELECT scale, hidden, summaries, cost, calls FROM sessions ORDER BY session")).all(),
     )
     assert [tuple(row) for row in rows] == [(1.5, 0, 0, None, None)] * 2
     await downgrade(url, "0003")
-    assert ask(url, tables) == set(METADATA.tables) - {
-        *("hidden", "summaries", "leases", "pending", "evidence", "provider_ids", "rollups", "session_rollups")
-    }
+    later = {"hidden", "summaries", "leases", "pending", "evidence", "provider_ids", "rollups", "session_rollups"}
+    assert ask(url, tables) == set(METADATA.tables) - later
     assert ask(url, lambda c: c.execute(text("SELECT count(*) FROM sessions")).scalar_one()) == 2
     await upgrade(url)
     assert ask(url, differences) == []

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.store.records import LIMIT, Amount, Cursor, Time, is_plain, require_plain, sanitize, session_key
+from proxy.store.packing import is_plain, require_plain, sanitize
+from proxy.store.records import LIMIT, Amount, Cursor, Time, session_key
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])))

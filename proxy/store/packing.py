@@ -1,0 +1,340 @@
+"""How values are packed in the tables. The rest of the program sees plain text everywhere; columns translate it.
+
+- Names (hashes in hexadecimal digits, ids of sessions and exchanges) are bytes, half as long. What is no such name is
+  kept as text behind `~`, and is never as long as the bytes of a name.
+- Texts are compressed where that makes them shorter. The first byte says how a value is packed, so that rows of every
+  version stay readable. Zstandard's dictionaries are shipped in `dictionaries`; one that was in use is never changed:
+  a better one gets a new number.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import zstandard
+from sqlalchemy import LargeBinary, TypeDecorator
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
+
+from proxy.errors import InvalidRequest
+
+# --------------------------------------------------------------------------------- texts that can be stored
+
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+def is_plain(text: str) -> bool:
+    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
+    return _UNSTORABLE.search(text) is None
+
+
+def require_plain(**texts: str | None) -> None:
+    """Refuse a request that names something by a text that cannot be stored."""
+    for name, text in texts.items():
+        if text is not None and not is_plain(text):
+            raise InvalidRequest(
+                f"{name} holds a NUL or half of a surrogate pair, which cannot be stored: send it without.", param=name
+            )
+
+
+def sanitize(text: str) -> str:
+    """Return `text` with U+FFFD in place of what cannot be stored."""
+    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
+
+
+# -------------------------------------------------------------------------------------------- packed texts
+
+_PLAIN: Final = 0
+TEXTS: Final = 1
+"""Dictionary of messages, tools and instructions."""
+RECORDS: Final = 2
+"""Dictionary of what the program itself writes: receipts, parameters, cuts."""
+_AGAINST: Final = 3
+"""Compressed with another text for a dictionary: who reads it must have that one. Ends with a checksum of the text."""
+
+_SHORTEST: Final = 16  # bytes of a text that is worth a try
+_LEVEL: Final = 3
+"""Zstandard's own default. Level 9 saves a twentieth more and takes five times as long."""
+_FOLDER: Final = Path(__file__).parent / "dictionaries"
+_FILES: Final = {TEXTS: "texts-1.zdict", RECORDS: "records-1.zdict"}
+_LARGEST_BASE: Final = 32 * 1024 * 1024  # bytes of a text that others are compressed against
+
+
+def pack(text: str, dictionary: int) -> bytes:
+    """Return `text` as it is stored, compressed with one of the shipped dictionaries."""
+    raw = text.encode()
+    if len(raw) >= _SHORTEST:
+        packed = _compressor(dictionary).compress(raw)
+        if len(packed) < len(raw):
+            return bytes((dictionary,)) + packed
+    return bytes((_PLAIN,)) + raw
+
+
+def pack_against(base: str, text: str, dictionary: int) -> bytes:
+    """Return `text` as it is stored where it says nearly what `base` says; plainly packed if that is shorter."""
+    alone, other, raw = pack(text, dictionary), base.encode(), text.encode()
+    if len(other) > _LARGEST_BASE:
+        return alone
+    settings = _parameters(dict_size=len(other), source_size=len(raw) + len(other), write_checksum=True)
+    against = zstandard.ZstdCompressor(compression_params=settings, dict_data=_raw_dictionary(other)).compress(raw)
+    return bytes((_AGAINST,)) + against if len(against) < len(alone) else alone
+
+
+def is_against(packed: bytes) -> bool:
+    """Tell whether a value is packed against another text."""
+    return packed[:1] == bytes((_AGAINST,))
+
+
+def unpack(packed: bytes, base: str | None = None) -> str:
+    """Return the text of a stored value; `base` is the one that it was packed against.
+
+    Raises ValueError where that is missing or another one, or the value is of a newer version of the program.
+    """
+    how = packed[0]
+    if how == _PLAIN:
+        return packed[1:].decode()
+    if how in _FILES:
+        return _decompressor(how).decompress(packed[1:]).decode()
+    if how != _AGAINST:
+        raise ValueError(f"a stored text is packed in way {how}, which is not known here")
+    if base is None:
+        raise ValueError("a stored text is packed against another one, which is not there")
+    try:
+        reader = zstandard.ZstdDecompressor(
+            dict_data=_raw_dictionary(base.encode()), format=zstandard.FORMAT_ZSTD1_MAGICLESS
+        )
+        return reader.decompress(packed[1:]).decode()
+    except zstandard.ZstdError as why:
+        raise ValueError(f"a stored text does not fit the one that it was packed against: {why}") from why
+
+
+def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+@cache
+def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
+    found = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
+    loose: Any = found  # its stub leaves types out
+    loose.precompute_compress(compression_params=_settings())
+    return found
+
+
+@cache
+def _settings() -> zstandard.ZstdCompressionParameters:
+    return _parameters(write_checksum=False)
+
+
+def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
+    kind: Any = zstandard.ZstdCompressionParameters  # its stub leaves types out
+    made: zstandard.ZstdCompressionParameters = kind.from_level(
+        _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_dict_id=False, **given
+    )
+    return made
+
+
+class _OfThread(threading.local):
+    """Compressors and decompressors: one may be used by one thread only."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.decompressors: dict[int, zstandard.ZstdDecompressor] = {}
+
+
+_OF_THREAD: Final = _OfThread()
+
+
+def _compressor(number: int) -> zstandard.ZstdCompressor:
+    found = _OF_THREAD.compressors.get(number)
+    if found is None:
+        found = zstandard.ZstdCompressor(compression_params=_settings(), dict_data=_dictionary(number))
+        _OF_THREAD.compressors[number] = found
+    return found
+
+
+def _decompressor(number: int) -> zstandard.ZstdDecompressor:
+    found = _OF_THREAD.decompressors.get(number)
+    if found is None:
+        found = zstandard.ZstdDecompressor(dict_data=_dictionary(number), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+        _OF_THREAD.decompressors[number] = found
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- names
+
+_HEX: Final = re.compile("(?:[0-9a-f]{2})+")
+_HASHES: Final = frozenset({8, 16, 20, 32})  # bytes of the hashes that are names
+_NAME: Final = 20  # bytes of the name of a node, a text, a version
+_KEY: Final = 16  # bytes of the hash in a session's internal name, and of the id of an exchange
+_EXCHANGE: Final = "exc_"
+_DIALECTS: Final = {"responses": b"r", "messages": b"m"}
+"""What stands before the hash of a session of another dialect than Chat Completions."""
+_DIALECT_OF: Final = {mark: name for name, mark in _DIALECTS.items()}
+
+
+def encode_name(name: str) -> bytes:
+    """Return a hash as its bytes, anything else as it is kept beside them."""
+    if _HEX.fullmatch(name) and len(name) // 2 in _HASHES:
+        return bytes.fromhex(name)
+    return _as_text(name, _HASHES) if name else b""
+
+
+def decode_name(stored: bytes) -> str:
+    """Return what `encode_name` was given."""
+    return stored.hex() if not stored or len(stored) in _HASHES else _text_in(stored)
+
+
+def encode_exchange(exchange: str) -> bytes:
+    """Return the id of an exchange as it is stored."""
+    digits = exchange.removeprefix(_EXCHANGE)
+    if len(exchange) == len(_EXCHANGE) + 2 * _KEY and len(digits) == 2 * _KEY and _HEX.fullmatch(digits):
+        return bytes.fromhex(digits)
+    return _as_text(exchange, {_KEY})
+
+
+def decode_exchange(stored: bytes) -> str:
+    """Return what `encode_exchange` was given."""
+    return _EXCHANGE + stored.hex() if len(stored) == _KEY else _text_in(stored)
+
+
+def encode_session(key: str) -> bytes:
+    """Return the internal name of a session as it is stored."""
+    dialect, _, digits = key.rpartition("-")
+    if len(digits) == 2 * _KEY and _HEX.fullmatch(digits) and (not dialect or dialect in _DIALECTS):
+        return _DIALECTS.get(dialect, b"") + bytes.fromhex(digits)
+    return _as_text(key, {_KEY})
+
+
+def decode_session(stored: bytes) -> str:
+    """Return what `encode_session` was given."""
+    if len(stored) == _KEY:
+        return stored.hex()
+    dialect = _DIALECT_OF.get(stored[:1])
+    return _text_in(stored) if dialect is None else f"{dialect}-{stored[1:].hex()}"
+
+
+def encode_names(array: str) -> bytes:
+    """Return a JSON array of names as their bytes, one after the other."""
+    names = orjson.loads(array)
+    if all(len(name) == 2 * _NAME and _HEX.fullmatch(name) for name in names):
+        return bytes.fromhex("".join(names))
+    text = _as_text(array, frozenset())
+    return text if len(text) % _NAME else text + b"\0"
+
+
+def decode_names(stored: bytes) -> str:
+    """Return what `encode_names` was given, as compact JSON."""
+    if len(stored) % _NAME:
+        return _text_in(stored)
+    names = [stored[start : start + _NAME].hex() for start in range(0, len(stored), _NAME)]
+    return orjson.dumps(names).decode()
+
+
+def _as_text(name: str, taken: frozenset[int] | set[int]) -> bytes:
+    """Return a name as text that is known from bytes by its length."""
+    text = b"~" + name.encode()
+    return text + b"\0" if len(text) in taken else text
+
+
+def _text_in(stored: bytes) -> str:
+    return stored[1:].removesuffix(b"\0").decode()
+
+
+# ------------------------------------------------------------------------------------------- types of columns
+
+
+class StoredAsBytes(TypeDecorator[str]):
+    """A text that is stored as bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    @staticmethod
+    def encode(value: str, /) -> bytes:
+        """Return a text as it is stored."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decode(stored: bytes, /) -> str:
+        """Return the text of what is stored."""
+        raise NotImplementedError
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        """Return the value as it is stored."""
+        return None if value is None else type(self).encode(value)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Return the text of what is stored."""
+        return None if value is None else type(self).decode(value)
+
+
+class HashName(StoredAsBytes):
+    """A hash in hexadecimal digits."""
+
+    cache_ok = True
+    encode = staticmethod(encode_name)
+    decode = staticmethod(decode_name)
+
+
+class SessionName(StoredAsBytes):
+    """The internal name of a session."""
+
+    cache_ok = True
+    encode = staticmethod(encode_session)
+    decode = staticmethod(decode_session)
+
+
+class ExchangeName(StoredAsBytes):
+    """The id of an exchange."""
+
+    cache_ok = True
+    encode = staticmethod(encode_exchange)
+    decode = staticmethod(decode_exchange)
+
+
+class Names(StoredAsBytes):
+    """A JSON array of hashes."""
+
+    cache_ok = True
+    encode = staticmethod(encode_names)
+    decode = staticmethod(decode_names)
+
+
+def _pack_text(text: str) -> bytes:
+    return pack(text, TEXTS)
+
+
+def _pack_record(text: str) -> bytes:
+    return pack(text, RECORDS)
+
+
+class PackedText(StoredAsBytes):
+    """A text that came from a client or a model."""
+
+    cache_ok = True
+    encode = staticmethod(_pack_text)
+    decode = staticmethod(unpack)
+
+
+class PackedRecord(StoredAsBytes):
+    """A text that the program wrote."""
+
+    cache_ok = True
+    encode = staticmethod(_pack_record)
+    decode = staticmethod(unpack)
+
+
+def encoder_of(kind: TypeEngine[Any]) -> Callable[[str], bytes] | None:
+    """Return what encodes values of a type; None where they are stored as they are."""
+    return type(kind).encode if isinstance(kind, StoredAsBytes) else None
+
+
+def decoder_of(kind: TypeEngine[Any]) -> Callable[[bytes], str] | None:
+    """Return what decodes values of a type; None where they are stored as they are."""
+    return type(kind).decode if isinstance(kind, StoredAsBytes) else None
