@@ -243,6 +243,7 @@ async def test_what_follows_a_settlement_is_done_even_if_the_client_leaves_meanw
         store=store,
         counter=COUNTER,
         counts=Meters(),
+        used_by=None,
         loader=SimpleNamespace(remember=lambda *_: None),
     )
     exchange._services = services
