@@ -22,6 +22,7 @@ from benchmarks import bodies
 from benchmarks.compiling import Programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
+from proxy.store.packing import unpack
 
 Say = Callable[[str], None]
 
@@ -145,7 +146,7 @@ def _receipts(store: Path, session: str) -> list[dict[str, Any]]:
     """
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         rows = connection.execute(_RECEIPTS, (session,)).fetchall()
-    return [json.loads(receipt) | {"tokens_sent": tokens} for receipt, tokens in rows]
+    return [json.loads(unpack(receipt)) | {"tokens_sent": tokens} for receipt, tokens in rows]
 
 
 def _history(folder: Path, name: str, messages: int) -> Path:

@@ -96,12 +96,12 @@ def test_every_worker_follows_the_file_and_so_does_a_replacement(config: Path) -
         hang_up(served, workers=2)
         assert ask(served) == ("whole", "3")
         config.write_bytes(changed(config, small=SMALL))
-        until(lambda: served.log.count("changed: policies") == 2, "both read it", SECONDS)
+        until(lambda: served.log.count("again; changed: policies") == 2, "both read it", SECONDS)
         assert {ask(served) for _ in range(20)} == {("small", "1")}
         for process in served.workers:
             os.kill(process, signal.SIGKILL)
         until(lambda: len(served.workers) == 4, "others take their places", SECONDS)
-        until(lambda: served.log.count("changed: policies") == 4, "they read it before they serve", SECONDS)
+        until(lambda: served.log.count("again; changed: policies") == 4, "they read it before they serve", SECONDS)
         assert {ask(served) for _ in range(20)} == {("small", "1")}
 
 
