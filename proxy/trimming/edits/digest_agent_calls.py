@@ -212,5 +212,5 @@ def broadcast_digest(text: str) -> Digest | None:
 
 def _plain_name(found: str) -> str:
     """Return a name as a digest can hold it: on one line, without what divides a digest."""
-    plain = " ".join(found.split()).replace("×", "x").replace(", ", " ")
-    return re.sub("[<>]", "", plain)[:_NAME].strip()
+    plain = " ".join(re.sub("[<>]", "", found).split())
+    return plain.replace("×", "x").replace(", ", " ")[:_NAME].strip()
