@@ -99,7 +99,7 @@ class Exchange:
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
             figures = figures_of(self, failed, self._services.knowledge.now, None)
             with suppress(Exception):
-                await self._services.background.finish(self._store(failed, figures, None, 0, then))
+                await self._services.background.finish(self._settle_apart(failed, figures, None, 0, then))
 
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
         prepared, services = self.prepared, self._services
@@ -111,8 +111,8 @@ class Exchange:
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
-        reported = used(answered.usage)
-        figures = figures_of(self, answered, services.knowledge.now, reported)
+        now = services.knowledge.now
+        figures = figures_of(self, answered, now, used(answered.usage))
         log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
             self._count(figures, answered.status)
@@ -120,42 +120,47 @@ class Exchange:
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         opening = self._opening
         waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
-        storing = self._store(answered, figures, scale, work, then)
-        if answered.status is Status.COMPLETE and not waits and work < OFF_LOOP_BYTES and figures.miss not in UNSURE:
-            try:
-                await storing  # nearly always: no task is needed
-            except asyncio.CancelledError:
-                # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
-                services.background.start(self._store(answered, figures, scale, work, then, again=True))
-                raise
-        else:
-            await services.background.finish(storing)
+        if answered.status is not Status.COMPLETE or waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
+            await services.background.finish(self._settle_apart(answered, figures, scale, work, then))
+            return
+        # Nearly always: no task is needed.
+        self._count(figures, answered.status)
+        settlement = settlement_of(self, answered, now, services.counter, figures, scale)
+        try:
+            await self._store(settlement, answered.ids, then)
+        except asyncio.CancelledError:
+            # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
+            services.background.start(self._store(settlement, answered.ids, then))
+            raise
 
-    async def _store(
+    async def _settle_apart(
         self,
         answered: Answered,
         figures: ExchangeFigures,
         scale: float | None,
         work: int,
         then: Callable[[Settled], None],
-        *,
-        again: bool = False,
     ) -> None:
-        services, counts = self._services, self._services.counts
-        if figures.miss in UNSURE:  # seldom
+        """Settle in a task of its own: it takes long, or the client may have left."""
+        services = self._services
+        if figures.miss in UNSURE:
             figures = await self._explained(figures, answered)
-        if not again:
-            self._count(figures, answered.status)
+        self._count(figures, answered.status)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
+        await self._store(settlement, answered.ids, then)
+
+    async def _store(self, settlement: Settlement, ids: Sequence[str], then: Callable[[Settled], None]) -> None:
+        """Store how the exchange ended; where the store cannot be used, let that wait in the spool."""
+        services, counts = self._services, self._services.counts
         if not self._waits:
             began = time.monotonic()
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
-                if answered.ids:
-                    await keep_ids(services.store, settlement, settled, answered.ids)
+                if ids:
+                    await keep_ids(services.store, settlement, settled, ids)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
@@ -166,7 +171,7 @@ class Exchange:
             finally:
                 counts.values[counts.queue] -= 1
                 _observe(counts, counts.storing, time.monotonic() - began)
-        await self._spool(settlement, answered.ids)
+        await self._spool(settlement, ids)
 
     async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
         """Let the exchange wait until the store can be used."""
