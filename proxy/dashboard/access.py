@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from proxy.dashboard.render import Page, as_csv, as_json, form_of, html
 from proxy.errors import Forbidden, InvalidRequest, PalimpsestError, Unauthenticated
 from proxy.server.authentication import Identity
-from proxy.server.chat import bounded
 from proxy.server.dependencies import services_of
+from proxy.server.endpoint import bounded
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
 _COOKIE: Final = "palimpsest_session"

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from proxy.pipeline.background import Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id
-from proxy.pipeline.exchange import ChatCompletions
+from proxy.pipeline.exchange import ExchangeHandler
 from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import can_serve_without, spool_at
 from proxy.pipeline.own_tools import Rounds

@@ -37,7 +37,7 @@ _DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hol
 _UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
 
 
-class ChatCompletions:
+class ExchangeHandler:
     """Answers requests for completions, whatever their dialect. One for the life of the process."""
 
     def __init__(

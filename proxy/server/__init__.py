@@ -2,7 +2,7 @@
 
 app              the ASGI application: opens everything and sends each request to its endpoint
 authentication   credentials and tenants
-chat             POST /v1/chat/completions; the way in
+endpoint         a request for a completion, of every dialect; the way in
 passthrough      every other path under /v1/, relayed unchanged
 sessions         the sessions API
 exchanges        the receipts

@@ -32,12 +32,12 @@ from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, ChatCompletions, opened
+from proxy.pipeline import AppServices, ExchangeHandler, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
+from proxy.server.endpoint import ClientConnection, DialectEndpoint, Receive, Scope, Send
 from proxy.server.limits import MemoryBudget, free_frames
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store
@@ -97,7 +97,7 @@ class Application:
         self._api = _api(self._opened)
         if settings.dashboard.enabled:
             self._api.include_router(dashboard)
-        self._chat: ChatEndpoint | None = None
+        self._endpoint: DialectEndpoint | None = None
         self._passthrough: Passthrough | None = None
         self._authenticator: Authenticator | None = None
         self._services: Services | None = None
@@ -121,8 +121,8 @@ class Application:
             other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
             connection = ClientConnection(scope, receive, send, dialect or other)
             try:
-                if dialect is not None and scope["method"] == "POST" and self._chat is not None:
-                    await self._chat.serve(connection, model)
+                if dialect is not None and scope["method"] == "POST" and self._endpoint is not None:
+                    await self._endpoint.serve(connection, model)
                     return
                 if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
@@ -163,7 +163,7 @@ class Application:
             secret = await outage.secret(_CACHE_SECRET, 1)
             if settings.store.mask:
                 store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
-            chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
+            handler = ExchangeHandler(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
             budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts)
@@ -172,15 +172,15 @@ class Application:
                 settings=settings,
                 app=app,
                 authenticator=authenticator,
-                policies=chat.policies,
+                policies=handler.policies,
                 budget=budget,
                 stopping=threading.Event(),
             )
             self._authenticator = authenticator
-            self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
+            self._endpoint = DialectEndpoint(settings, authenticator, handler, app.background, budget, budgets)
             self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
             if self._loaded is not None:
-                takes = _takes(chat.policies, app, authenticator, budgets)
+                takes = _takes(handler.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
             retention = settings.retention
             if retention.days is not None or retention.max_sessions is not None:

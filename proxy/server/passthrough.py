@@ -19,7 +19,7 @@ from proxy.dialects import dialect_named, headers
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
 from proxy.pipeline import Background, HistoryLoader
 from proxy.server.authentication import Authenticator
-from proxy.server.chat import ClientConnection
+from proxy.server.endpoint import ClientConnection
 from proxy.upstream import Answer, Destination, Upstream
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")

@@ -33,7 +33,6 @@ from proxy.pipeline import (
 )
 from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
-from proxy.server.chat import bounded
 from proxy.server.dependencies import (
     AUTHENTICATED,
     After,
@@ -45,6 +44,7 @@ from proxy.server.dependencies import (
     json_response,
     tenant_of,
 )
+from proxy.server.endpoint import bounded
 from proxy.server.limits import BodyLimits
 from proxy.store import NodeRow, SessionListQuery, SummaryRow, SummaryStatus
 from proxy.summaries import Caller

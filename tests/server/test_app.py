@@ -15,7 +15,7 @@ from proxy.cli.serving import server_config
 from proxy.config import Settings
 from proxy.errors import StoreUnavailable
 from proxy.server.app import Application
-from proxy.server.chat import ChatEndpoint
+from proxy.server.endpoint import DialectEndpoint
 from proxy.store import Store
 from tests.e2e.conftest import Serve, _direct, provider, serve, session, upstream
 from tests.support.server import Proxy
@@ -95,7 +95,7 @@ def test_a_mistake_of_ours_is_said_without_its_words(
         raise ZeroDivisionError("inner words")
 
     monkeypatch.setattr(Store, "listed", fail)
-    monkeypatch.setattr(ChatEndpoint, "_call", fail)
+    monkeypatch.setattr(DialectEndpoint, "_call", fail)
     for answer in (proxy.client.get("/sessions"), proxy.chat(session, "a")):
         error = error_of(answer)
         assert (answer.status_code, error["type"], error["code"]) == (500, "server_error", "internal_error")

@@ -14,7 +14,7 @@ from proxy.config import Settings
 from proxy.dialects.chat import CHAT
 from proxy.errors import PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, Background, ChatCompletions, ClientRequest, HistoryLoader, Knowledge
+from proxy.pipeline import AppServices, Background, ClientRequest, ExchangeHandler, HistoryLoader, Knowledge
 from proxy.pipeline.outage import Outage
 from proxy.recall import Recall
 from proxy.store import ExchangeRow, Spool, Store, session_key
@@ -92,7 +92,7 @@ class House:
             counter=counter,
             counts=Meters(),
         )
-        self.chat = ChatCompletions(settings, self.services)
+        self.chat = ExchangeHandler(settings, self.services)
 
     async def ask(
         self, model: str = "echo", *headers: tuple[bytes, bytes], client: Heard | None = None, **body: Any

@@ -17,7 +17,7 @@ from proxy.config import Settings
 from proxy.dialects import Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
-from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
+from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
@@ -173,14 +173,14 @@ def _with_model(body: bytes, model: str) -> bytes:
     return body if "model" in fields or not fields else with_field(body, fields, "model", write(model))
 
 
-class ChatEndpoint:
-    """The hot endpoint. One for the life of the process."""
+class DialectEndpoint:
+    """Serves requests for completions, of every dialect. One for the life of the process."""
 
     def __init__(
         self,
         settings: Settings,
         authenticator: Authenticator,
-        chat: ChatCompletions,
+        handler: ExchangeHandler,
         background: Background,
         budget: MemoryBudget,
         budgets: Budgets,
@@ -193,7 +193,7 @@ class ChatEndpoint:
         self._limit = settings.server.max_body_bytes
         self._cancels = settings.sessions.on_disconnect == "cancel"
         self._authenticator = authenticator
-        self._chat = chat
+        self._handler = handler
 
     async def serve(self, connection: ClientConnection, model: str = "") -> None:
         """Answer one request; `model` is the one that its path names."""
@@ -202,7 +202,7 @@ class ChatEndpoint:
                 call = await self._call(connection, memory)
                 if model:
                     call = replace(call, body=_with_model(call.body, model))
-                await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
+                await connection.serve(self._handler.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
             free_frames(why)
         except PalimpsestError as why:

@@ -16,7 +16,7 @@ from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
 from proxy.pipeline import Background, ClientRequest
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.chat import ChatEndpoint, ClientConnection
+from proxy.server.endpoint import ClientConnection, DialectEndpoint
 from proxy.server.limits import MemoryBudget
 
 pytestmark = pytest.mark.anyio
@@ -237,7 +237,7 @@ async def _served(
 
     scope = {"headers": list(headers), "method": "POST", "query_string": b"a=b"}
     gate = Authenticator(settings.auth, b"s" * 32)
-    endpoint = ChatEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server), BUDGETS)  # type: ignore[arg-type]  # as much of it as is needed
+    endpoint = DialectEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server), BUDGETS)  # type: ignore[arg-type]  # as much of it as is needed
     await endpoint.serve(ClientConnection(scope, receive, send))
     status = sent[0]["status"] if sent else None
     return status, b"".join(message.get("body", b"") for message in sent)
