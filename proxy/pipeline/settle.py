@@ -111,8 +111,8 @@ class Exchange:
             scale = services.knowledge.learn(
                 prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
             )
-        now = services.knowledge.now
-        figures = figures_of(self, answered, now, used(answered.usage))
+        reported, now = used(answered.usage), services.knowledge.now
+        figures = figures_of(self, answered, now, reported)
         log_exchange(_LOG, log_line(self.report, answered.status, took))
         if not self._stored:
             self._count(figures, answered.status)

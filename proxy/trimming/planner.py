@@ -502,6 +502,8 @@ def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningCo
     """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
     if is_cold(context):
         return True
+    if total < _SMALLEST:
+        return False
     replied = _last_reply(entries)
     return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
 
