@@ -88,6 +88,12 @@ class Tongue(ABC):
     def events(self, body: Data, message: Data, usage: Data) -> Iterator[bytes]:
         """Yield the same as a stream."""
 
+    def said(self, content: bytes, *, stream: bool) -> Data:
+        """Return the chat message that an answer says, without reasoning."""
+        body: Data = {self.listed: [{"role": "user", "content": "-"}, *self.reply(content, stream=stream)]}
+        found: list[Data] = self.chat_body(body | ({"max_tokens": 1} if self.name == "messages" else {}))["messages"]
+        return {name: value for name, value in found[-1].items() if name != SEALED}
+
     def chat(self, body: Data) -> list[Data]:
         """Return what a body says as chat messages without what is empty or sealed."""
         return [
