@@ -138,4 +138,3 @@ class Talker:
         self.answers.append(answer)
         self.sessions.append(answer.headers["x-session-id"])
         return self.tongue.said(answer.content, stream=self.stream)
-
