@@ -90,9 +90,13 @@ class Tongue(ABC):
 
     def said(self, content: bytes, *, stream: bool) -> Data:
         """Return the chat message that an answer says, without reasoning."""
-        body: Data = {self.listed: [{"role": "user", "content": "-"}, *self.reply(content, stream=stream)]}
-        found: list[Data] = self.chat_body(body | ({"max_tokens": 1} if self.name == "messages" else {}))["messages"]
-        return {name: value for name, value in found[-1].items() if name != SEALED}
+        return self.told([{"role": "user", "content": "-"}, *self.reply(content, stream=stream)])[-1]
+
+    def told(self, entries: Sequence[Data]) -> list[Data]:
+        """Return entries of this API as chat messages without reasoning."""
+        body: Data = {self.listed: entries} | ({"max_tokens": 1} if self.name == "messages" else {})
+        found: list[Data] = self.chat_body(body)["messages"]
+        return [{name: value for name, value in message.items() if name != SEALED} for message in found]
 
     def chat(self, body: Data) -> list[Data]:
         """Return what a body says as chat messages without what is empty or sealed."""
