@@ -97,7 +97,8 @@ def test_recent_messages_fill_their_part_of_the_budget(
 def test_a_chain_goes_whole(example: Example, upstream: Upstream, session: str, tongue: Tongue) -> None:
     proxy = example("context-budget")
     talk = [each for at in range(10) for each in (user(f"{at} {words(1_500)}"), said(words(1_500)))]
-    large = looked("large", words(45_000, "found"))
+    call, result = looked("large", "found")
+    large = [{**call, "content": words(45_000)}, result]
     ask(proxy, tongue, session, [*talk, user("look"), *large, said("so"), *talk, user("and now?")])
     shown = sent(upstream)
     assert not any(message.get("tool_calls") or message["role"] == "tool" for message in shown)
