@@ -38,7 +38,7 @@ from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
-from proxy.server.limits import MemoryBudget
+from proxy.server.limits import MemoryBudget, free_frames
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store
 from proxy.telemetry import Meters, set_level
@@ -166,7 +166,7 @@ class Application:
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
-            budgets = Budgets(settings.budgets, store, shared, number)
+            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts)
             app.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,
@@ -275,6 +275,8 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
+    if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
+        free_frames(why)
     if isinstance(why, PalimpsestError):
         error = why
     elif isinstance(why, RequestValidationError):
