@@ -173,6 +173,8 @@ class Exchange:
         unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
         if unplaced is not None and not unplaced.infers:
             replies = [reply.body.message for reply in settlement.replies]
+            if masker is not None:
+                replies = [masker.message(reply) for reply in replies]
             self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
         opening = opening_of(self.prepared, self._services.knowledge.now)
         spooled = SpooledExchange(

@@ -40,7 +40,7 @@ from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Se
 from proxy.server.dependencies import Services
 from proxy.server.limits import MemoryBudget
 from proxy.server.passthrough import Passthrough
-from proxy.store import Masker, Store
+from proxy.store import Masker, Store, Withholder
 from proxy.telemetry import Meters, set_level
 
 _LOG: Final = logging.getLogger("palimpsest.app")
@@ -161,7 +161,9 @@ class Application:
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
-            if settings.store.mask:
+            if settings.store.content == "none":
+                store.masker = Withholder(await outage.secret(_MASK_SECRET, 2))
+            elif settings.store.mask:
                 store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker

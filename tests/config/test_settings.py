@@ -49,6 +49,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "url": "sqlite+aiosqlite:///palimpsest.db",
             "migrate": True,
             "mask": [],
+            "content": "full",
             "on_failure": "forward",
             "spool": "palimpsest-spool",
             "spool_max_bytes": 1073741824,

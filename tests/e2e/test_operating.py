@@ -221,3 +221,73 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     for file in tmp_path.rglob("*"):
         if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
             assert secret.encode() not in file.read_bytes(), file
+
+
+def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_said(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    drops = {"trigger": {"tokens": 900}, "target": {"tokens": 500}, "edits": [{"type": "drop_oldest"}]}
+    config = config_file(
+        tmp_path, upstream, store_url, store={"content": "none"}, policies={"lean": TRIMS, "drops": drops}
+    )
+    words = "plumbus"  # stands in each thing that is said
+    moved = dict[str, int]()
+    tool = {"name": "look", "description": words, "parameters": {"type": "object", "title": words}}
+    with Served(config, "--workers", "4").wait() as served:
+        for policy in ("lean", "drops"):
+            history: list[Any] = [{"role": "system", "content": f"You keep the {words}."}]
+            kinds: list[str] = []
+            for turn in range(8):
+                new: list[Any] = [user(f"turn {turn}: {words} " + "word " * 80)]
+                if turn % 2:
+                    function = {"name": "look", "arguments": json.dumps({words: f"{words} {turn}"})}
+                    calls = [{"id": f"call_{turn}", "type": "function", "function": function}]
+                    new.append({"role": "assistant", "content": None, "tool_calls": calls})
+                    new.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": f"{words} {turn}\n" * 60})
+                history += new
+                tools = [{"type": "function", "function": tool}]
+                answer = ask(served.url, policy, history, policy=policy, tools=tools, metadata={"note": words})
+                assert answer.status_code == 200, answer.text
+                kinds.append(answer.headers["x-context-kind"])
+                view = get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+                sent = orjson.loads(upstream.last.body)["messages"]
+                assert words in json.dumps(sent[-1])  # the provider gets what was said
+                assert "not stored" not in json.dumps(sent)
+                assert [each["role"] for each in view["messages"]] == [each["role"] for each in sent]
+                assert view["content"] == "none"
+                said = answer.json()["choices"][0]["message"]
+                history.append({"role": said["role"], "content": said["content"]})
+            assert kinds == ["first", *["resend"] * 7]  # whatever worker is asked
+            receipts = get(served.url, f"/sessions/{policy}/exchanges")["data"]
+            assert receipts[0]["tokens_sent"] < receipts[0]["tokens_before"]
+            assert receipts[0]["edits"]
+            moved[policy] = sum(row["cut"] is not None and row["cut"]["moved"] for row in receipts)
+            assert len(get(served.url, f"/sessions/{policy}")["branches"]) == 1
+        assert min(moved.values()) > 0
+        check_nothing_is_told(served.url, words)
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
+            assert words.encode() not in file.read_bytes(), file
+
+
+def check_nothing_is_told(base: str, words: str) -> None:
+    """See that whatever needs content says that there is none, and that `words` stand nowhere."""
+    refused = ask(base, "lean", [user("and now?")], mode="append")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_not_stored")
+    for path in ("/sessions/lean/context", "/ui/policies/lab?session=lean&policy=off"):
+        assert call(base, "GET", path).status_code == 400
+    assert call(base, "POST", "/sessions/lean/compact").status_code == 400
+    found = get(base, "/search", q=words)
+    assert found["data"] == []
+    assert found["searched"]["not_stored"] == found["searched"]["messages"] > 0
+    exported = call(base, "GET", "/sessions/lean/export")
+    assert call(base, "POST", "/sessions/import?as=again", content=exported.content).status_code == 400
+    paths = ["", "/messages", "/exchanges", "/export"]
+    pages = ["/ui/sessions/lean", "/ui/sessions/drops.json?request=8", "/ui/cache.json", "/ui/sessions?text=plumbu"]
+    for path in [*(f"/sessions/lean{path}" for path in paths), *pages]:
+        answer = call(base, "GET", path)
+        assert answer.status_code == 200, answer.text
+        assert f"{words} " not in answer.text, path
+        assert words not in answer.text, path
+    assert "[content not stored: " in exported.text
+    assert "[content not stored: " in call(base, "GET", "/ui/sessions/lean").text
