@@ -542,7 +542,9 @@ class TelemetrySettings(_Section):
 
     metrics: bool = True
     """Whether `/metrics` answers Prometheus."""
-
+    otlp_endpoint: BaseUrl | None = None
+    """Address of an OpenTelemetry collector (OTLP over HTTP, `http://localhost:4318`), to which traces and metrics are
+    sent. Needs `pip install 'palimpsest[otel]'`; `OTEL_…` variables say the rest."""
     log_format: Literal["text", "json"] = "text"
     """`text` for people. `json` for machines, one object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

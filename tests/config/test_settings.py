@@ -67,7 +67,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "models": [],
         "policies": {},
         "dashboard": {"enabled": True},
-        "telemetry": {"metrics": True, "log_format": "text", "log_level": "info"},
+        "telemetry": {"metrics": True, "otlp_endpoint": None, "log_format": "text", "log_level": "info"},
     }
 
 
