@@ -39,7 +39,7 @@ from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
-from proxy.server.limits import MemoryBudget
+from proxy.server.limits import MemoryBudget, free_frames
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store, Withholder
 from proxy.telemetry import Meters, set_level, tracing_class
@@ -296,6 +296,8 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
+    if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
+        free_frames(why)
     if isinstance(why, PalimpsestError):
         error = why
     elif isinstance(why, RequestValidationError):

@@ -20,7 +20,7 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
@@ -210,9 +210,10 @@ class ChatEndpoint:
                     await self._traced(call, connection, self.tracing)
                     return
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
-        except ClientLeft:
-            pass
+        except ClientLeft as why:
+            free_frames(why)
         except PalimpsestError as why:
+            free_frames(why)
             await connection.fail(why)
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:

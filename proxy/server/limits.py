@@ -18,6 +18,7 @@ import os
 from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, ClassVar, Final, Self
 
 import orjson
@@ -259,6 +260,19 @@ class Reservation:
 
     def __exit__(self, *problem: object) -> None:
         self._budget.used -= self._taken
+
+
+def free_frames(why: BaseException) -> None:
+    """Let go of what the functions held that an error came through.
+
+    An error from a thread is part of a cycle, which would keep a body until the next full collection.
+    """
+    seen: set[int] = set()
+    error: BaseException | None = why
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class BodyLimits(Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ def config_file(folder: Path, upstream: HasAddress, store_url: str, /, **section
     """Write a configuration that leads to `upstream` and keeps at `store_url`."""
     data: dict[str, Any] = {
         "server": {"port": 0},
-        "upstream": {"base_url": upstream.base_url},
+        "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
         "store": {"url": store_url, "spool": str(folder / "spool")},
         "tokens": {"method": "estimate"},
     }

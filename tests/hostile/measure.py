@@ -1,0 +1,535 @@
+"""What the attacks of docs/security.md cost: `python -m tests.hostile.measure [PART OF A NAME ...]`.
+
+Each is made against a running proxy with `server.max_memory: 512MB`, in every dialect where that makes a difference.
+A process beside asks for `/healthz` all the time. The table says what was answered, the most memory that the proxy
+had, and how long others waited at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import orjson
+from msgspec import Struct
+
+from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
+from tests.hostile.seeds import DIALECTS, Seeds
+from tests.support.raw_socket import seconds_of
+from tests.support.served import Served, config_file, peak, resident
+
+MEGABYTE: Final = 1_048_576
+MAX_MEMORY: Final = 512 * MEGABYTE
+PATIENCE: Final = 60.0
+TINY: Final = b'{"role":"user","content":"a"}'
+
+# ------------------------------------------------------------------------------------------ upstream's part
+
+
+def answers(*pieces: bytes, head: bytes = JSON) -> Does:
+    """Return what writes these pieces and closes."""
+
+    async def does(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+        writer.write(head + LAST)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    return does
+
+
+def _with_usage(seeds: Seeds, usage: bytes) -> bytes:
+    body = orjson.dumps({**seeds.answer, "usage": {"marker": 0}})
+    return body.replace(b'{"marker":0}', usage)
+
+
+def _with_text(seeds: Seeds, text: bytes) -> bytes:
+    """Return an answer with any JSON where its text stands."""
+    written = orjson.dumps(seeds.answer)
+    for own in ("fine 好", "fine"):
+        written = written.replace(orjson.dumps(own), text)
+    return written
+
+
+def of_dialect(make: Callable[[Seeds], bytes], head: bytes = JSON) -> Does:
+    async def does(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+        writer.write(head + LAST + make(seeds))
+        await writer.drain()
+        writer.close()
+
+    return does
+
+
+def _deep(seeds: Seeds) -> bytes:
+    return _with_text(seeds, b"[" * 800 + b"]" * 800)
+
+
+def _digits(seeds: Seeds) -> bytes:
+    number = b"9" * 4000
+    names = (b"prompt_tokens", b"input_tokens", b"completion_tokens", b"output_tokens", b"total_tokens")
+    return _with_usage(seeds, b"{" + b",".join(b'"%b":%b' % (name, number) for name in names) + b"}")
+
+
+def _one_event(seeds: Seeds) -> bytes:
+    name, data = seeds.events[1]
+    return seeds.streamed([(name, orjson.dumps(data)[:-1] + b',"more":"' + b"a" * (20 * MEGABYTE) + b'"}')])
+
+
+def _many_values(seeds: Seeds) -> bytes:
+    name, data = seeds.events[1]
+    return seeds.streamed([(name, orjson.dumps(data)[:-1] + b',"more":[' + b"[]," * 5_000_000 + b"1]}")])
+
+
+def _packed(pack: Callable[[bytes], bytes], cut: int | None = None) -> Callable[[Seeds], bytes]:
+    return lambda seeds: pack(orjson.dumps(seeds.answer))[:cut]
+
+
+def _members(data: bytes) -> bytes:
+    return gzip.compress(data[:40]) + gzip.compress(data[40:])
+
+
+def _raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+async def _endless_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+    """Stream texts for ever."""
+    writer.write(EVENTS + LAST)
+    at = next(at for at, (_, data) in enumerate(seeds.events) if b'"fi"' in orjson.dumps(data))
+    for name, data in seeds.events[:at]:
+        writer.write(seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing))
+    name, data = seeds.events[at]
+    delta = orjson.dumps(data).replace(b'"fi"', b'"' + b"word " * 1000 + b'"')
+    piece = seeds.streamed([(name, delta)]).removesuffix(seeds.closing) * 20
+    for _ in range(8_000):  # 800 MB
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
+
+
+async def _slow_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+    """Stream an answer for twenty seconds."""
+    writer.write(EVENTS + LAST)
+    *events, last = [seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing) for name, data in seeds.events]
+    for event in events:
+        writer.write(event)
+        await writer.drain()
+        await asyncio.sleep(20 / len(events))
+    writer.write(last + seeds.closing)
+    await writer.drain()
+    writer.close()
+
+
+async def _silent_close(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+    """Answer as a server does that keeps the connection, and close it a moment later."""
+    body = orjson.dumps(seeds.answer)
+    writer.write(JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    await asyncio.sleep(0.002)
+    writer.close()
+
+
+DOES: Final[dict[str, Does]] = {
+    "100 MB": answers(b'{"a":"', *[b"a" * MEGABYTE] * 100, b'"}'),
+    "60 MB": answers(b'{"a":"', *[b"a" * MEGABYTE] * 60, b'"}'),
+    "values": answers(b'{"choices":[' + b"[]," * 3_000_000 + b"1]}"),
+    "event": of_dialect(_one_event, EVENTS),
+    "values of an event": of_dialect(_many_values, EVENTS),
+    "deep": of_dialect(_deep),
+    "digits": of_dialect(_digits),
+    "gzip": of_dialect(_packed(gzip.compress), JSON + b"Content-Encoding: gzip\r\n"),
+    "members": of_dialect(_packed(_members), JSON + b"Content-Encoding: gzip\r\n"),
+    "cut": of_dialect(_packed(gzip.compress, -9), JSON + b"Content-Encoding: gzip\r\n"),
+    "raw deflate": of_dialect(_packed(_raw_deflate), JSON + b"Content-Encoding: deflate\r\n"),
+    "bomb": answers(gzip.compress(b" " * (200 * MEGABYTE), 1), head=JSON + b"Content-Encoding: gzip\r\n"),
+    "600": answers(b"{}", head=b"HTTP/1.1 600 Odd\r\nContent-Type: application/json\r\n"),
+    "999": answers(b"{}", head=b"HTTP/1.1 999 Odd\r\nContent-Type: application/json\r\n"),
+    "control": of_dialect(lambda seeds: orjson.dumps(seeds.answer), JSON + b"X-A: a\x01b\r\n"),
+    "endless stream": _endless_stream,
+    "slow": _slow_stream,
+    "silent": _silent_close,
+}
+
+# ------------------------------------------------------------------------------------------- client's part
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What came back: 0 where nothing did."""
+
+    status: int
+    body: bytes = b""
+
+    @property
+    def code(self) -> str:
+        """Status and, of an error, its code or kind."""
+        found = ""
+        with suppress(orjson.JSONDecodeError, AttributeError):
+            error = orjson.loads(self.body).get("error") or {}
+            found = error.get("code") or error.get("type") or ""
+        return f"{self.status} {found}".strip()
+
+
+async def ask(port: int, *pieces: bytes, patience: float = PATIENCE) -> Answer:
+    """Send bytes on a connection of their own; return what comes until it is closed."""
+    data = b""
+    try:
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
+            try:
+                with suppress(ConnectionError):
+                    for piece in pieces:
+                        writer.write(piece)
+                        await writer.drain()
+                data = await _read(reader)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return Answer(status=-1, body=data)
+    head, _, body = data.partition(b"\r\n\r\n")
+    return Answer(status=int(head.split(b" ", 2)[1]) if head else 0, body=body)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Return what comes until the connection is closed, or broken; of much the beginning and the end."""
+    data = b""
+    try:
+        while piece := await reader.read(1 << 20):
+            data = (data + piece) if len(data) < 200_000 else data[:100_000] + (data + piece)[-100_000:]
+    except ConnectionError:  # what came before it is still there
+        data += bytes(reader._buffer)  # noqa: SLF001 # pyright: ignore
+    return data
+
+
+def post(path: str, body: bytes, *headers: bytes, kind: bytes = b"application/json") -> bytes:
+    """Return a request."""
+    lines = [b"POST %b HTTP/1.1" % path.encode(), b"Host: localhost", b"Connection: close", b"Content-Type: " + kind]
+    return b"\r\n".join([*lines, *headers, b"Content-Length: %d" % len(body), b"", body])
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What is attacked."""
+
+    port: int
+    process: int
+    seeds: Seeds
+    provider: HostileProvider
+
+    def chat(self, model: str, *headers: bytes, stream: bool = False) -> bytes:
+        """Return a small request."""
+        more = {"model": model, "stream": True} if stream else {"model": model}
+        return post(self.seeds.path, orjson.dumps(self.seeds.body(self.seeds.talks[-1], more)), *headers)
+
+
+Attack: TypeAlias = Callable[[Target], Awaitable[str]]
+ATTACKS: Final[dict[str, Attack]] = {}
+ONCE: Final[set[str]] = set()
+"""Attacks that are the same whatever the dialect."""
+
+
+def attack(name: str, *, once: bool = False) -> Callable[[Attack], Attack]:
+    """Add an attack to the list."""
+
+    def added(made: Attack) -> Attack:
+        ATTACKS[name] = made
+        if once:
+            ONCE.add(name)
+        return made
+
+    return added
+
+
+def told(answers: Iterable[Answer]) -> str:
+    """Return how often which answer came."""
+    found = Counter(answer.code for answer in answers)
+    return ", ".join(code if number == 1 and len(found) == 1 else f"{code} x{number}" for code, number in found.most_common())
+
+
+async def flood(target: Target, begin: bytes, piece: bytes, most: int = 256 * MEGABYTE) -> str:
+    """Send without an end."""
+    return told([await ask(target.port, begin, *[piece] * (most // len(piece)))])
+
+
+BEGIN: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@attack("endless headers", once=True)
+async def _(target: Target) -> str:
+    return await flood(target, BEGIN, b"X-A: b\r\n" * 8192)
+
+
+@attack("endless request line", once=True)
+async def _(target: Target) -> str:
+    return await flood(target, b"GET /", b"a" * 65_536)
+
+
+@attack("endless trailers")
+async def _(target: Target) -> str:
+    begin = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" % target.seeds.path.encode()
+    return await flood(target, begin, b"X-A: b\r\n" * 8192)
+
+
+@attack("3,000 half requests", once=True)
+async def _(target: Target) -> str:
+    answers = await asyncio.gather(*[ask(target.port, BEGIN, patience=30) for _ in range(3000)])
+    return told(answers)
+
+
+@attack("48 MB of tiny messages")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(b",".join([TINY] * (48 * MEGABYTE // 30)))
+    return told([await ask(target.port, post(target.seeds.path, body))])
+
+
+@attack("48 MB of tiny values")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(TINY, b',"metadata":[' + b"0," * 24_000_000 + b"1]")
+    return told([await ask(target.port, post(target.seeds.path, body))])
+
+
+@attack("48 MB of levels")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(TINY, b',"metadata":' + b"[" * (48 * MEGABYTE))
+    return told([await ask(target.port, post(target.seeds.path, body))])
+
+
+@attack("12 MB of messages of no content, 8 at once")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(b",".join([b"{}"] * 99_000) + b',{"role":"user","content":"%b"}' % (b"a" * 12_000_000))
+    return told(await asyncio.gather(*[ask(target.port, post(target.seeds.path, body)) for _ in range(8)]))
+
+
+@attack("90,000 messages, 8 at once")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(b",".join([TINY] * 90_000))
+    return told(await asyncio.gather(*[ask(target.port, post(target.seeds.path, body)) for _ in range(8)]))
+
+
+@attack("1.9 million values, 8 at once")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(TINY, b',"metadata":{"a":[' + b"0," * 1_900_000 + b"1]}")
+    return told(await asyncio.gather(*[ask(target.port, post(target.seeds.path, body)) for _ in range(8)]))
+
+
+@attack("40 bodies of 40 MB at once")
+async def _(target: Target) -> str:
+    body = target.seeds.raw_body(b'{"role":"user","content":"%b"}' % (b"a" * 40_000_000))
+    return told(await asyncio.gather(*[ask(target.port, post(target.seeds.path, body)) for _ in range(40)]))
+
+
+@attack("40 bodies of 40 MB at once to other paths", once=True)
+async def _(target: Target) -> str:
+    body = b'{"model":"echo","messages":[{"role":"user","content":"%b"}]}' % (b"a" * 40_000_000)
+    paths = ("/v1/messages/count_tokens", "/v1/responses/compact", "/v1/responses/input_tokens", "/v1/embeddings")
+    asked = [ask(target.port, post(path, body)) for path in paths for _ in range(10)]
+    return told(await asyncio.gather(*asked))
+
+
+@attack("import of 48 MB of tiny lines", once=True)
+async def _(target: Target) -> str:
+    return told([await ask(target.port, post("/sessions/import", b"{}\n" * (16 * MEGABYTE), kind=b"application/x-ndjson"))])
+
+
+@attack("import of 48 MB of values", once=True)
+async def _(target: Target) -> str:
+    body = b'{"record":"session","a":[' + b"[]," * (16 * MEGABYTE) + b"1]}"
+    return told([await ask(target.port, post("/sessions/import", body, kind=b"application/x-ndjson"))])
+
+
+@attack("import of 800 levels, of 4,000 digits", once=True)
+async def _(target: Target) -> str:
+    session = b'{"record":"session","format":1,"created_at":1,"updated_at":1,"head":"0"}\n'
+    deep = b'{"record":"body","body":"0","tokens":1,"data":' + b"[" * 800 + b"]" * 800 + b"}"
+    digits = b'{"record":"body","body":"0","tokens":' + b"9" * 4000 + b',"data":1}'
+    asked = [ask(target.port, post("/sessions/import", session + line, kind=b"application/x-ndjson")) for line in (deep, digits)]
+    return told(await asyncio.gather(*asked))
+
+
+@attack("10 imports of 40 MB at once", once=True)
+async def _(target: Target) -> str:
+    body = b'{"record":"body","body":"0","tokens":1,"data":"%b"}' % (b"a" * 40_000_000)
+    asked = [ask(target.port, post("/sessions/import", body, kind=b"application/x-ndjson")) for _ in range(10)]
+    return told(await asyncio.gather(*asked))
+
+
+@attack("request compressed")
+async def _(target: Target) -> str:
+    bomb = gzip.compress(b" " * (100 * MEGABYTE), 1)
+    return told([await ask(target.port, post(target.seeds.path, bomb, b"Content-Encoding: gzip"))])
+
+
+def _answered(name: str, model: str, *, times: int = 1, stream: bool = False) -> None:
+    """Add the attack of an answer of the upstream."""
+
+    async def made(target: Target) -> str:
+        asked = [ask(target.port, target.chat(model, stream=stream)) for _ in range(times)]
+        found = await asyncio.gather(*asked)
+        last = Counter(_end_of(answer) for answer in found) if stream else Counter[str]()
+        return told(found) + "".join(f"; {end} x{number}" for end, number in last.items())
+
+    attack(name)(made)
+
+
+def _end_of(answer: Answer) -> str:
+    """Return how a stream ended."""
+    tail = answer.body[-2000:]
+    return "error event" if b"upstream_too_large" in tail else "whole" if b"ine \xe5\xa5\xbd" in answer.body else "cut"
+
+
+_answered("answer of 100 MB", "100 MB")
+_answered("answer of 60 MB, 10 at once", "60 MB", times=10)
+_answered("answer of 3 million values", "values")
+_answered("answer of 800 levels", "deep")
+_answered("answer with 4,000 digits of tokens", "digits")
+_answered("answer in two gzip members", "members")
+_answered("answer in truncated gzip", "cut")
+_answered("answer in raw deflate", "raw deflate")
+_answered("compressed bomb, 10 at once", "bomb", times=10)
+_answered("answer with status 600", "600")
+_answered("answer with status 999", "999")
+_answered("answer with control bytes in a header", "control")
+_answered("event of 20 MB", "event", stream=True)
+_answered("event of 20 MB, 10 at once", "event", times=10, stream=True)
+_answered("event of 5 million values, 4 at once", "values of an event", times=4, stream=True)
+_answered("stream without an end, 4 at once", "endless stream", times=4, stream=True)
+
+
+@attack("20 clients that do not read")
+async def _(target: Target) -> str:
+    before = resident(target.process)
+    opened = [await asyncio.open_connection("127.0.0.1", target.port, limit=1024) for _ in range(20)]
+    for _, writer in opened:
+        writer.write(target.chat("endless stream", stream=True))
+    await asyncio.sleep(5)
+    held = resident(target.process) - before
+    for _, writer in opened:
+        writer.transport.abort()
+    await asyncio.sleep(2)
+    left = resident(target.process) - before
+    return f"{held / MEGABYTE:.0f} MB held, {left / MEGABYTE:.0f} MB left 2 s after they went"
+
+
+@attack("1,000 slow streams")
+async def _(target: Target) -> str:
+    await asyncio.gather(*[ask(target.port, target.chat("echo")) for _ in range(20)])
+    before = resident(target.process)
+    asked = [asyncio.create_task(ask(target.port, target.chat("slow", stream=True))) for _ in range(1000)]
+    most = 0
+    while not all(task.done() for task in asked):
+        most = max(most, resident(target.process))
+        await asyncio.sleep(0.5)
+    return f"{told([task.result() for task in asked])}; {(most - before) / 1000 / 1000:.0f} kB each"
+
+
+@attack("upstream that closes silently, 1,500 requests")
+async def _(target: Target) -> str:
+    lines: list[str] = []
+    for name, header in (("without", ()), ("with", (b"Idempotency-Key: %s",))):
+        asked, count = target.provider.asked, Counter[str]()
+
+        async def client(number: int, header: tuple[bytes, ...] = header, count: Counter[str] = count) -> None:
+            for turn in range(150):
+                headers = [each % b"key-%d-%d" % (number, turn) if b"%" in each else each for each in header]
+                count[(await ask(target.port, target.chat("silent", *headers))).code] += 1
+
+        await asyncio.gather(*[client(number) for number in range(10)])
+        asked = target.provider.asked - asked
+        lines.append(f"{name} Idempotency-Key: " + ", ".join(f"{key} x{n}" for key, n in count.items()) + f", asked {asked}")
+    return "; ".join(lines)
+
+
+# -------------------------------------------------------------------------------------------------- running
+
+
+def _probe(port: int, pipe: Connection) -> None:
+    """Ask for `/healthz` until told to stop; say how long the slowest answer took."""
+    slowest, errors = 0.0, 0
+    while not pipe.poll(0.02):
+        begun = time.monotonic()
+        try:
+            seconds_of(port)
+        except (AssertionError, OSError):
+            errors += 1
+        slowest = max(slowest, time.monotonic() - begun)
+    pipe.send((slowest, errors))
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What an attack came to."""
+
+    said: str
+    peak: float  # megabytes
+    slowest: float  # seconds
+    errors: int  # of the others' requests
+    seconds: float
+
+
+def measured(name: str, target: Target) -> Result:
+    """Make an attack."""
+    Path(f"/proc/{target.process}/clear_refs").write_text("5")  # forget the peak
+    mine, theirs = multiprocessing.Pipe()
+    probe = multiprocessing.get_context("spawn").Process(target=_probe, args=(target.port, theirs))
+    probe.start()
+    time.sleep(0.5)
+    begun = time.monotonic()
+    said = asyncio.run(_made(name, target))
+    seconds = time.monotonic() - begun
+    mine.send(None)
+    slowest, errors = mine.recv()
+    probe.join()
+    return Result(said=said, peak=peak(target.process) / MEGABYTE, slowest=slowest, errors=errors, seconds=seconds)
+
+
+async def _made(name: str, target: Target) -> str:
+    return await ATTACKS[name](target)
+
+
+def main(*wanted: str) -> int:
+    """Make the attacks whose names hold one of these texts, all without any; return 1 where one does not hold."""
+    os.environ["NO_PROXY"] = "127.0.0.1"
+    failed = 0
+    folder = Path(tempfile.mkdtemp(prefix="hostile"))
+    with HostileProvider(DOES) as provider:
+        sections = {"server": {"max_memory": MAX_MEMORY}, "telemetry": {"log_level": "warning"}}
+        config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", **sections)
+        with Served(config) as served:
+            served.wait()
+            port = int(served.url.rpartition(":")[2])
+            print("| attack | answered | peak, MB | others waited, s | took, s |\n|---|---|---|---|---|")
+            for name in ATTACKS:
+                if wanted and not any(part in name for part in wanted):
+                    continue
+                for dialect, seeds in DIALECTS.items():
+                    if name in ONCE and dialect != "chat":
+                        continue
+                    target = Target(port=port, process=served.process.pid, seeds=seeds, provider=provider)
+                    found = measured(name, target)
+                    traces = served.log.count("Traceback")
+                    bad = found.peak > 700 or found.slowest > 1 or found.errors or traces
+                    failed |= bool(bad)
+                    title = name if name in ONCE else f"{name} ({dialect})"
+                    print(
+                        f"| {title} | {found.said} | {found.peak:.0f} | {found.slowest:.2f} | {found.seconds:.1f} |"
+                        + (f" <- {found.errors} errors, {traces} tracebacks" if bad else ""),
+                        flush=True,
+                    )
+            (folder / "copy.log").write_text(served.log)
+            print("log:", folder / "copy.log", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
