@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
     watch = {**TRIMS, "mode": "observe"}
     config = config_file(tmp_path, upstream, store_url, policies={"lean": TRIMS, "watch": watch})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         for policy in ("lean", "watch", "off"):
             for mode in ("full", "append"):
                 exchange = ""
@@ -157,13 +158,57 @@ def _accepted_everywhere(base: str, key: str) -> bool:
 
 
 def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
-    config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00004})
-    with Served(config, "--workers", "2").wait() as served:
-        for number in range(5):
+    config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00015, "max_sessions": 3})
+    with Served(config, "--workers", "4").wait() as served:
+        for number in range(8):
             assert ask(served.url, f"s{number}", [user("hi")]).status_code == 200
-        until(lambda: get(served.url, "/sessions")["data"] == [], "it is so in time", 40)
+
+        def left() -> list[str]:
+            return [each["id"] for each in get(served.url, "/sessions")["data"]]
+
+        until(lambda: len(left()) <= 3, "it is so in time", 40)
+        assert set(left()) <= {"s5", "s6", "s7"}  # the oldest went
+        until(lambda: left() == [], "it is so in time", 60)
+        assert get(served.url, "/search", q="hi")["data"] == []
         told = get(served.url, "/stats")["total"]
-        assert (told["requests"], told["sessions"]) == (5, 0)
+        assert (told["requests"], told["sessions"]) == (8, 0)
+
+
+def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    config = config_file(tmp_path, upstream, store_url, server={"workers": 4, "drain_timeout": 40})
+
+    def stream(number: int) -> bytes:
+        body = {"stream": True, "model": "long:6+gate"}
+        return call(
+            served.url,
+            "POST",
+            "/v1/chat/completions",
+            headers={"x-session-id": f"s{number}"},
+            json={"messages": [user("hi")], **body},
+        ).content
+
+    def is_ready() -> bool:
+        try:
+            return call(served.url, "GET", "/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with Served(config).wait() as served, ThreadPoolExecutor(8) as pool:
+        assert is_ready()
+        streams = [pool.submit(stream, number) for number in range(8)]
+        until(lambda: upstream.open == 8, "all are asked", 20)
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: not is_ready(), "nothing new is taken", 5)
+        assert not any(each.done() for each in streams)
+        upstream.gate.set()
+        for each in streams:
+            assert each.result(30).endswith(b"data: [DONE]\n\n")
+        assert served.process.wait(30) == 0
+    with Served(config).wait() as served:  # the store was closed after the last of them
+        rows = [row for number in range(8) for row in get(served.url, f"/sessions/s{number}/exchanges")["data"]]
+        assert [row["status"] for row in rows] == ["complete"] * 8
 
 
 def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
@@ -171,7 +216,7 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
     config = config_file(tmp_path, upstream, store_url, policies=policies)
     names = ("kept", "junk", "called", "forced")
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         chosen: Counter[str] = Counter()
         for number in range(40):
             policy = {
@@ -197,7 +242,7 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     config = config_file(
         tmp_path, upstream, store_url, store={"mask": ["keys", "hunter2-[a-z]+"]}, policies={"lean": TRIMS}
     )
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         history: list[Any] = [{"role": "system", "content": f"Use {secret}."}]
         for turn in range(6):
             history.append(user(f"turn {turn}: {secret} {word} " + "word " * 80))
