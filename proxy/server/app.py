@@ -268,7 +268,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         budgets.take(settings.budgets)
         app.used_by = budgets.used if budgets.rows else None
 
-    takes: dict[str, Callable[[Settings], None]] = {
+    return {
         "policies": take_policies,
         "models": take_models,
         "telemetry.log_level": take_level,
@@ -276,15 +276,6 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         "auth.admin_key": take_keys,
         "budgets": take_budgets,
     }
-
-    def audited(name: str, take: Callable[[Settings], None]) -> Callable[[Settings], None]:
-        def taking(settings: Settings) -> None:
-            take(settings)
-            _AUDIT.info("configuration changed: %s", name)
-
-        return taking
-
-    return {name: audited(name, take) for name, take in takes.items()}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
