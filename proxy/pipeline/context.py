@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, Protocol
 from unicodedata import category
@@ -52,6 +52,9 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     query: bytes  # the query string, without its question mark
     body: bytes
     key: str | None = None  # the name of the key that the client used, if it has one
+    admit: Callable[[int, int], Awaitable[None]] | None = None
+    """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
+    messages in how many bytes it begins with that were admitted before."""
 
     @property
     def caller(self) -> Caller:
