@@ -254,9 +254,12 @@ class Preparer:
         body, parse = call.body, call.dialect.requests.parse
         known = self._prefixes.find(key) if key is not None else None
         kept = known.request.common(body) if known is not None else 0
+        start = known.request.ends[kept] if known is not None and kept else 0
+        if call.admit is not None:
+            await call.admit(kept, start)
         if known is None or not kept:
             return await compute(len(body), parse, body), None
-        return await compute(len(body) - known.request.ends[kept], parse, body, known.request, kept), known
+        return await compute(len(body) - start, parse, body, known.request, kept), known
 
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
+_CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
 
 
 class Exchange:
@@ -123,6 +124,7 @@ class Exchange:
             self._count(figures, answered.status)
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
+        work += _CHANGE_WORK * len(self.report.plan.made)
         opening = self._opening
         waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
         storing = self._store(answered, figures, scale, work, then)
