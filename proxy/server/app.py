@@ -38,7 +38,7 @@ from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
-from proxy.server.limits import MemoryBudget, free_frames
+from proxy.server.limits import ANSWERS_PART, MemoryBudget, forget_way
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store
 from proxy.telemetry import Meters, set_level
@@ -158,6 +158,7 @@ class Application:
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
+            app.upstream.memory.most = budget.most // ANSWERS_PART
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
@@ -178,7 +179,7 @@ class Application:
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
+            self._passthrough = Passthrough(settings, authenticator, app, budget)
             if self._loaded is not None:
                 takes = _takes(chat.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
@@ -276,7 +277,7 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
     if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
-        free_frames(why)
+        forget_way(why)
     if isinstance(why, PalimpsestError):
         error = why
     elif isinstance(why, RequestValidationError):

@@ -20,7 +20,7 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -204,9 +204,9 @@ class ChatEndpoint:
                     call = replace(call, body=_with_model(call.body, model))
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
-            free_frames(why)
+            forget_way(why)
         except PalimpsestError as why:
-            free_frames(why)
+            forget_way(why)
             await connection.fail(why)
 
     async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:

@@ -18,7 +18,6 @@ import os
 from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
-from traceback import clear_frames
 from typing import Any, ClassVar, Final, Self
 
 import orjson
@@ -39,6 +38,8 @@ LINGER_SECONDS: Final = 1.0
 """How long a refused client is read on: one that still sends would lose the answer to a reset."""
 BODY_FACTOR: Final = 10
 """Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
+ANSWERS_PART: Final = 4
+"""Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
 _UNKNOWN_MEMORY: Final = 4 << 30
@@ -262,8 +263,8 @@ class Reservation:
         self._budget.used -= self._taken
 
 
-def free_frames(why: BaseException) -> None:
-    """Let go of what the functions held that an error came through.
+def forget_way(why: BaseException) -> None:
+    """Forget through which functions an error came, and with them what they held.
 
     An error from a thread is part of a cycle, which would keep a body until the next full collection.
     """
@@ -271,7 +272,7 @@ def free_frames(why: BaseException) -> None:
     error: BaseException | None = why
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        clear_frames(error.__traceback__)
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

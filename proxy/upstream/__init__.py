@@ -8,4 +8,12 @@ aiohttp's errors become this project's in `client`.
 
 from __future__ import annotations
 
-from proxy.upstream.client import Answer, Destination, Upstream, too_large
+from proxy.upstream.client import (
+    MAX_REPLY_BYTES,
+    MAX_REPLY_VALUES,
+    Answer,
+    Destination,
+    Upstream,
+    check_values,
+    too_large,
+)
