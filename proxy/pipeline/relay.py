@@ -21,7 +21,7 @@ from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
-from proxy.upstream import MAX_REPLY_BYTES, MAX_REPLY_VALUES, Answer, check_values, too_large
+from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, MAX_STREAM_BYTES, Answer, check_values, too_large
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
@@ -160,7 +160,7 @@ class StreamRelay:
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
-        plain, size = self._answer.readable, 0
+        plain, size, room = self._answer.readable, 0, HELD_BYTES
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
@@ -181,8 +181,11 @@ class StreamRelay:
                 if self._events.waiting > MAX_EVENT_BYTES:
                     self._events.flush()
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if size > MAX_REPLY_BYTES and not self._done:
-                    raise too_large(f"is a stream longer than {MAX_REPLY_BYTES} bytes")
+                if size > MAX_STREAM_BYTES and not self._done:
+                    raise too_large(f"is a stream longer than {MAX_STREAM_BYTES} bytes")
+                if size > room:
+                    await self._answer.hold()
+                    room += HELD_BYTES
         except UpstreamError as why:
             self._failure = why
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]

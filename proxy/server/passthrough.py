@@ -51,11 +51,7 @@ class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
     def __init__(
-        self,
-        settings: Settings,
-        authenticator: Authenticator,
-        app: AppServices,
-        budget: MemoryBudget,
+        self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget
     ) -> None:
         self._loader = app.loader
         self._budget = budget

@@ -9,8 +9,9 @@ aiohttp's errors become this project's in `client`.
 from __future__ import annotations
 
 from proxy.upstream.client import (
-    MAX_REPLY_BYTES,
+    HELD_BYTES,
     MAX_REPLY_VALUES,
+    MAX_STREAM_BYTES,
     Answer,
     Destination,
     Upstream,

@@ -38,9 +38,10 @@ _RAW_BITS: Final = -15
 _ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
 _PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
 MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
+MAX_STREAM_BYTES: Final = 50_331_648  # longest stream of events: 160,000 tokens of 300 bytes each
 MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
 _LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
-_STEP_BYTES: Final = 4_194_304  # for how much of an answer memory is asked at once
+HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
 _COPIES: Final = 2  # an answer is in memory as it came, and put together
 _VALUE_BYTES: Final = 64  # memory of a small JSON value
 _MEMORY_SECONDS: Final = 30.0  # how long an answer waits for memory
@@ -127,7 +128,7 @@ class Inflater:
 
 
 class AnswerMemory:
-    """What large answers that are read whole take together, in one process.
+    """What large answers take together, in one process.
 
     One that finds no room waits until others are done. The oldest never waits, so that they all come to an end.
     """
@@ -164,10 +165,7 @@ class Answer:
     """
 
     def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        error_of: Callable[[Exception], UpstreamError],
-        memory: AnswerMemory,
+        self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError], memory: AnswerMemory
     ) -> None:
         self.status = response.status
         self.headers: Headers = list(response.raw_headers)
@@ -269,14 +267,18 @@ class Answer:
                 if size > MAX_REPLY_BYTES:
                     raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
                 if size > room:
-                    await self._memory.take(self, _STEP_BYTES * _COPIES)
-                    room += _STEP_BYTES
+                    await self.hold()
+                    room += HELD_BYTES
             body = b"".join(parts)
             if size > _LARGE_BYTES:
                 await asyncio.to_thread(check_values, body)
                 await self._memory.take(self, body.count(b",") * _VALUE_BYTES)
             self._body = body
         return self._body
+
+    async def hold(self) -> None:
+        """Take memory for `HELD_BYTES` of this answer, until it is closed; raises as `AnswerMemory.take` does."""
+        await self._memory.take(self, HELD_BYTES * _COPIES)
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""

@@ -18,6 +18,7 @@ import pytest
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamBusy, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import Answer, Destination, Upstream, connections
+from proxy.upstream.client import AnswerMemory
 from tests.upstream.wire import OK, Provider, ask, connected, listening, until, with_header
 
 pytestmark = pytest.mark.anyio
