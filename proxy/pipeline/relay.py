@@ -188,6 +188,7 @@ class StreamRelay:
                     room += HELD_BYTES
         except UpstreamError as why:
             self._failure = why
+            why.__traceback__ = None  # it would hold this object, which holds the error
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]
 
     def _read(self, event: Event) -> bytes:

@@ -159,6 +159,7 @@ class Application:
             )
             budget = MemoryBudget(settings.server)
             app.upstream.memory.most = budget.most // ANSWERS_PART
+            app.upstream.memory.on_freed = budget.give_back
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)

@@ -14,8 +14,10 @@ Trailers are read and forgotten: a field that comes after the body decides nothi
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from collections import Counter
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -42,8 +44,22 @@ ANSWERS_PART: Final = 4
 """Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
+_LARGE: Final = 33_554_432
+"""Memory that is given back to the system once it is free. Less may stay with the allocator."""
+_GIVE_BACK_SECONDS: Final = 0.5
 _UNKNOWN_MEMORY: Final = 4 << 30
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
+
+
+def _trimmer() -> Callable[[int], Any] | None:
+    """Return the C library's `malloc_trim`; None where it has none."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # not Linux, or another C library
+        return None
+
+
+_malloc_trim: Final = _trimmer()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -230,6 +246,18 @@ class MemoryBudget:
         """Begin with nothing in work."""
         self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
         self.used = 0
+        self._gives_back = False
+
+    def give_back(self) -> None:
+        """Return to the system soon what the allocator keeps of memory that is free again."""
+        if not self._gives_back:
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        self._gives_back = False
+        if _malloc_trim is not None:
+            asyncio.get_running_loop().run_in_executor(None, _malloc_trim, 0)
 
     def reserve(self) -> Reservation:
         """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""
@@ -261,6 +289,8 @@ class Reservation:
 
     def __exit__(self, *problem: object) -> None:
         self._budget.used -= self._taken
+        if self._taken > _LARGE:
+            self._budget.give_back()
 
 
 def forget_way(why: BaseException) -> None:

@@ -138,6 +138,8 @@ class AnswerMemory:
         self.most = 134_217_728
         self._held: dict[Answer, int] = {}  # the oldest first
         self._freed = asyncio.Event()
+        self.on_freed: Callable[[], None] = _do_nothing
+        """Called when a large answer is done."""
 
     async def take(self, answer: Answer, size: int) -> None:
         """Take `size` bytes more for an answer; raises an `UpstreamError` if there was no room for a long time."""
@@ -156,6 +158,7 @@ class AnswerMemory:
         """Free what an answer took."""
         if self._held.pop(answer, None) is not None:
             self._freed.set()
+            self.on_freed()
 
 
 class Answer:
@@ -284,6 +287,10 @@ class Answer:
         """Give the connection back, or break it where the body was not read to its end."""
         self._memory.give_back(self)
         self._response.close()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def check_values(text: bytes) -> None:
