@@ -7,7 +7,6 @@ is the end (the last event, the close, the JSON body), until the reply is durabl
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -168,7 +167,7 @@ class StreamRelay:
                 large = self._events.waiting > MAX_REPLY_VALUES  # the event that ends next: a value has a byte at least
                 for event in self._events.feed(chunk):
                     if large:
-                        await asyncio.to_thread(check_values, event.raw)
+                        await compute(len(event.raw), check_values, event.raw)
                         large = False
                     if self._done:
                         self._tail += event.raw

@@ -32,7 +32,7 @@ from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, ChatCompletions, opened
+from proxy.pipeline import COMPUTING, AppServices, ChatCompletions, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
@@ -151,6 +151,7 @@ class Application:
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
         settings = self._settings
+        anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings, self._counts))
             outage, store = app.outage, app.store

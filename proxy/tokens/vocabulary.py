@@ -42,7 +42,7 @@ _LONGEST_RUN: Final = 20_000
 """A run without white space of this length is divided: tiktoken takes longer for each further letter."""
 _RUN: Final = re.compile(rf"(?<!\S)\S{{{_LONGEST_RUN},}}")
 _SPACE: Final = re.compile(r"\s")
-_AT_ONCE: Final = 1_000_000  # characters whose tokens are looked at together
+_AT_ONCE: Final = 131_072  # characters whose tokens are looked at together: other threads wait meanwhile
 _SEARCHED: Final = 4_096  # of them, those among which a place to cut is looked for
 _BETWEEN_WORDS: Final = re.compile(r"(?<=[a-z]) (?=[a-z])")
 _PROBE: Final = "Words, 中文 and 1234"

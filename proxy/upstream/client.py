@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 import aiohttp
+import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
@@ -274,7 +275,7 @@ class Answer:
                     room += HELD_BYTES
             body = b"".join(parts)
             if size > _LARGE_BYTES:
-                await asyncio.to_thread(check_values, body)
+                await anyio.to_thread.run_sync(check_values, body)
                 await self._memory.take(self, body.count(b",") * _VALUE_BYTES)
             self._body = body
         return self._body
