@@ -5,7 +5,7 @@ that needs a restart. An invalid, empty or deleted file is refused with the line
 in force stay.
 
 The content is compared, not times or inodes: it is right for every editor, file system and replaced link, and
-the file is small. Threads do the reading.
+the file is small. A thread of its own looks at it; the event loop hears of changes only.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Reload:
         self._seen: bytes | str | None = loaded.content  # at the last look; a text says why it could not be read
         self._takes = takes
         self._turn = anyio.Lock()
+        self._ended = threading.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -58,6 +59,7 @@ class Reload:
             try:
                 yield
             finally:
+                self._ended.set()
                 group.cancel_scope.cancel()
 
     async def look(self, *, asked: bool = False) -> None:
@@ -73,9 +75,19 @@ class Reload:
                 _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
 
     async def _follow_file(self) -> None:
-        while True:
-            await anyio.sleep(LOOK_SECONDS)
+        alone = anyio.CapacityLimiter(1)  # no other work waits for this thread
+        while await anyio.to_thread.run_sync(self._await_change, limiter=alone, abandon_on_cancel=True):
             await self.look()
+
+    def _await_change(self) -> bool:
+        """Return True once the file is not what it was at the last look, False once the block ends."""
+        while not self._ended.wait(LOOK_SECONDS):
+            try:
+                if self._sight() != self._seen:
+                    return True
+            except Exception:  # noqa: BLE001 - `look` meets it too, and logs it
+                return True
+        return False
 
     async def _follow_signal(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         with anyio.open_signal_receiver(signal.SIGHUP) as hangups:

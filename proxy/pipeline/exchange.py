@@ -225,5 +225,4 @@ def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
     if answer.status == 204:  # it has no body
         return False
-    kind = (answer.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    return kind == b"text/event-stream" or (asked and kind in _UNNAMED)
+    return answer.media_type == b"text/event-stream" or (asked and answer.media_type in _UNNAMED)

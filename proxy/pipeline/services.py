@@ -168,7 +168,8 @@ async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGener
         calibration = counter.calibration if settings.tokens.calibrate else None
         knowledge = Knowledge(counter, catalogue, upstream, calibration)
         summarizer = Summarizer(settings.summarizer, upstream)
-        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start)
+        counts = counts or Meters()
+        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start, counts=counts)
         stack.push_async_callback(summaries.aclose)
         yield AppServices(
             store=store,
@@ -180,5 +181,5 @@ async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGener
             summaries=summaries,
             recall=Recall(store),
             counter=counter,
-            counts=counts or Meters(),
+            counts=counts,
         )

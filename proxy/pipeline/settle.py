@@ -59,6 +59,8 @@ class Exchange:
         """Note what became of the request ("overflowed", "refused"), and that the plan of `report` is sent instead."""
         self.report = report
         self.mark(event)
+        if event == "refused":
+            self._services.counts.add("palimpsest_fail_open")
 
     def open(self) -> None:
         """Begin to store what is new; upstream is asked meanwhile."""
@@ -166,7 +168,6 @@ class Exchange:
             finally:
                 counts.values[counts.queue] -= 1
                 _observe(counts, counts.storing, time.monotonic() - began)
-        counts.values[counts.place("palimpsest_fail_open")] += 1
         await self._spool(settlement, answered.ids)
 
     async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
@@ -188,6 +189,8 @@ class Exchange:
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
+        else:
+            self._services.counts.add("palimpsest_spooled")
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""
@@ -239,9 +242,9 @@ class Exchange:
             tokens = figures.tokens_input + figures.tokens_output
             self._services.used_by(prepared.call.tenant, prepared.call.key, tokens)
         for edit in report.edits:
-            values[counts.place("palimpsest_edits", edit)] += 1
+            counts.add("palimpsest_edits", edit)
         if figures.miss:
-            values[counts.place("palimpsest_cache_misses", figures.miss)] += 1
+            counts.add("palimpsest_cache_misses", figures.miss)
 
 
 def _observe(counts: Meters, place: int, seconds: float) -> None:

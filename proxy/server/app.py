@@ -169,7 +169,7 @@ class Application:
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
-            budgets = Budgets(settings.budgets, store, shared, number)
+            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts)
             app.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,

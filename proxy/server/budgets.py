@@ -17,6 +17,7 @@ from proxy.config import Budget
 from proxy.errors import OverBudget
 from proxy.server.authentication import Identity
 from proxy.store import Spent, Store
+from proxy.telemetry import Meters
 
 MOST: Final = 64  # budgets
 _SECONDS: Final = 60
@@ -42,13 +43,15 @@ class Budgets:
         memory: mmap.mmap | None = None,
         part: int = 0,
         clock: Callable[[], float] = time.time,
+        counts: Meters | None = None,
     ) -> None:
-        """Count in a part of `memory`; without it, in memory of the process's own."""
+        """Count in a part of `memory`; without it, in memory of the process's own. Refusals go to `counts`."""
         self.rows = tuple(budgets)  # those in force
         self._store = store
         self._values = memoryview(budget_memory(1) if memory is None else memory).cast("d")
         self._part = part * _PART
         self._clock = clock
+        self._counts = Meters() if counts is None else counts
 
     def take(self, budgets: Sequence[Budget]) -> None:
         """Hold to these budgets from now on."""
@@ -91,6 +94,7 @@ class Budgets:
                 continue
             spent: Spent = await self._store.spent(tenant, int(start.timestamp() * 1000))
             if spent.dollars >= limit:
+                self._counts.add("palimpsest_refused", name)
                 raise OverBudget(
                     f"{_whose(budget)} has used {spent.dollars:.4f} of {limit:g} dollars ({name}). "
                     f"It goes on at {end:%Y-%m-%d %H:%M} UTC.",
@@ -109,6 +113,7 @@ class Budgets:
             if left < limit:
                 wait = second + _SECONDS - now
                 break
+        self._counts.add("palimpsest_refused", name)
         over = f"{_whose(budget)} has used {used - itself:.0f} of {limit - itself} ({name})."
         raise OverBudget(f"{over} Try again in {max(1, ceil(wait))} seconds.", wait=wait)
 

@@ -130,7 +130,7 @@ class GatheringConnection:
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
         """Execute a statement at once if it returns rows, else later."""
         if parameters and _only_writes(statement):
-            rows = [parameters] if isinstance(parameters, Mapping) else parameters
+            rows = [parameters] if isinstance(parameters, (dict, Mapping)) else parameters
             self._waiting.setdefault((statement, tuple(rows[0])), []).extend(rows)
             return NoRows()
         self.flush()

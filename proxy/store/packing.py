@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -168,11 +168,11 @@ def _decompressor(number: int) -> zstandard.ZstdDecompressor:
 
 # ----------------------------------------------------------------------------------------------------- names
 
-_HEX: Final = re.compile("(?:[0-9a-f]{2})+")
 _HASHES: Final = frozenset({8, 16, 20, 32})  # bytes of the hashes that are names
 _NAME: Final = 20  # bytes of the name of a node, a text, a version
 _KEY: Final = 16  # bytes of the hash in a session's internal name, and of the id of an exchange
 _EXCHANGE: Final = "exc_"
+_RECENT: Final = 4096  # names that are remembered: a request has those of its session and its exchange in many rows
 _DIALECTS: Final = {"responses": b"r", "messages": b"m"}
 """What stands before the hash of a session of another dialect than Chat Completions."""
 _DIALECT_OF: Final = {mark: name for name, mark in _DIALECTS.items()}
@@ -180,8 +180,9 @@ _DIALECT_OF: Final = {mark: name for name, mark in _DIALECTS.items()}
 
 def encode_name(name: str) -> bytes:
     """Return a hash as its bytes, anything else as it is kept beside them."""
-    if _HEX.fullmatch(name) and len(name) // 2 in _HASHES:
-        return bytes.fromhex(name)
+    raw = _from_digits(name)
+    if raw is not None and len(raw) in _HASHES:
+        return raw
     return _as_text(name, _HASHES) if name else b""
 
 
@@ -190,11 +191,12 @@ def decode_name(stored: bytes) -> str:
     return stored.hex() if not stored or len(stored) in _HASHES else _text_in(stored)
 
 
+@lru_cache(maxsize=_RECENT)
 def encode_exchange(exchange: str) -> bytes:
     """Return the id of an exchange as it is stored."""
-    digits = exchange.removeprefix(_EXCHANGE)
-    if len(exchange) == len(_EXCHANGE) + 2 * _KEY and len(digits) == 2 * _KEY and _HEX.fullmatch(digits):
-        return bytes.fromhex(digits)
+    raw = _from_digits(exchange.removeprefix(_EXCHANGE))
+    if raw is not None and len(raw) == _KEY and exchange.startswith(_EXCHANGE):
+        return raw
     return _as_text(exchange, {_KEY})
 
 
@@ -203,11 +205,13 @@ def decode_exchange(stored: bytes) -> str:
     return _EXCHANGE + stored.hex() if len(stored) == _KEY else _text_in(stored)
 
 
+@lru_cache(maxsize=_RECENT)
 def encode_session(key: str) -> bytes:
     """Return the internal name of a session as it is stored."""
     dialect, _, digits = key.rpartition("-")
-    if len(digits) == 2 * _KEY and _HEX.fullmatch(digits) and (not dialect or dialect in _DIALECTS):
-        return _DIALECTS.get(dialect, b"") + bytes.fromhex(digits)
+    raw = _from_digits(digits)
+    if raw is not None and len(raw) == _KEY and (not dialect or dialect in _DIALECTS):
+        return _DIALECTS.get(dialect, b"") + raw
     return _as_text(key, {_KEY})
 
 
@@ -221,9 +225,9 @@ def decode_session(stored: bytes) -> str:
 
 def encode_names(array: str) -> bytes:
     """Return a JSON array of names as their bytes, one after the other."""
-    names = orjson.loads(array)
-    if all(len(name) == 2 * _NAME and _HEX.fullmatch(name) for name in names):
-        return bytes.fromhex("".join(names))
+    names: list[str] = orjson.loads(array)
+    if all([len(name) == 2 * _NAME for name in names]) and (raw := _from_digits("".join(names))) is not None:
+        return raw
     text = _as_text(array, frozenset())
     return text if len(text) % _NAME else text + b"\0"
 
@@ -234,6 +238,15 @@ def decode_names(stored: bytes) -> str:
         return _text_in(stored)
     names = [stored[start : start + _NAME].hex() for start in range(0, len(stored), _NAME)]
     return orjson.dumps(names).decode()
+
+
+def _from_digits(digits: str) -> bytes | None:
+    """Return the bytes of lower-case hexadecimal digits; None of any other text."""
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    return raw if raw.hex() == digits else None
 
 
 def _as_text(name: str, taken: frozenset[int] | set[int]) -> bytes:

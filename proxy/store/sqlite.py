@@ -82,6 +82,8 @@ _PASSING: Final = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=0"
 """A COMMIT does not wait for the disk; the next durable one brings both there."""
 
 
+sqlite3.register_adapter(bytes, bytes)  # else it looks through each value for a way to adapt it, which takes longer
+
 # ---------------------------------------------------------------------------------------- the file
 
 

@@ -32,6 +32,7 @@ from proxy.summaries.prompt import Part, parts, prompt_of
 from proxy.summaries.render import Content, CoveredFacts, Limits, SummaryState, facts_of, render, user_texts
 from proxy.summaries.summarizer import Caller, ModelAnswer, Summarizer, SummarizerTarget
 from proxy.summaries.validate import CoveredText, bare, language_of, refusal
+from proxy.telemetry import Meters
 from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
@@ -457,7 +458,7 @@ class Summaries:
     The end of the process awaits `aclose` before it waits for background tasks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is open, and three limits
         self,
         store: Store,
         summarizer: Summarizer,
@@ -465,6 +466,7 @@ class Summaries:
         facts: FactsOf,
         start: Start,
         *,
+        counts: Meters | None = None,
         terms: Terms | None = None,
         grace: float = GRACE,
         at_once: int = _AT_ONCE,
@@ -474,6 +476,7 @@ class Summaries:
         self._summarizer = summarizer
         self._count = counter
         self._start = start
+        self._counts = Meters() if counts is None else counts
         self._terms = Terms() if terms is None else terms
         self._writer = Writer(summarizer, counter, facts, self._terms.clock)
         self._grace = grace
@@ -557,6 +560,8 @@ class Summaries:
             return SummaryAttempt(row=known.newest)
         born = await self._created_at(work)
         row = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
+        self._counts.add("palimpsest_summaries", row.status.value)
+        self._counts.add("palimpsest_dollars", "summaries", amount=row.cost or 0.0)
         if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
             return SummaryAttempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:

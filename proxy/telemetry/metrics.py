@@ -47,7 +47,8 @@ FAMILIES: Final = {
     ),
     "palimpsest_dollars": Family(
         kind="counter",
-        help="Dollars: paid, would have been paid untrimmed, their difference (saved), saved by the provider's cache.",
+        help="Dollars: paid, would have been paid untrimmed, their difference (saved), saved by the provider's cache, "
+        "paid for summaries.",
         labels=("state",),
     ),
     "palimpsest_trims": Family(kind="counter", help="Requests at which the cut moved."),
@@ -58,7 +59,10 @@ FAMILIES: Final = {
         kind="counter", help="Requests whose beginning the provider's cache did not hold.", labels=("cause",)
     ),
     "palimpsest_summaries": Family(kind="counter", help="Attempts at a summary by a model.", labels=("status",)),
-    "palimpsest_fail_open": Family(kind="counter", help="Requests that were forwarded without a store."),
+    "palimpsest_fail_open": Family(
+        kind="counter", help="Requests sent again untrimmed, after upstream refused them trimmed."
+    ),
+    "palimpsest_spooled": Family(kind="counter", help="Exchanges kept on disk until the store can take them."),
     "palimpsest_refused": Family(kind="counter", help="Requests beyond a budget.", labels=("budget",)),
     "palimpsest_added_seconds": Family(kind="histogram", help="Time that the proxy added to an exchange."),
     "palimpsest_upstream_seconds": Family(kind="histogram", help="Time from asking upstream to the end of its answer."),
@@ -121,6 +125,10 @@ class Meters:
         """Return the place of a figure; a histogram's is that of its first bucket."""
         found = self._places.get((name, labels))
         return self._new(name, labels) if found is None else found
+
+    def add(self, name: str, *labels: str, amount: float = 1.0) -> None:
+        """Count something that is seldom, or has a place of its own for each of many labels."""
+        self.values[self.place(name, *labels)] += amount
 
     def of_exchanges(self, dialect: str, kind: str, status: str, policy: str) -> ExchangePlaces:
         """Return where exchanges like this one are counted."""

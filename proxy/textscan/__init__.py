@@ -31,6 +31,7 @@ from proxy.textscan.document import (
 from proxy.textscan.plaintext import (
     condensed,
     ending,
+    ends,
     folded,
     grouped,
     is_markup,

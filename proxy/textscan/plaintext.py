@@ -45,6 +45,30 @@ def alarms(text: str) -> bool:
     return _WORDS.search(text.lower()) is not None
 
 
+_TOLD_LINES: Final = 3  # lines telling of something gone wrong that stay of what is left out
+_TOLD_LINE: Final = 160  # characters of such a line at most
+_WORD_ENDS: Final = 24  # characters up to the end of a word, at most, that a cut goes back
+
+
+def ends(text: str, size: int) -> str:
+    """Return a text, or the beginning and the end of one of more than `size` characters.
+
+    Between them stand a mark that tells how much is left out, and lines of that which tell of something gone wrong.
+    """
+    if len(text) <= size:
+        return text
+    head, tail = text[: size - size // 2], text[len(text) - size // 2 :]
+    middle = text[len(head) : len(text) - len(tail)]
+    lines = (line.strip() for line in middle.split("\n")[1:-1] if len(line) <= _TOLD_LINE and alarms(line))
+    told = list(islice(dict.fromkeys(lines), _TOLD_LINES))
+    for line in told:
+        head, tail = head[: len(head) - len(line) // 2], tail[len(line) // 2 :]
+    stop, start = head.rfind(" ", len(head) - _WORD_ENDS) + 1, tail.find(" ", 0, _WORD_ENDS) + 1
+    head, tail = head[: stop or None].rstrip(), tail[start:].lstrip()
+    left = len(text) - len(head) - len(tail) - sum(map(len, told))
+    return "\n".join(filter(None, [head, omitted(f"{left} characters"), *told, tail]))
+
+
 _PIECE: Final = re.compile(r"[A-Za-z]{1,8}|[0-9]{1,3}|[^\sA-Za-z0-9]{1,3}|\n+")
 
 

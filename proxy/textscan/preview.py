@@ -39,6 +39,9 @@ _TELLING: Final = re.compile(
     r"|total|size|length|cursor|next|page|url|path|price|amount|date|time)$|(?:Id|Count|Total|Token|Cursor|Url|Name)$"
 )
 """Names of members that tell what an object is, or how to go on."""
+_KEY_FIELDS: Final = re.compile(r"^(?:id|uuid|key|name|title|status|state|error)$|_id$|Id$")
+"""Names of members that say which item it is, and how it stands."""
+_FEWEST_FIELDS: Final = 2  # fields of an item that are shown where none has such a name
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
@@ -52,6 +55,7 @@ class _Preview(Struct, kw_only=True):
 
     keep: int  # items at each end of a list
     longest: int  # characters of a text
+    asked: frozenset[str] | None = None  # items show their key fields and these, no others; None: fields that tell most
     lost: bool = False  # whether anything is not shown
 
     def value(self, value: JsonValue) -> JsonValue:
@@ -124,6 +128,8 @@ class _Preview(Struct, kw_only=True):
 
     def item(self, item: JsonValue) -> JsonValue:
         """Return an item of a list as it is shown: without what it has beside the fields that tell most."""
+        if is_members(item) and self.asked is not None:
+            return self._key_fields(item, self.asked)
         if not is_members(item) or len(item) <= _FIELDS + 2:
             return self.value(item)
         telling = {place for place, (name, _) in enumerate(item) if _TELLING.search(name)}
@@ -134,6 +140,13 @@ class _Preview(Struct, kw_only=True):
         if len(chosen) == len(item):
             return shown
         return (*shown, self._left_out(len(item) - len(chosen), "fields"))
+
+    def _key_fields(self, item: Members, asked: frozenset[str]) -> JsonValue:
+        key = [place for place, (name, _) in enumerate(item) if _KEY_FIELDS.search(name) or name.lower() in asked]
+        scalars = [place for place, (_, value) in enumerate(item) if not isinstance(value, (tuple, list))]
+        chosen = key or scalars[:_FEWEST_FIELDS] or [0]
+        shown = self.members(tuple([item[place] for place in chosen if place < len(item)]))
+        return shown if len(chosen) >= len(item) else (*shown, self._left_out(len(item) - len(chosen), "fields"))
 
     def _left_out(self, count: int, what: str) -> tuple[str, JsonValue]:
         self.lost = True
@@ -153,12 +166,15 @@ class _Preview(Struct, kw_only=True):
         return "\n".join([head + omitted(f"{left} characters"), *told])
 
 
-def preview(value: JsonValue, keep: int, longest: int, ref: str | None = None) -> JsonValue | None:
+def preview(
+    value: JsonValue, keep: int, longest: int, ref: str | None = None, *, asked: frozenset[str] | None = None
+) -> JsonValue | None:
     """Return a document as it is shown; None where nothing of it is left out.
 
-    Of a long list `keep` items stay at each end, of a long text `longest` characters. `ref` is named in it.
+    Of a long list `keep` items stay at each end, of a long text `longest` characters. `ref` is named in it. With
+    `asked`, items show only the fields that say which they are, and those of these names (in small letters).
     """
-    cutting = _Preview(keep=keep, longest=longest)
+    cutting = _Preview(keep=keep, longest=longest, asked=asked)
     if is_items(value):
         made: JsonValue = (("items" + PREVIEW, cutting.items(value)),)
     else:

@@ -1,6 +1,8 @@
 """Tokens of texts, messages and JSON as a model would count them, with a cache of what was counted.
 
-What a message costs beside its text is a rule of thumb: providers do not publish theirs.
+What a message costs beside its text is a rule of thumb: providers do not publish theirs. Claude, Qwen, DeepSeek and
+others have vocabularies of their own, and nobody publishes what tools and images cost: how many tokens an upstream
+counts for one of ours is learnt by model from the usage that it reports, which covers all of it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
+from cachetools import LRUCache
 from msgspec import Struct
 
 from proxy.config import TokenMethod
 from proxy.dialects import Message, body_id
-from proxy.tokens.calibration import Calibration
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
 MESSAGE_TOKENS: Final = 4  # tokens of a message beside its text: its role and what separates it from the next message
@@ -26,6 +28,10 @@ ENTRY_BYTES: Final = 320
 """Memory that one cached count takes, about: a key of some forty characters, a number, and table space."""
 _CACHE_BYTES: Final = 32 * 1024 * 1024
 _JSON_COUNTS: Final = 3000  # number of JSON texts (lists of tools) whose counts are cached
+_FEWEST_TOKENS: Final = 500  # smaller requests are ignored: what surrounds their messages weighs too much
+_LOWEST: Final = 0.5
+_HIGHEST: Final = 2.0  # ratios outside these bounds are ignored: the two counts are not of the same thing
+_WEIGHT: Final = 0.2  # weight of a new observation against all earlier ones
 
 
 class Cached(Struct, frozen=True, kw_only=True):
@@ -33,6 +39,45 @@ class Cached(Struct, frozen=True, kw_only=True):
 
     cached_messages: int
     total_cached_tokens: int
+
+
+def learnt(scale: float | None, counted: int, reported: int) -> float | None:
+    """Return the scale after one more request; it stays as it is if the request is small or not plausible.
+
+    The first observation sets the scale. A later one moves it by a fifth of the difference. `counted` is our own
+    count of all that was sent, without a scale; `reported` is the upstream's, cached tokens included.
+    """
+    if min(counted, reported) < _FEWEST_TOKENS or not _LOWEST <= reported / counted <= _HIGHEST:
+        return scale
+    ratio = reported / counted
+    return ratio if scale is None else scale + _WEIGHT * (ratio - scale)
+
+
+def rounded(scale: float) -> float:
+    """Return a scale in hundredths. Unrounded, it would move every trigger a little at every request."""
+    return round(scale, 2)
+
+
+class Calibration:
+    """The scale of each model in this process, for display. Threads may share it."""
+
+    def __init__(self, models: int = 1024) -> None:
+        """Create an empty table for at most `models` models: clients choose the names."""
+        self._ratios: LRUCache[str, float] = LRUCache(models)
+        self._lock = threading.Lock()
+
+    def learn(self, model: str, counted: int, reported: int) -> None:
+        """Learn from one request; the counts are those of `learnt`."""
+        with self._lock:
+            scale = learnt(self._ratios.get(model), counted, reported)
+            if scale is not None:
+                self._ratios[model] = scale
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the scale of every known model, by name."""
+        with self._lock:
+            ratios = sorted(self._ratios.items())
+        return {model: rounded(ratio) for model, ratio in ratios}
 
 
 class TokenCounter:

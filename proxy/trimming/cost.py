@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from math import ceil, log
+from math import ceil
 from operator import mul, sub
 from typing import Final
 
@@ -38,9 +38,6 @@ EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has
 
 _DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
 _SHORT: Final = 40  # and what they lose is missed most. So many turns are short
-
-_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
-_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 
 
 class Balance(Struct, frozen=True, kw_only=True):
@@ -192,18 +189,6 @@ def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
         reads.append(later)
         later += entry.message.role == "assistant" and entry.position >= start
     return tuple(reversed(reads))
-
-
-def due(view: int, last: int) -> bool:
-    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
-    if view < _SMALLEST:
-        return False
-    return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
-
-
-def is_cold(context: PlanningContext) -> bool:
-    """Tell whether the provider's cache no longer holds what was sent last."""
-    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
 
 
 def prices_of(context: PlanningContext) -> Prices:

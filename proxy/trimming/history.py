@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.conversation import span_start
-from proxy.dialects import Message, Span
+from proxy.dialects import Call, Message, Span
 from proxy.trimming.draft import overlay
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, StaleRange, Summary
 from proxy.trimming.policy import Policy
@@ -185,7 +185,15 @@ def _decided(
         elif not entry.message.is_result or is_pinned(originals, place, policy, run):
             yield ()
         else:
-            yield tuple(_new(entry, Size(tokens=tokens, messages=count, tool_calls=calls), policy, context))
+            size_then = Size(tokens=tokens, messages=count, tool_calls=calls)
+            yield tuple(_new(entry, _calls_of(originals, place, run), size_then, policy, context))
+
+
+def _calls_of(messages: Sequence[Message], place: int, floor: int) -> tuple[Call, ...]:
+    """Return the calls of the message that the results at `place` follow."""
+    while place > floor and messages[place].is_result:
+        place -= 1
+    return tuple(messages[place].calls)
 
 
 def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: int = 0) -> bool:
@@ -199,13 +207,13 @@ def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: in
     return any(policy.pins(message) for message in messages[start : place + 1])
 
 
-def _new(entry: Entry, size: Size, policy: Policy, context: PlanningContext) -> Iterator[Change]:
+def _new(entry: Entry, calls: Sequence[Call], size: Size, policy: Policy, context: PlanningContext) -> Iterator[Change]:
     """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:
         if edit.when is not None and not edit.when.holds(size, context):
             continue
-        shortened = edit.shorten_all(message, entry)
+        shortened = edit.shorten_all(message, entry, calls)
         if shortened is not None and (after := context.count(shortened.message)) < tokens:
             yield Change(
                 position=entry.position,

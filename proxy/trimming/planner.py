@@ -14,6 +14,7 @@ A summary by a model is requested before the trigger fires; the next trim uses i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from types import MappingProxyType
 from typing import Final
 
@@ -21,11 +22,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message, Repaired
-from proxy.trimming.cost import Costs, account_after, account_of, due, is_cold, prices_of, reads_of, summary_tokens
+from proxy.trimming.cost import Costs, account_after, account_of, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped, joined_ranges
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import (
+    ASSUMED,
     UNTRIMMED,
     Change,
     Cut,
@@ -49,6 +51,8 @@ ASKED: Final = "a summary was asked for"  # what fires where somebody asked for 
 
 REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
 
+_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
+_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 _UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
@@ -500,6 +504,18 @@ def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningCo
         return True
     replied = _last_reply(entries)
     return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
+
+
+def due(view: int, last: int) -> bool:
+    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
+    if view < _SMALLEST:
+        return False
+    return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
+
+
+def is_cold(context: PlanningContext) -> bool:
+    """Tell whether the provider's cache no longer holds what was sent last."""
+    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
 
 
 def _last_reply(entries: Sequence[Entry]) -> int | None:

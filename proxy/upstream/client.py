@@ -183,6 +183,7 @@ class Answer:
         encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
         """The content encoding in lower case; empty where the body is sent as it is."""
+        self.media_type: Final = (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
 
     async def opening(self, told: Callable[[bytes], bytes | None], seconds: float) -> bytes | None:
         """Return what `told` returns of the beginning of the body, which is read again afterwards.
@@ -413,14 +414,14 @@ class Upstream:
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
     """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
-
-    def text(value: bytes) -> str:
+    texts: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers:
         try:
-            return value.decode()
+            text = value.decode()
         except UnicodeDecodeError:
-            return value.decode("latin-1")
-
-    return CIMultiDict([(name.decode("latin-1"), text(value)) for name, value in headers])
+            text = value.decode("latin-1")
+        texts.add(name.decode("latin-1"), text)
+    return texts
 
 
 def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:

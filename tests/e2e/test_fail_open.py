@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -64,6 +65,22 @@ def test_the_original_is_sent_and_the_session_is_not_trimmed_that_way_again(
     assert receipt["cut"]["fired"] == "upstream refused the trimmed request"
     assert [warning for warning in receipt["warnings"] if "the original was sent" in warning]
     assert "refused" in receipt["timings"]
+
+
+def test_requests_that_were_sent_again_untrimmed_are_counted(serve: Serve, session: str) -> None:
+    proxy = serve(policies={"default": POLICY})
+
+    def counted() -> float:
+        found = re.search(r"^palimpsest_fail_open_total (\S+)$", proxy.client.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return float(found[1])
+
+    said = converse(proxy, session)
+    assert counted() == 0
+    for number in range(2):
+        said.append(user(f"more {number}"))
+        said.append(proxy.chat(session, said, model=FUSSY).json()["choices"][0]["message"])
+    assert counted() == 1  # the second one was not trimmed
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 429])

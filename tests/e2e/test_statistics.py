@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.metered import PRICES, Metered
 from tests.support.served import SECONDS, Served, config_file
 from tests.support.upstream import Upstream
 
@@ -107,3 +108,133 @@ def test_what_is_saved_is_what_the_same_session_costs_untrimmed(
         assert whole["cost_saved"] == 0
         assert trimmed["cost_untrimmed"] == pytest.approx(whole["cost"], rel=0.03)
         assert trimmed["cost"] < whole["cost"]
+
+
+POLICY: dict[str, Any] = {
+    "trigger": {"tokens": 3000},
+    "target": {"tokens": 2000},
+    "keep": {"rounds": 1, "spans": 2},
+    "edits": [
+        {"type": "summarize", "mode": "model", "keep_rounds": 1, "min_messages": 4, "min_new_messages": 2},
+        {"type": "drop_oldest"},
+    ],
+}
+DIALECTS = ("chat", "responses", "messages")
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def say(base: str, path: str, session: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    sent = {"x-session-id": session, **headers}
+    return httpx.post(f"{base}{path}", json=body, headers=sent, trust_env=False, timeout=SECONDS)
+
+
+def talk(base: str, dialect: str, session: str, turns: int) -> None:
+    """Talk in one of the three APIs; each request brings the whole history, over a connection of its own."""
+    history: list[Any] = []
+    for turn in range(turns):
+        text = f"Parcel {turn} of {session}: it should go to another shelf before the evening. " * 18
+        history.append({"role": "user", "content": text + ("look it up" if turn % 4 == 3 else "")})
+        if dialect == "chat":
+            tools = {"tools": [TOOL], "stream": turn % 2 == 1, "stream_options": {"include_usage": True}}
+            if not tools["stream"]:
+                del tools["stream_options"]
+            answer = say(base, "/v1/chat/completions", session, {"model": "m", "messages": history, **tools})
+            said = {"role": "assistant", "content": "The parcel was moved to the other shelf."}
+        elif dialect == "responses":
+            answer = say(base, "/v1/responses", session, {"model": "m", "input": history})
+            said = {} if answer.status_code != 200 else answer.json()["output"][0]
+        else:
+            body = {"model": "m", "max_tokens": 100, "messages": history, "system": "You keep a depot."}
+            answer = say(base, "/v1/messages", session, body, **{"anthropic-version": "2023-06-01"})
+            said = {} if answer.status_code != 200 else {"role": "assistant", "content": answer.json()["content"]}
+        assert answer.status_code == 200, answer.text
+        history.append(said)
+
+
+def test_the_bill_of_three_dialects_with_summaries_and_recalls_is_what_all_figures_say(
+    tmp_path: Path, store_url: str
+) -> None:
+    """Whatever is asked, the sums are those of the provider's own bill, and each request counts once."""
+    sections: dict[str, Any] = {
+        "models": [{"match": ["*"], "context_window": 128_000, "prices": PRICES}],
+        "policies": {"default": POLICY},
+        "virtual_tools": {"recall_context": True},
+        "summarizer": {"background": False},
+    }
+    with Metered() as provider:
+        sections["upstream"] = {"anthropic_base_url": provider.base_url}
+        config = config_file(tmp_path, provider, store_url, **sections)
+        with Served(config, "--workers", "4").wait() as served:
+            names = [(dialect, f"{dialect}-{number}") for dialect in DIALECTS for number in range(2)]
+            with ThreadPoolExecutor(5) as pool:
+                list(pool.map(lambda each: talk(served.url, each[0], each[1], 14), names))
+            check_bills(served.url, provider, dict.fromkeys(DIALECTS, 14 * 2))
+
+
+def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
+    """See that receipts, statistics, overview and metrics say what the provider's bill says."""
+    bills, requests = provider.bills, sum(asked.values())
+    receipts: list[Any] = []
+    for dialect in DIALECTS:
+        for number in range(2):
+            name = f"{dialect}-{number}"
+            receipts += get(base, f"/sessions/{name}/exchanges", limit=200)["data"]
+    assert len(receipts) == requests
+    by_dialect = {row["group"]: row for row in get(base, "/stats", group="dialect")["data"]}
+    total = get(base, "/stats")["total"]
+    assert total["summaries"] == bills["summaries"].requests > 0
+    assert total["recalls"] == bills["chat"].requests - asked["chat"] > 0
+    assert total["cost_summaries"] == pytest.approx(bills["summaries"].dollars)
+    assert total["cost_saved_net"] == pytest.approx(total["cost_saved"] - total["cost_summaries"])
+    for dialect in DIALECTS:
+        bill, row = bills[dialect], by_dialect[dialect]
+        assert row["requests"] == row["priced"] == asked[dialect]
+        assert row["tokens_input"] == bill.input
+        assert row["tokens_cached"] == bill.cached > 0
+        assert row["tokens_written"] == bill.written
+        assert row["tokens_output"] == bill.output
+        assert row["cost"] == pytest.approx(bill.dollars)
+        assert row["trims"] > 0
+    sums = {name: sum(row[name] or 0 for row in receipts) for name in ("cost", "cost_saved", "tokens_before")}
+    sums["tokens_sent"] = sum(row["tokens_sent"] for row in receipts)
+    for name, value in sums.items():
+        assert total[name] == pytest.approx(value), name
+    assert total["trims"] == sum(row["cut"] is not None and row["cut"]["moved"] for row in receipts)
+    assert total["warnings"] == sum(len(row["warnings"]) for row in receipts)
+    assert total["edits"] == sum(len(row["edits"]) for row in receipts)
+    shown = get(base, "/ui.json", since="all")
+    assert shown["total"] == total
+    assert shown["paid"] == pytest.approx(sum(bill.dollars for bill in bills.values()))
+    assert shown["net"] == pytest.approx(shown["gross"] - total["cost_recalls"] - total["cost_summaries"])
+    assert shown["paid"] + shown["net"] == pytest.approx(total["cost_untrimmed"])
+    check_metrics(base, total, asked)
+
+
+def check_metrics(base: str, total: dict[str, Any], asked: dict[str, int]) -> None:
+    """See that the metrics say what the statistics say."""
+    found = metrics(base)
+
+    def metric(name: str, **labels: str) -> float:
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value
+            for key, value in found.items()
+            if key.partition("{")[0] == name and all(each in key for each in wanted)
+        )
+
+    for dialect in DIALECTS:
+        assert metric("palimpsest_requests_total", dialect=dialect) == asked[dialect]
+    for state, name in (("before", "before"), ("sent", "sent"), ("cached", "cached"), ("written", "written")):
+        assert metric("palimpsest_tokens_total", state=state) == total[f"tokens_{name}"]
+    dollars = {"paid": "cost", "would_have_paid": "cost_untrimmed", "saved": "cost_saved"}
+    dollars |= {"cache_saved": "cost_cache_saved", "summaries": "cost_summaries"}
+    for state, name in dollars.items():
+        assert metric("palimpsest_dollars_total", state=state) == pytest.approx(total[name]), state
+    for name in ("trims", "warnings", "recalls", "edits", "summaries"):
+        assert metric(f"palimpsest_{name}_total") == total[name], name
+    misses = {row["group"]: row["requests"] for row in get(base, "/stats", group="miss")["data"] if row["group"]}
+    for cause, number in misses.items():
+        assert metric("palimpsest_cache_misses_total", cause=cause) == number
+    assert metric("palimpsest_summaries_total", status="ready") == total["summaries"]
+    assert metric("palimpsest_open_exchanges") == metric("palimpsest_store_queue") == 0
+    assert metric("palimpsest_fail_open_total") == metric("palimpsest_spooled_total") == 0

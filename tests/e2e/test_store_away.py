@@ -408,6 +408,9 @@ def test_it_fails_before(cell: Cell) -> None:
     refused = cell.proxy.chat("other", "needs what is stored")
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert cell.proxy.client.get("/healthz").status_code == 200
+    metrics = cell.proxy.client.get("/metrics").text
+    assert "palimpsest_spooled_total 2.0" in metrics
+    assert "palimpsest_fail_open_total 0.0" in metrics
     cell.check()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import orjson
 import pytest
+from multidict import CIMultiDict
 
 from proxy.dialects.chat import CHAT
 from proxy.errors import UpstreamBusy, UpstreamError
@@ -234,17 +235,19 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
 @pytest.mark.parametrize(
     ("kind", "asked", "stream"),
     [
-        (b"text/event-stream; charset=utf-8", False, True),
-        (b"Text/Event-Stream", True, True),
+        ("text/event-stream; charset=utf-8", False, True),
+        ("Text/Event-Stream", True, True),
         (None, True, True),
-        (b"application/octet-stream", True, True),
+        ("application/octet-stream", True, True),
         (None, False, False),
-        (b"application/json", True, False),
-        (b"text/html", True, False),
+        ("application/json", True, False),
+        ("text/html", True, False),
     ],
 )
-def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: bytes | None, asked: bool, stream: bool) -> None:
-    answer: Any = SimpleNamespace(status=200, header=lambda _: kind)
-    assert _is_stream(answer, asked=asked) is stream
-    answer.status = 204
-    assert not _is_stream(answer, asked=asked)
+def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: str | None, asked: bool, stream: bool) -> None:
+    headers = CIMultiDict({"Content-Type": kind} if kind is not None else {})
+    response: Any = SimpleNamespace(status=200, raw_headers=(), headers=headers, content=None)
+    for status, expected in ((200, stream), (204, False)):
+        response.status = status
+        answer = Answer(response, lambda _: UpstreamError("it broke"))
+        assert _is_stream(answer, asked=asked) is expected

@@ -32,7 +32,7 @@ class HasAddress(Protocol):
     def base_url(self) -> str: ...
 
 
-def config_file(folder: Path, upstream: HasAddress, store_url: str, **sections: Any) -> Path:
+def config_file(folder: Path, upstream: HasAddress, store_url: str, /, **sections: Any) -> Path:
     """Write a configuration that leads to `upstream` and keeps at `store_url`."""
     data: dict[str, Any] = {
         "server": {"port": 0},

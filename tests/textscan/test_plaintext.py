@@ -18,6 +18,7 @@ from proxy.textscan.plaintext import (
     alarms,
     condensed,
     ending,
+    ends,
     folded,
     grouped,
     names_ref,
@@ -435,3 +436,19 @@ def test_lists_and_diffs_take_time_in_proportion(text: str) -> None:
     folded(text)
     condensed(text, 2)
     assert process_time() - start < 5
+
+
+def test_the_ends_of_a_long_text_stand_around_a_mark_and_errors() -> None:
+    assert ends("short", 5) == "short"
+    text = "\n".join(
+        [*(f"line {at} of many" for at in range(50)), "fatal: gone", *(f"line {at}" for at in range(50, 99))]
+    )
+    left = ends(text, 200)
+    head, mark, told, tail = left.split("… (")[0], "characters omitted)", "fatal: gone", left[-20:]
+    assert text.startswith(head.rstrip())
+    assert text.endswith(tail.lstrip())
+    assert mark in left
+    assert told in left
+    assert len(left) < 260
+    assert ends("x" * 100, 10) == "xxxxx\n… (90 characters omitted)\nxxxxx"
+    assert ends("x" * 100, 0) == "… (100 characters omitted)"

@@ -203,3 +203,28 @@ def test_what_is_shown_is_verbatim_or_marked(value: Any, keep: int) -> None:
     given_leaves = leaves(value)
     for leaf in leaves(made):
         assert leaf in given_leaves or leaf in (True, "node_1") or "omitted" in leaf
+
+
+def test_items_show_only_what_names_them_and_what_is_asked_for() -> None:
+    items = [{"id": at, "title": "t", "rating": 5, "words": "w"} for at in range(9)]
+    asked = frozenset({"rating"})
+    made = preview(
+        read(json.dumps({"items": items, "bare": [{"a": [1], "b": [2]}, {"c": 1, "d": 2, "e": 3}, {}, 4]})),
+        1,
+        90,
+        asked=asked,
+    )
+    assert made is not None
+    assert json.loads(write(made)) == {
+        "items_preview": [
+            {"id": 0, "title": "t", "rating": 5, "…": "(1 fields omitted)"},
+            "… (7 omitted)",
+            {"id": 8, "title": "t", "rating": 5, "…": "(1 fields omitted)"},
+        ],
+        "bare_preview": [{"a": [1], "…": "(1 fields omitted)"}, "… (2 omitted)", 4],
+        "compressed": True,
+    }
+    short = preview(read(json.dumps([{"c": 1, "d": 2, "e": 3}, {}, {"id": 1}])), 1, 90, asked=frozenset())
+    assert short is not None
+    shown_items = [{"c": 1, "d": 2, "…": "(1 fields omitted)"}, {}, {"id": 1}]
+    assert json.loads(write(short)) == {"items_preview": shown_items, "compressed": True}

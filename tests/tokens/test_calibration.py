@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tokens.calibration import Calibration
+from proxy.tokens.counter import Calibration
 
 
 def scale_of(calibration: Calibration, model: str) -> float:

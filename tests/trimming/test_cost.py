@@ -16,13 +16,12 @@ from proxy.trimming.cost import (
     Costs,
     account_after,
     account_of,
-    due,
-    is_cold,
     prices_of,
     reads_of,
 )
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, PlanningContext, Prices, Step, Summary
+from proxy.trimming.planner import due, is_cold
 from tests.trimming.notation import count, message
 
 # ------------------------------------------------------------------------------------------- worth

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from proxy.dialects import Call, Message
@@ -15,6 +16,7 @@ from proxy.textscan import (
     JsonValue,
     condensed,
     ending,
+    ends,
     folded,
     grouped,
     is_markup,
@@ -43,6 +45,11 @@ _MEDIA_BYTES_PER_TOKEN: Final = 3  # of a result with more than text, whose coun
 _HOPELESS: Final = 50  # a table of records has hardly ever less than this part of their size
 
 _NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit the weight is asked
+_SURE: Final = 0.85  # part of the limit to which a strict cut goes: tokens are estimated
+_SHORT_TEXT: Final = 80  # characters of a text inside JSON, where more is too much
+_SMALLER: Final = 0.8  # each next cut leaves this part of the one before,
+_LEAST_SHARE: Final = 1e-4  # down to this part of the whole
+_NAME: Final = re.compile(r"\w+")
 _BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
 _LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
 
@@ -69,6 +76,9 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
     methods: tuple[Method, ...] = ("minify", "table", "preview", "log", "noise")
     """What may be done, what loses less first: their order here does not matter."""
 
+    strict: bool = False
+    """Whether a result that is still over the limit is cut until it is within: items of lists to the fields that name
+    them and those that the call asks for, then fewer items and less text, at last to its beginning and its end."""
     spare_files: bool = False
     """At a trim, results of calls that name a file stay as they are: agents edit files by their exact text."""
 
@@ -77,19 +87,19 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         spared = {result.place for result in draft.results() if self.spare_files and _names_file(result.call)}
         return (change for change in super().apply(draft) if change.position not in spared)
 
-    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+    def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:
         """Return the result in a shorter form; None where it is short enough or has none."""
         size = _size(message.text)
         if message != entry.message:
             if names_ref(message.text, entry.ref):
                 # Something was left out of it before: the original is taken, so that numbers tell of all of it.
-                return self._compacted(entry.message, entry, size)
-            again = self._compacted(entry.message, entry, _size(entry.message.text))
+                return self._compacted(entry.message, entry, size, asked)
+            again = self._compacted(entry.message, entry, _size(entry.message.text), asked)
             if again is not None and again.message == message:
                 return None
-        return self._compacted(message, entry, size)
+        return self._compacted(message, entry, size, asked)
 
-    def _compacted(self, message: Message, entry: Entry, size: int) -> Shortened | None:
+    def _compacted(self, message: Message, entry: Entry, size: int, asked: str) -> Shortened | None:
         """Return `message` in a shorter form; None where that has `size` bytes or more."""
         given = message.texts
         before, per_byte = _size("".join(given)), _tokens_per_byte(entry)
@@ -100,6 +110,8 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
             if _is_over(self.over_tokens, forms, given, before * per_byte):
                 for form in forms:
                     form.take(step, entry.ref)
+        if self.strict:
+            self._fit(forms, given, before * per_byte, entry.ref, frozenset(_NAME.findall(asked.lower())))
         made = [form.text for form in forms]
         if not "".join(made).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
@@ -110,6 +122,35 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         used = dict.fromkeys(name for form in forms for name in form.used)
         reason = f"{', '.join(used)}: {before} bytes become {after}"
         return Shortened(message=message.with_texts(made), reason=reason)
+
+    def _fit(
+        self, forms: Sequence[_CompactForm], given: Sequence[str], tokens: float, ref: str, asked: frozenset[str]
+    ) -> None:
+        """Cut the forms of `given`, of so many tokens, until they are within the limit."""
+        limit = self.over_tokens * _SURE
+        for keep, longest in (
+            (self.keep_items, self.max_string),
+            (self.keep_items, _SHORT_TEXT),
+            (1, _SHORT_TEXT // 2),
+        ):
+            if _most_tokens(forms, given, tokens) <= limit:
+                return
+            for form in forms:
+                form.take(partial(_CompactForm.reduce, keep=keep, longest=longest, asked=asked), ref)
+        share = limit / max(_most_tokens(forms, given, tokens), 1)
+        while _most_tokens(forms, given, tokens) > limit:
+            for form in forms:
+                form.cut_ends(share, ref)
+            if share < _LEAST_SHARE:
+                return
+            share *= _SMALLER
+
+
+def _most_tokens(forms: Sequence[_CompactForm], given: Sequence[str], tokens: float) -> float:
+    """Return how many tokens the forms may have, by their bytes and by their weight, where `given` have so many."""
+    texts = [form.text for form in forms]
+    sizes, weights = (sum(map(measure, texts)) / max(sum(map(measure, given)), 1) for measure in (_size, weight))
+    return tokens * max(sizes, weights)
 
 
 def _names_file(call: Call | None) -> bool:
@@ -189,6 +230,24 @@ class _CompactForm:
                 if made is not None:
                     taken = self._offer(place, "preview", self._written(made))
                     self._is_marked |= taken and not alone
+
+    def reduce(self, ref: str, *, keep: int, longest: int, asked: frozenset[str]) -> None:
+        """Cut documents to what says which items there are."""
+        for place, piece in enumerate(self._pieces):
+            if isinstance(piece, str) or isinstance(piece.value, str) or "preview" not in self._edit.methods:
+                continue
+            alone = len(self._pieces) == 1
+            made = preview(piece.value, keep, longest, ref if alone else None, asked=asked)
+            if made is not None:
+                taken = self._offer(place, "preview", self._written(made))
+                self._is_marked |= taken and not alone
+
+    def cut_ends(self, share: float, ref: str) -> None:
+        """Leave of the text so great a part, its beginning and its end."""
+        self._use("preview")
+        whole = "".join(self._shown)
+        self.text = f"{ends(whole, int(share * len(whole)))}\n{ending(ref)}"
+        self.size = _size(self.text)
 
     def _tidy_document(self, place: int, piece: Embedded) -> None:
         if isinstance(piece.value, str):

@@ -7,12 +7,12 @@ content alone, and can therefore act on arrival as well.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from msgspec import Struct
 
-from proxy.dialects import Message
+from proxy.dialects import Call, Message
 from proxy.trimming.draft import Draft, results_of
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
@@ -73,18 +73,23 @@ class ToolOutputEdit(BaseEdit, frozen=True):
     piecemeal: ClassVar[bool] = True
 
     @abstractmethod
-    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+    def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:
         """Return the shorter form of a tool result, None where it stays.
 
-        `message` is what stands there now, `entry` holds the original and its ref. What is short already must stay.
+        `message` is what stands there now, `entry` holds the original and its ref, `asked` are the arguments of the
+        call that it answers. What is short already must stay.
         """
 
-    def shorten_all(self, message: Message, entry: Entry) -> Shortened | None:
-        """Return a message with the shorter form of each of its results; None where all stay."""
+    def shorten_all(self, message: Message, entry: Entry, calls: Sequence[Call] = ()) -> Shortened | None:
+        """Return a message with the shorter form of each of its results; None where all stay.
+
+        `calls` are those of the message before the results.
+        """
         made: list[Message | None] = []
         reasons: list[str] = []
         for _, result, alone in results_of(message, entry):
-            shortened = self.shorten(result, alone)
+            asked = next((call.arguments for call in calls if result.answers_call(call)), "")
+            shortened = self.shorten(result, alone, asked)
             if result is message:
                 return shortened
             made.append(result if shortened is None else shortened.message)
@@ -94,8 +99,14 @@ class ToolOutputEdit(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
-        for place, message in draft.free():
-            if message.is_result and (shortened := self.shorten_all(message, draft.entries[place])) is not None:
+        for span in draft.spans:
+            calls = draft.entries[span.start].message.calls
+            for place, message in draft.free(span.start, span.stop):
+                if not message.is_result:
+                    continue
+                shortened = self.shorten_all(message, draft.entries[place], calls)
+                if shortened is None:
+                    continue
                 change = draft.replacing(place, self.type, shortened.reason, shortened.message)
                 if change.freed > 0:
                     yield change

@@ -32,7 +32,7 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
     direction: Literal["head", "tail", "head_tail"] = "head_tail"
     """What is kept: the beginning, the end, or half of the limits for each."""
 
-    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+    def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:  # noqa: ARG002
         """Return the result cut to the limits; None where it is within them or would not get shorter."""
         text = message.text.encode()
         if _lines(text) <= self.max_lines and len(text) <= self.max_bytes:

@@ -19,7 +19,9 @@ from proxy.tokens import TokenCounter
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
-from proxy.trimming.model import Entry
+from proxy.trimming.model import Entry, PlanningContext
+from proxy.trimming.planner import plan
+from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import rows
 
 REF = "ref"
@@ -324,3 +326,66 @@ def test_large_texts(text: str) -> None:
     if shortened is not None:
         assert len(shortened.message.text) < len(text)
         assert CompactToolOutput().shorten(shortened.message, entry(message)) is None
+
+
+# -------------------------------------------------------------------------------------- a strict limit
+
+STRICT = CompactToolOutput(over_tokens=200, strict=True)
+PROSE = " ".join(f"Sentence {at} says something that only a reader of it would need." for at in range(400))
+
+
+def strictly(text: str, asked: str = "") -> str:
+    message = result(text)
+    tokens = TokenCounter().message(message, "gpt-4o")
+    shortened = STRICT.shorten(message, Entry(message=message, tokens=tokens, ref=REF, position=0), asked)
+    assert shortened is not None
+    assert TokenCounter().message(shortened.message, "gpt-4o") <= STRICT.over_tokens
+    return shortened.message.text
+
+
+def records(fields: int) -> str:
+    item = {"id": 7, "title": "a title", "rating": 4.5, **{f"field_{at}": f"words {at}" for at in range(fields)}}
+    return json.dumps({"count": 40, "results": [item] * 40})
+
+
+def test_items_that_are_too_large_show_the_fields_that_name_them_and_those_asked_for() -> None:
+    assert "rating" not in strictly(records(30))
+    shown = json.loads(strictly(records(30), '{"sort_by": "rating"}'))
+    assert shown["results_preview"][0] == {"id": 7, "title": "a title", "rating": 4.5, "…": "(30 fields omitted)"}
+    assert shown["count"] == 40
+    assert shown["compressed"] is True
+
+
+def test_what_no_preview_makes_short_enough_is_its_beginning_and_its_end() -> None:
+    deep = json.dumps({f"key_{at}": {f"inner_{at}": "some words here"} for at in range(35)})
+    for text in (PROSE, deep, "x" * 5000, f"{PROSE}\n  error: disk full  \n{PROSE}", f"Found: {records(30)} and more"):
+        left = strictly(text)
+        assert left[:3] == text[:3]
+        assert f"full output: {REF}" in left or f'"full_output":"{REF}"' in left
+        assert ("error: disk full" in left) == ("error: disk full" in text)
+    halves = result([{"type": "text", "text": PROSE}, {"type": "text", "text": PROSE}])
+    shortened = STRICT.shorten(halves, Entry(message=halves, tokens=9000, ref=REF, position=0))
+    assert shortened is not None
+    assert all("characters omitted" in part for part in shortened.message.texts)
+
+
+def test_no_limit_is_too_small_to_end() -> None:
+    message = result(PROSE)
+    shortened = CompactToolOutput(over_tokens=0, strict=True).shorten(message, entry(message))
+    assert shortened is not None
+    assert len(shortened.message.text) < 100
+
+
+def test_a_trim_and_an_arrival_both_know_what_was_asked_for() -> None:
+    function = {"name": "find", "arguments": '{"sort_by": "rating"}'}
+    asking = ChatMessage.of(
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    )
+    log = (ChatMessage.of({"role": "user", "content": "hi"}), asking, result(records(30)))
+    entries = [replace(entry(message), position=at, tokens=len(message.raw) // 4) for at, message in enumerate(log)]
+    context = PlanningContext(count=lambda message: len(message.raw) // 4, fixed_tokens=0)
+    for edits in ({"on_arrival": [STRICT]}, {"edits": [STRICT], "trigger": {"every_request": True}}):
+        policy = Policy.model_validate({**edits, "keep": {"rounds": 0, "spans": 0}})
+        later = [*entries, replace(entry(log[0]), position=3)] if "edits" in edits else entries
+        view = plan(later, policy, "strict", context).view
+        assert '"rating":4.5' in view[2].text, edits

@@ -195,7 +195,7 @@ class SayLess(ToolOutputEdit, frozen=True):
     text: str = "less"
     """What is said instead."""
 
-    def shorten(self, message: Message, entry: Entry) -> Shortened | None:
+    def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:  # noqa: ARG002
         if message.text == self.text:
             return None
         return Shortened(message=message.replacing("content", f"{self.text}"), reason=f"see {entry.ref}")

@@ -1,0 +1,141 @@
+"""A provider of all three APIs that meters what it answers: what it was asked for, and what that costs.
+
+Half of a longer prompt comes from its cache. Where it is offered `recall_context` and the newest message asks for it
+("look it up"), it calls that first. What it is asked to sum up it sums up.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+import orjson
+
+from tests.support.summarizing import summary_of
+
+PRICES = {"input": 2.0, "cached_read": 0.5, "cache_write": 2.5, "output": 8.0}
+"""Dollars per million tokens."""
+_OUTPUT = 20
+_SAID = "The parcel was moved to the other shelf."
+
+
+class Bill:
+    """What was asked for under one path."""
+
+    def __init__(self) -> None:
+        self.requests = self.input = self.cached = self.written = self.output = 0
+
+    @property
+    def dollars(self) -> float:
+        """What that costs."""
+        fresh = self.input - self.cached - self.written
+        parts = {"input": fresh, "cached_read": self.cached, "cache_write": self.written, "output": self.output}
+        return sum(tokens * PRICES[name] for name, tokens in parts.items()) / 1_000_000
+
+
+class Metered:
+    """The provider, on a port of its own."""
+
+    def __init__(self) -> None:
+        self.bills = {"chat": Bill(), "responses": Bill(), "messages": Bill(), "summaries": Bill()}
+        self.refuses: bytes = b"\0"
+        """A request in which this does not stand is refused; so long as it is set to anything."""
+        self.headers: list[dict[str, str]] = []
+        """Those of each request."""
+        self._lock = threading.Lock()
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                provider.headers.append({name.lower(): value for name, value in self.headers.items()})
+                status, answer = provider.answer(self.path.partition("?")[0], body)
+                self.send_response(status)
+                streams = status == 200 and orjson.loads(body).get("stream")
+                self.send_header("content-type", "text/event-stream" if streams else "application/json")
+                data = _events(answer) if streams else orjson.dumps(answer)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def answer(self, path: str, raw: bytes) -> tuple[int, dict[str, Any]]:
+        """Return status and body of the answer to a request."""
+        body = orjson.loads(raw)
+        sums_up = b"<transcript-" in raw
+        if self.refuses != b"\0" and self.refuses not in raw and not sums_up:
+            return 400, {"error": {"message": "this is not what I want", "type": "invalid_request_error"}}
+        dialect = "chat" if path.endswith("/chat/completions") else path.rpartition("/")[2]
+        prompt = len(raw) // 4
+        cached = prompt // 256 * 128 if prompt > 2048 else 0
+        written = 128 if dialect == "messages" else 0
+        with self._lock:
+            bill = self.bills["summaries" if sums_up else dialect]
+            bill.requests += 1
+            bill.input += prompt
+            bill.cached += cached
+            bill.written += written
+            bill.output += _OUTPUT
+        newest = body["messages"][-1] if dialect == "chat" else {}
+        asks = b'"recall_context"' in raw and newest.get("role") == "user" and newest["content"].endswith("look it up")
+        message: dict[str, Any] = {"role": "assistant", "content": _SAID}
+        if sums_up:
+            lead = [{"content": body["system"]}] if "system" in body else []
+            message |= summary_of({"messages": [*lead, *body["messages"]]}, "good")
+        elif asks:
+            function = {"name": "recall_context", "arguments": '{"query":"parcel"}'}
+            message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+        return 200, _answer(dialect, body["model"], message, prompt, cached, written)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _answer(
+    dialect: str, model: str, message: dict[str, Any], prompt: int, cached: int, written: int
+) -> dict[str, Any]:
+    text = message["content"]
+    if dialect == "messages":
+        usage: dict[str, Any] = {"input_tokens": prompt - cached - written, "output_tokens": _OUTPUT}
+        usage |= {"cache_read_input_tokens": cached, "cache_creation_input_tokens": written}
+        told: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "usage": usage}
+        return told | {"content": [{"type": "text", "text": text}], "stop_reason": "end_turn", "stop_sequence": None}
+    if dialect == "responses":
+        usage = {"input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}}
+        usage |= {"output_tokens": _OUTPUT, "total_tokens": prompt + _OUTPUT}
+        said = {"type": "output_text", "text": text, "annotations": []}
+        item = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [said]}
+        told = {"id": "resp_1", "object": "response", "model": model, "status": "completed", "created_at": 1}
+        return told | {"output": [item], "usage": usage}
+    usage = {"prompt_tokens": prompt, "completion_tokens": _OUTPUT, "total_tokens": prompt + _OUTPUT}
+    usage |= {"prompt_tokens_details": {"cached_tokens": cached}}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
+    told = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": model}
+    return told | {"choices": [choice], "usage": usage}
+
+
+def _events(answer: dict[str, Any]) -> bytes:
+    """Return an answer of Chat Completions as a stream."""
+    choice = answer["choices"][0]
+    chunk = {**answer, "object": "chat.completion.chunk", "usage": None}
+    first = {"index": 0, "delta": choice["message"], "finish_reason": None}
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks = [{**chunk, "choices": [first]}, {**chunk, "choices": [last]}]
+    chunks.append({**chunk, "choices": [], "usage": answer["usage"]})
+    return b"".join([b"data: " + orjson.dumps(each) + b"\n\n" for each in chunks]) + b"data: [DONE]\n\n"
