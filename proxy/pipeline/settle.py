@@ -98,7 +98,9 @@ class Exchange:
         except PalimpsestError:
             raise
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets its answer
-            _LOG.exception("an exchange could not be settled as it ended: it is kept as failed")
+            of_answer = isinstance(why, OverflowError | RecursionError)  # absurd numbers, or too many levels
+            told = "an exchange could not be settled as it ended: it is kept as failed (%s)"
+            _LOG.error(told, why, exc_info=not of_answer)
             error = f"the proxy could not read the answer: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
             figures = figures_of(self, failed, self._services.knowledge.now, None)

@@ -21,7 +21,7 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
@@ -212,9 +212,9 @@ class ChatEndpoint:
                     return
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
-            free_frames(why)
+            forget_way(why)
         except PalimpsestError as why:
-            free_frames(why)
+            forget_way(why)
             await connection.fail(why)
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
