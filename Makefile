@@ -125,6 +125,7 @@ COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-
 pins: ## Choose the newest versions anew and pin them with their hashes (needs uv).
 	$(COMPILE) --upgrade pyproject.toml --group build -o requirements.txt
 	$(COMPILE) --upgrade pyproject.toml --group dev -o requirements-dev.txt
+	$(COMPILE) --upgrade --group otel --constraint requirements-dev.txt -o requirements-otel.txt
 	$(COMPILE) --upgrade --group psycopg --constraint requirements-dev.txt -o requirements-psycopg.txt
 	$(COMPILE) --upgrade --group attack --constraint requirements-dev.txt -o requirements-attack.txt
 	$(COMPILE) --upgrade --group model-server -o requirements-model-server.txt

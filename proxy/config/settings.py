@@ -299,6 +299,9 @@ class StoreSettings(_Section):
     mask: tuple[Annotated[Text, AfterValidator(checked)], ...] = ()
     """What is masked before it is stored: regular expressions (RE2), or names of presets: `openai`, `anthropic`, `aws`,
     `github`, `google`, `slack`, `stripe`, `jwt`, `pem`; `keys` for all of these."""
+    content: Literal["full", "none"] = "full"
+    """`none` stores ids, counts and receipts, but no text: clients must send their whole history. Edits that shorten
+    messages then decide anew at each request."""
     on_failure: Literal["forward", "reject"] = "forward"
     """What happens while the database cannot be used. `forward`: requests that bring their whole history are
     served, and stored later. `reject`: requests are refused with 503."""
@@ -539,7 +542,9 @@ class TelemetrySettings(_Section):
 
     metrics: bool = True
     """Whether `/metrics` answers Prometheus."""
-
+    otlp_endpoint: BaseUrl | None = None
+    """Address of an OpenTelemetry collector (OTLP over HTTP, `http://localhost:4318`), to which traces and metrics are
+    sent. Needs `pip install 'palimpsest[otel]'`; `OTEL_…` variables say the rest."""
     log_format: Literal["text", "json"] = "text"
     """`text` for people. `json` for machines, one object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -623,4 +628,25 @@ class Settings(BaseSettings):
                     "upstream",
                     name,
                 )
+        if self.store.content == "none":
+            self._needs_no_content()
         return self
+
+    def _needs_no_content(self) -> None:
+        """Raise an error where something needs what `store.content: none` does not store."""
+        tools = self.virtual_tools
+        uses: list[tuple[bool, tuple[str | int, ...]]] = [
+            (tools.recall_context, ("virtual_tools", "recall_context")),
+            (tools.compress_chat_history, ("virtual_tools", "compress_chat_history")),
+            (bool(self.finish.tools), ("finish", "tools")),
+            (self.responses.state == "proxy", ("responses", "state")),
+        ]
+        for name, policy in self.policies.items():
+            uses.append((policy.agents == "merge", ("policies", name, "agents")))
+            uses += [
+                (edit.type == "summarize", ("policies", name, "edits", place))
+                for place, edit in enumerate(policy.edits)
+            ]
+        for is_used, path in uses:
+            if is_used:
+                raise contradiction("this needs texts that are stored: remove it, or store.content: none", *path)

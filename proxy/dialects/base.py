@@ -395,6 +395,45 @@ MarkKind: TypeAlias = Literal["openai", "anthropic"]  # whose cache marks they a
 _NUMBER: Final = b"-0123456789"
 
 
+class JoinedTexts:
+    """The messages that were sent last, and their texts in a row: a beginning that is the same is not joined again."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._last: tuple[tuple[Message, ...], tuple[Message, ...], bytes] = ((), (), b"")
+
+    def sent(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bytes]:
+        """Return the messages without fields of ours, and their texts with commas between them."""
+        asked, sent, text = self._last
+        count = min(len(asked), len(messages))
+        while count and messages[count - 1] != asked[count - 1]:
+            count -= 1
+        if messages[:count] != asked[:count]:
+            count = 0
+        text = text[: len(text) - sum([len(message.raw) + 1 for message in sent[count:]])] if count else b""
+        sent = sent[:count]
+        new = tuple(
+            [
+                message
+                if (facts := message.facts) is not None and not facts.has_own_fields
+                # Nothing is known of a message that comes from the store.
+                else message.without_own_fields()
+                for message in messages[count:]
+            ]
+        )
+        sent += new
+        text = b",".join([text, *[message.raw for message in new]] if count else [message.raw for message in new])
+        self._last = (messages, sent, text)
+        return sent, text
+
+    @property
+    def size(self) -> int:
+        """Bytes of the texts that are kept."""
+        return len(self._last[2])
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """A request that was understood as far as it must be. Every text in it can be parsed again."""
 
@@ -414,6 +453,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
+    joined: JoinedTexts | None = None  # what was sent of the request before it, where that is known
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
     state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
@@ -622,6 +662,8 @@ class Dialect(ABC):
     name: ClassVar[str]  # its name in `DIALECTS`, such as `chat`
     requests: ClassVar[RequestSide]
     replies: ClassVar[ReplySide]
+    repairs_blocks_alone: ClassVar[bool] = False
+    """Whether messages that need no repair need none behind others that need none, if they begin with no result."""
 
     @abstractmethod
     def message(self, raw: bytes) -> Message:

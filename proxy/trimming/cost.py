@@ -36,7 +36,7 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, 
 RISK: Final = 0.035  # what trimming may cost beyond what it saved, as a part of what the input costs without it
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
+DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
 _SHORT: Final = 40  # and what they lose is missed most. So many turns are short
 
 
@@ -142,7 +142,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         rate = prices.factor(stays) * prices.read
         if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
             return False
-        if prices.read >= _DEAR and self.account.turns < _SHORT:
+        if prices.read >= DEAR and self.account.turns < _SHORT:
             return False
         # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
         is_cached = stays - balance.freed >= prices.minimum

@@ -20,7 +20,7 @@ def example_settings(name: str, upstream: Upstream, folder: Path, **sections: An
     Tokens are estimated, and not scaled to what the stand-in provider says that it counted.
     """
     overrides: dict[str, Any] = {
-        "upstream": {"base_url": upstream.base_url},
+        "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
         "store": {"url": empty_store(folder / "palimpsest.db")},
         "tokens": {"method": "estimate", "calibrate": False},
         **sections,

@@ -175,6 +175,7 @@ class ChatDialect(Dialect):
     """The Chat Completions API."""
 
     name: ClassVar[str] = "chat"
+    repairs_blocks_alone: ClassVar[bool] = True
     requests: ClassVar[RequestSide] = RequestSide(
         path="/chat/completions",
         parse=parse_chat_request,
