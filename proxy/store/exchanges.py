@@ -61,6 +61,7 @@ from proxy.store.database import GatheringConnection, Row, StoreConnection
 from proxy.store.evidence import keep_evidence
 from proxy.store.packing import encode_exchange, encode_name, encode_session
 from proxy.store.records import (
+    NOTHING_CAME,
     Body,
     Cursor,
     ExchangeRow,
@@ -72,7 +73,9 @@ from proxy.store.records import (
     Source,
     StandingCut,
     Status,
+    opened_columns,
     session_key,
+    settled_columns,
 )
 from proxy.store.rollups import EndedExchange, add_figures, counted
 from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_into, insert_new, matching
@@ -143,8 +146,8 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
     left = [row for some in tree.in_parts(ids) for row in connection.execute(_PENDING, {"ids": some})]
     found = [{"the_session": row.session, "the_exchange": row.id} for row in left]
     if found:
-        end = {f"the_{name}": value for name, value in _NOTHING_CAME.items()}
-        end |= {"the_status": Status.INTERRUPTED.value, "the_settled_at": at}
+        end = {f"the_{name}": value for name, value in NOTHING_CAME.items()}
+        end |= {"the_status": Status.INTERRUPTED.value, "the_settled_at": at, "the_base": None}
         connection.execute(_close(connection.dialect.name), [end | each for each in found])
         connection.execute(_NOT_PENDING, found)
     return len(found)
@@ -164,20 +167,8 @@ def _exchange(row: Row) -> ExchangeRow:
 
 # ---------------------------------------------------------------------------------------------------- closing
 
-_SETTLED: Final = (
-    *("status", "settled_at", "tokens_before", "tokens_sent", "receipt"),
-    *("base", "nodes", "replies", "cut_node"),
-)
+_SETTLED: Final = {"status", "settled_at", "base", *NOTHING_CAME}
 """The columns that the end of an exchange tells. The others come from its row in `pending`."""
-_NOTHING_CAME: Final = {
-    "tokens_before": 0,
-    "tokens_sent": 0,
-    "receipt": "{}",
-    "base": None,
-    "nodes": "[]",
-    "replies": "[]",
-    "cut_node": None,
-}
 
 
 @cache
@@ -246,32 +237,7 @@ def begin(
             for node, form in opening.forms
         ]
         insert_new(connection, FORMS, sent_as)
-        row = {
-            "session": key,
-            "id": opening.exchange,
-            "created_at": opening.created_at,
-            "settled_at": None,
-            "status": Status.PENDING.value,
-            "kind": opening.kind,
-            "base": opening.base,
-            "digest": opening.digest,
-            "model": opening.model,
-            "agent": opening.agent,
-            "policy": opening.policy,
-            "policy_version": opening.policy_version,
-            "stream": opening.stream,
-            "idempotency": opening.idempotency,
-            "parameters": orjson.dumps(dict(opening.parameters)).decode(),
-            "tools": offered,
-            "instructions": version,
-            "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
-            "nodes": "[]",
-            "replies": "[]",
-            "cut_node": None,
-            "tokens_before": 0,
-            "tokens_sent": 0,
-            "receipt": "{}",
-        }
+        row = opened_columns(opening) | {"session": key, "tools": offered, "instructions": version}
         connection.execute(_open(connection.dialect.name), {f"new_{name}": value for name, value in row.items()})
 
 
@@ -464,8 +430,8 @@ def _settle(
     settled = end.write()
     exchange = {"the_session": session.key, "the_exchange": settlement.exchange}
     if Status(state.status) is Status.PENDING:
-        told = {f"the_{name}": value for name, value in (_NOTHING_CAME | end.exchange_row).items()}
-        connection.execute(_close(connection.dialect.name), told | exchange)
+        told = {f"the_{name}": value for name, value in (NOTHING_CAME | end.exchange_row).items()}
+        connection.execute(_close(connection.dialect.name), {"the_base": None} | told | exchange)
         connection.execute(_NOT_PENDING, exchange)
     else:  # it was taken for interrupted
         connection.execute(_CHANGE, end.exchange_row | exchange)
@@ -492,13 +458,7 @@ class ExchangeEnd:
         self._session = session
         self._state = state
         self._under = under
-        self.exchange_row: dict[str, Any] = {
-            "status": settlement.status.value,
-            "settled_at": settlement.settled_at,
-            "tokens_before": settlement.tokens_before,
-            "tokens_sent": settlement.tokens_sent,
-            "receipt": orjson.dumps(sound(dict(settlement.receipt))).decode(),
-        }
+        self.exchange_row = settled_columns(settlement)
         """What changes in the exchange's row."""
         self.session_row: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
         """What changes in the session's."""

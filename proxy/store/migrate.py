@@ -33,8 +33,6 @@ from proxy.store.sqlite import connect, create_file, sqlite_engine
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION: Final = "0015"
-"""The newest migration: the tables that this version of the program works with."""
 _COMPACT: Final = "0013"
 """The migration that puts the tables of the old layout aside."""
 
@@ -42,6 +40,10 @@ _LOG: Final = logging.getLogger("palimpsest.store")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
 _INSTALLED: Final = _PACKAGE / "_migrations"
 _CHECKOUT: Final = _PACKAGE.parent / "migrations"
+_FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+
+REVISION: Final = max([path.name[:4] for path in (_FOLDER / "versions").glob("[0-9]*.py")], default="")
+"""The newest migration: the tables that this version of the program works with."""
 
 _LOCK_KEY: Final = 0x70616C696D707365  # names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)
 _TURN: Final = "300s"  # how long to wait for another process's migration
@@ -169,8 +171,7 @@ def config() -> Config:
     from alembic.config import Config  # noqa: PLC0415
 
     found = Config()
-    folder = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
-    found.set_main_option("script_location", str(folder).replace("%", "%%"))
+    found.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
     return found
 
 

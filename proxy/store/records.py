@@ -8,10 +8,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any, Final, TypeAlias
 
+import orjson
 from msgspec import Meta, Struct
 
-from proxy.conversation import Arrival, Incoming, StoredMessage
+from proxy.conversation import Arrival, Incoming, StoredMessage, body_of
 from proxy.dialects import Dialect, Message, dialect_named
+from proxy.dialects.jsontext import sound
 from proxy.errors import InvalidRequest
 from proxy.store.packing import is_plain
 from proxy.trimming import Change, Cut, Hidden
@@ -255,6 +257,50 @@ class Settlement(Struct, frozen=True, kw_only=True):
     behind that the block of the calls and the results that it had, in their new order."""
     dialect: str = CHAT
     figures: ExchangeFigures | None = None  # what is added to the statistics
+
+
+NOTHING_CAME: Final[dict[str, Any]] = {
+    "nodes": "[]",
+    "replies": "[]",
+    "cut_node": None,
+    "tokens_before": 0,
+    "tokens_sent": 0,
+    "receipt": "{}",
+}
+"""What the columns of an exchange say that its end fills, until it does."""
+
+
+def opened_columns(opening: Opening) -> dict[str, Any]:
+    """Return the row of an exchange that begins; `session`, `tools` and `instructions` have names of other rows."""
+    return {
+        "id": opening.exchange,
+        "created_at": opening.created_at,
+        "settled_at": None,
+        "status": Status.PENDING.value,
+        "kind": opening.kind,
+        "base": opening.base,
+        "digest": opening.digest,
+        "model": opening.model,
+        "agent": opening.agent,
+        "policy": opening.policy,
+        "policy_version": opening.policy_version,
+        "stream": opening.stream,
+        "idempotency": opening.idempotency,
+        "parameters": orjson.dumps(dict(opening.parameters)).decode(),
+        "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
+        **NOTHING_CAME,
+    }
+
+
+def settled_columns(settlement: Settlement) -> dict[str, Any]:
+    """Return what a settlement itself says of the exchange's row; the rest says what became of its messages."""
+    return {
+        "status": settlement.status.value,
+        "settled_at": settlement.settled_at,
+        "tokens_before": settlement.tokens_before,
+        "tokens_sent": settlement.tokens_sent,
+        "receipt": orjson.dumps(sound(dict(settlement.receipt))).decode(),
+    }
 
 
 class Settled(Struct, frozen=True, kw_only=True):

@@ -179,7 +179,7 @@ async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_percent_sign_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "100%"
     folder.mkdir()
-    monkeypatch.setattr("proxy.store.migrate._INSTALLED", folder)
+    monkeypatch.setattr("proxy.store.migrate._FOLDER", folder)
     assert config().get_main_option("script_location") == str(folder)
 
 
