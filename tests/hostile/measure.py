@@ -124,7 +124,9 @@ async def _endless_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bo
 async def _slow_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
     """Stream an answer for twenty seconds."""
     writer.write(EVENTS + LAST)
-    *events, last = [seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing) for name, data in seeds.events]
+    *events, last = [
+        seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing) for name, data in seeds.events
+    ]
     for event in events:
         writer.write(event)
         await writer.drain()
@@ -255,7 +257,9 @@ def attack(name: str, *, once: bool = False) -> Callable[[Attack], Attack]:
 def told(answers: Iterable[Answer]) -> str:
     """Return how often which answer came."""
     found = Counter(answer.code for answer in answers)
-    return ", ".join(code if number == 1 and len(found) == 1 else f"{code} x{number}" for code, number in found.most_common())
+    return ", ".join(
+        code if number == 1 and len(found) == 1 else f"{code} x{number}" for code, number in found.most_common()
+    )
 
 
 async def flood(target: Target, begin: bytes, piece: bytes, most: int = 256 * MEGABYTE) -> str:
@@ -278,7 +282,9 @@ async def _(target: Target) -> str:
 
 @attack("endless trailers")
 async def _(target: Target) -> str:
-    begin = b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" % target.seeds.path.encode()
+    begin = (
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" % target.seeds.path.encode()
+    )
     return await flood(target, begin, b"X-A: b\r\n" * 8192)
 
 
@@ -340,7 +346,9 @@ async def _(target: Target) -> str:
 
 @attack("import of 48 MB of tiny lines", once=True)
 async def _(target: Target) -> str:
-    return told([await ask(target.port, post("/sessions/import", b"{}\n" * (16 * MEGABYTE), kind=b"application/x-ndjson"))])
+    return told(
+        [await ask(target.port, post("/sessions/import", b"{}\n" * (16 * MEGABYTE), kind=b"application/x-ndjson"))]
+    )
 
 
 @attack("import of 48 MB of values", once=True)
@@ -354,7 +362,10 @@ async def _(target: Target) -> str:
     session = b'{"record":"session","format":1,"created_at":1,"updated_at":1,"head":"0"}\n'
     deep = b'{"record":"body","body":"0","tokens":1,"data":' + b"[" * 800 + b"]" * 800 + b"}"
     digits = b'{"record":"body","body":"0","tokens":' + b"9" * 4000 + b',"data":1}'
-    asked = [ask(target.port, post("/sessions/import", session + line, kind=b"application/x-ndjson")) for line in (deep, digits)]
+    asked = [
+        ask(target.port, post("/sessions/import", session + line, kind=b"application/x-ndjson"))
+        for line in (deep, digits)
+    ]
     return told(await asyncio.gather(*asked))
 
 
@@ -447,7 +458,9 @@ async def _(target: Target) -> str:
 
         await asyncio.gather(*[client(number) for number in range(10)])
         asked = target.provider.asked - asked
-        lines.append(f"{name} Idempotency-Key: " + ", ".join(f"{key} x{n}" for key, n in count.items()) + f", asked {asked}")
+        lines.append(
+            f"{name} Idempotency-Key: " + ", ".join(f"{key} x{n}" for key, n in count.items()) + f", asked {asked}"
+        )
     return "; ".join(lines)
 
 

@@ -1,6 +1,6 @@
 """An upstream that answers in every way that it should not. The `model` of a request says in which.
 
-    lambda writer, seeds: ...      what it writes, for each model; else the dialect's own answer
+lambda writer, seeds: ...      what it writes, for each model; else the dialect's own answer
 """
 
 from __future__ import annotations
