@@ -14,6 +14,6 @@ from __future__ import annotations
 from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import CacheRule, PriceClass, PromptCache, Segment, class_of, price_class, standard_classes
 from proxy.backtest.histories import SessionHistory, read_file, read_files, stored, synthetic_agents
-from proxy.backtest.replay import ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline
-from proxy.backtest.report import as_data, headlines, main_prices, page, report_tables, session_tables
+from proxy.backtest.replay import NONE, ORACLE, PREFIX, PolicyStrategy, Strategy, baseline, every_baseline
+from proxy.backtest.report import as_data, headlines, main_prices, page, percent, report_tables, session_tables
 from proxy.backtest.suggest import RECALL, candidates, suggested

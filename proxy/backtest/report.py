@@ -64,14 +64,14 @@ def headlines(result: BacktestResult) -> Iterator[str]:
             continue
         costs = [(line.figures.cost.input, whole[line.session].cost.input) for line in own]
         counts = [line.figures.recall.far for line in own if line.figures.recall is not None]
-        told = f"{name}: {_percent(costs)} of the input cost at {prices}"
+        told = f"{name}: {percent(costs)} of the input cost at {prices}"
         kept = [(float(each.present), float(each.grounded)) for each in counts]
         if sum(grounded for _, grounded in kept):
-            told += f", {_percent(kept)} of the far values that later calls used was still there"
+            told += f", {percent(kept)} of the far values that later calls used was still there"
         yield f"{told}."
 
 
-def _percent(pairs: Sequence[tuple[float, float]]) -> str:
+def percent(pairs: Sequence[tuple[float, float]]) -> str:
     """Return a sum as a part of another in per cent, with its interval where there are sessions enough."""
 
     def share(some: Sequence[tuple[float, float]]) -> float:

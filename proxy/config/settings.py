@@ -117,6 +117,18 @@ def _base_url(url: str) -> str:
     return path
 
 
+def _proxy_url(url: str) -> str:
+    """Return the address of an HTTP proxy; it may hold a user name and a password."""
+    if not _VISIBLE.fullmatch(url):
+        raise ValueError("an address has only visible ASCII characters")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("an address begins with http:// or https:// and names a host")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise ValueError("a proxy has no path: http://USER:PASSWORD@HOST:PORT")
+    return url
+
+
 def store_url(url: str) -> str:
     """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
     if _CONTROL.search(url):
@@ -189,6 +201,8 @@ Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
 """A credential that fits into an HTTP header. It is never printed."""
 BaseUrl: TypeAlias = Annotated[str, AfterValidator(_base_url)]
 """The address of a provider's API: http or https, without a trailing slash."""
+ProxyUrl: TypeAlias = Annotated[str, AfterValidator(_proxy_url)]
+"""The address of an HTTP proxy. It may hold a password."""
 StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
 """The address of a database in SQLAlchemy's form. It may hold a password."""
 HeaderName: TypeAlias = Annotated[str, AfterValidator(_header_name)]
@@ -281,8 +295,9 @@ class UpstreamSettings(_Section):
     """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
     ca: Path | None = None
     """Certificates of authorities to trust, in PEM, in place of the system's."""
-    proxy: BaseUrl | None = None
-    """Address of an HTTP proxy on the way to every upstream. Without it, what `HTTPS_PROXY` and `NO_PROXY` say."""
+    proxy: ProxyUrl | None = Field(default=None, repr=False)
+    """Address of an HTTP proxy on the way to every upstream, `http://USER:PASSWORD@HOST:PORT`. Without it, what
+    `HTTPS_PROXY` and `NO_PROXY` say."""
     passthrough: tuple[Resource, ...] = ("models", "embeddings")
     """Resources under /v1 that clients may use with the shared `api_key`. With their own key, all."""
     routes: tuple[Route, ...] = ()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
 _CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
+_LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
 
 
 class Exchange:
@@ -112,13 +113,19 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        # Of what the provider adds nothing was counted here.
-        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
-            scale = services.knowledge.learn(
-                prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
-            )
         reported, now = used(answered.usage), services.knowledge.now
         figures = figures_of(self, answered, now, reported)
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
+            usual = figures.miss in _LEARNT_FROM
+            scale = services.knowledge.learn(
+                prepared.request.model,
+                prepared.history.scale,
+                self.report.plan.tokens_sent,
+                usage.get("prompt_tokens"),
+                read=figures.tokens_cached if usual else 0,
+                missed=figures.tokens_missed if usual else 0,
+            )
         log_exchange(_LOG, log_line(self.report, answered.status, took))
         if prepared.call.trace is not None:
             prepared.call.trace.tell(traced(prepared, self.report, answered, reported))
