@@ -49,7 +49,7 @@ from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
 from proxy.store import Store
-from proxy.telemetry import Meters, set_up_logging, shared_memory
+from proxy.telemetry import Meters, set_up_logging, shared_memory, tracing_class
 from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
@@ -91,6 +91,8 @@ def serve(
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     for line in loaded.warnings:
         _LOG.warning("%s", line)
+    if settings.telemetry.otlp_endpoint is not None:
+        tracing_class()  # what is missing is said before anything begins
     several = settings.server.workers > 1
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)

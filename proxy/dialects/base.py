@@ -11,11 +11,13 @@ this file (`chat/` for Chat Completions) and one line in `DIALECTS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
@@ -24,6 +26,8 @@ from msgspec import Struct
 from proxy.dialects.jsontext import FIELDS, members_of, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
+
+Kind = TypeVar("Kind", bound=StrEnum)
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -97,6 +101,12 @@ class Repaired(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def repair_notes(problems: Iterable[tuple[int, Kind]], kinds: type[Kind], cures: Mapping[Kind, str]) -> tuple[str, ...]:
+    """Return the notes of a repair; `cures` says how a problem was cured where the message was not left out."""
+    found = Counter([problem for _, problem in problems])
+    return tuple([f"repaired: {found[kind]} x {kind}, {cures.get(kind, 'left out')}" for kind in kinds if found[kind]])
 
 
 def hash_of(canonical: bytes) -> bytes:

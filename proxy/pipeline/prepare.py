@@ -309,6 +309,7 @@ class Preparer:
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
         model, lead, fixed, counter = request.model, 0, 0, self._services.counter
+        masker = self._services.store.masker
         if history.instructions:
             size = COUNTING * size_of(history.instructions)
             lead = fixed = sum(await compute(size, counter.messages, history.instructions, model))
@@ -322,7 +323,7 @@ class Preparer:
             updated_at=history.updated_at,
             scale=history.scale,
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
-            keeps=history.id is not None and history.unplaced is None,
+            keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
         return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
 

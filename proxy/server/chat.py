@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +21,10 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+
+if TYPE_CHECKING:  # it would import OpenTelemetry
+    from proxy.telemetry.tracing import Tracing
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -195,6 +198,7 @@ class ChatEndpoint:
         self._cancels = settings.sessions.on_disconnect == "cancel"
         self._authenticator = authenticator
         self._chat = chat
+        self.tracing: Tracing | None = None  # set where requests are traced
 
     async def serve(self, connection: ClientConnection, model: str = "") -> None:
         """Answer one request; `model` is the one that its path names."""
@@ -203,12 +207,27 @@ class ChatEndpoint:
                 call = await self._call(connection, memory)
                 if model:
                     call = replace(call, body=_with_model(call.body, model))
+                if self.tracing is not None:
+                    await self._traced(call, connection, self.tracing)
+                    return
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
-            free_frames(why)
+            forget_way(why)
         except PalimpsestError as why:
-            free_frames(why)
+            forget_way(why)
             await connection.fail(why)
+
+    async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
+        """Answer a request within a span of its own."""
+        trace = tracing.begin(call.headers)
+        connection.write = trace.noting(connection.write)  # type: ignore[method-assign,assignment]
+        call = replace(call, headers=trace.headers, trace=trace)
+        try:
+            await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
+        except BaseException as why:
+            trace.end(why.code if isinstance(why, PalimpsestError) else type(why).__name__)
+            raise
+        trace.end()
 
     async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:
         caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
