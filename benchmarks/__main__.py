@@ -21,7 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import against, appends, cases, disk, memory, profiling, report, subjects
+from benchmarks import against, appends, cases, disk, first, memory, profiling, report, subjects
 from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
 
 _WIDTH: Final = 150
@@ -35,6 +35,7 @@ _APPENDS: Final = "appends"
 """What `--only` calls them."""
 _MEMORY: Final = "memory"
 _DISK: Final = "disk"
+_FIRST: Final = "first"
 _APPEND_PHASES: Final = 30
 _APPEND_SECONDS: Final = {False: 90.0, True: 10.0}
 """How long appends are measured, by whether it is to be quick; storing the histories comes on top."""
@@ -49,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
         console = Console(width=_WIDTH)  # a table that is cut says nothing
     if given.list:
         console.print(
-            "\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY, _DISK])
+            "\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY, _DISK, _FIRST])
         )
         return 0
     if not Path("/proc/self/stat").exists():
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         action="append",
         metavar="NAME",
-        help="a case (small-64-json, medium-*), `appends`, `memory` or `disk`; repeatable",
+        help="a case (small-64-json, medium-*), `appends`, `memory`, `disk` or `first`; repeatable",
     )
     parser.add_argument("--rounds", type=int, help="how often each subject has its turn")
     parser.add_argument("--seconds", type=float, help="how long a turn is")
@@ -145,6 +146,9 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                 sizes=_QUICK_SIZES if given.quick else appends.SIZES,
                 say=say,
             )
+        if _matches(_FIRST, wanted):
+            with subjects.palimpsest(upstream, folder, name="first") as subject:
+                results["first"] = first.measure(subject, effort.rounds, say)
         if _matches(_MEMORY, wanted):
             results["memory"] = memory.measure(programs, upstream, folder, seconds=2 * effort.seconds, say=say)
     if _matches(_DISK, wanted):

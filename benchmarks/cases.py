@@ -32,6 +32,9 @@ _SIZES: Final = {"small": (2, 830), "shared": (2, 830), "medium": (200, 123_500)
 _ON_POSTGRES: Final = frozenset({"small", "shared"})
 """Bodies that are measured with a store on PostgreSQL too."""
 _QUESTION: Final = 120
+_STORING: Final = {"large": 3}
+"""Requests that make a body's history known, if more than one. The first of a long one is trimmed, and so is the
+second, a branch of its own; the third is planned whole."""
 _WARMUP: Final = 2
 """Requests of each connection before the window opens."""
 _GROWING_REQUESTS: Final = 40
@@ -136,7 +139,8 @@ class _Runner:
         for subject in subjects:
             if subject.stores and (case.body, subject.name) not in self._stored:
                 count = 1 if case.body == "shared" else connections
-                plan = Plan(templates=[self._template(case.body, stream=False)], connections=count, requests=1)
+                requests = _STORING.get(case.body, 1)
+                plan = Plan(templates=[self._template(case.body, stream=False)], connections=count, requests=requests)
                 self._run(subject, plan)
                 self._stored.add((case.body, subject.name))
 

@@ -74,6 +74,8 @@ def _tables(results: dict[str, Any]) -> list[tuple[str, Rows]]:
         ("Palimpsest against the passthrough and against no proxy", _comparison(cases)),
         ("CPU milliseconds of the process for each request", _cpu(cases)),
         ("Appends, by what is stored; equally much is sent", _appends(results.get("appends"))),
+        ("The first request of a session, its first trim, and small requests beside them (p50 / longest)",
+         _first(results.get("first"))),
         ("Start and memory of all processes (RSS / PSS), by the number of workers", _memory(results.get("memory"))),
         ("Bytes on disk, beside an empty store, of recorded conversations", _disk(results.get("disk"))),
         ("Where the time of a small request goes", _profile(results.get("profile"))),
@@ -150,6 +152,16 @@ def _appends(appends: dict[str, Any] | None) -> Rows:
         ]
         for line in (appends or {"sizes": []})["sizes"]
     ]
+    return rows
+
+
+def _first(lines: Sequence[dict[str, Any]] | None) -> Rows:
+    rows = [["request", "messages", "MB", "takes", "CPU", "small requests before", "beside it"]]
+    for line in lines or ():
+        kind = {"first": "first", "trim": "first trim"}[line["kind"]]
+        beside = f"{_ms(1000 * line['waited'])} / {_ms(1000 * line['longest'])} ms"
+        times = [f"{line['seconds']:.2f} s", f"{line['cpu']:.2f} s", f"{_ms(1000 * line['usual'])} ms", beside]
+        rows.append([kind, f"{line['messages']:,}", f"{line['bytes'] / 1e6:.1f}", *times])
     return rows
 
 

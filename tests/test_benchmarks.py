@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import against, appends, bodies, cases, memory, profiling, report, subjects
+from benchmarks import against, appends, bodies, cases, first, memory, profiling, report, subjects
 from benchmarks.compiling import NoCompiler, Programs, compile_programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
@@ -164,6 +164,13 @@ def test_appends_take_turns_and_send_what_the_policy_lets_through(
         assert line["moves"] == 1
         assert line["longest"] == line["stored"] + 31
     assert kinds(palimpsest, "stored-100-0") == ["first"] + ["append"] * 16
+
+
+def test_first_requests_are_timed_beside_others(folder: Path, upstream: Subject) -> None:
+    with subjects.palimpsest(upstream, folder, name="first") as subject:
+        lines = first.measure(subject, 1, lambda _: None, sizes=(400,))
+    assert [(line["kind"], line["messages"]) for line in lines] == [("first", 400), ("trim", 400)]
+    assert all(0 < line["longest"] < line["seconds"] + 1 for line in lines)
 
 
 def test_memory_is_that_of_all_processes(programs: Programs, folder: Path, upstream: Subject) -> None:

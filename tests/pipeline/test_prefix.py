@@ -87,6 +87,38 @@ async def test_the_next_request_of_a_session_is_read_from_its_new_messages_on(ho
     assert (await preparer.prepare(call(LONG[:1]))).request.kept == 0
 
 
+@pytest.mark.anyio
+async def test_of_a_body_that_goes_on_only_the_rest_is_to_be_admitted(house: House) -> None:
+    preparer = Preparer(house.settings, house.services, MARK)
+    admitted: list[tuple[int, int]] = []
+
+    async def admit(messages: int, size: int) -> None:
+        admitted.append((messages, size))
+
+    first = await preparer.prepare(replace(call(LONG), admit=admit))
+    await preparer.prepare(replace(call([*LONG, YES]), admit=admit))
+    assert admitted == [(0, 0), (len(LONG), first.request.ends[len(LONG)])]
+
+
+@pytest.mark.anyio
+async def test_what_was_planned_and_joined_before_serves_the_next_request(house: House) -> None:
+    """Not planned again, and of what is sent only the new texts are joined: the result is that of a new process."""
+    lean = {"trigger": {"messages": 60}, "target": {"tokens": 2500}, "edits": [{"type": "drop_oldest"}]}
+    house.chat.policies.current = {"default": Policy.model_validate(lean)}
+    messages: list[dict[str, Any]] = list(LONG)
+    preparer = house.chat._preparer  # pyright: ignore[reportPrivateUsage] - the one that keeps
+    planned: list[bool] = []
+    for number in range(4):
+        asked = call(messages)
+        key = preparer._prefixes.key_of(asked)  # pyright: ignore[reportPrivateUsage]
+        assert key is not None
+        before = preparer._prefixes.find(key)  # pyright: ignore[reportPrivateUsage]
+        planned.append(before is not None and before.planned is not None)
+        await house.chat.answer(asked, Heard())
+        messages = [*messages, YES, {"role": "user", "content": f"more {number}"}]
+    assert planned == [False, False, True, True]  # the first request trims
+
+
 def told(prepared: Prepared) -> dict[str, Any]:
     """Return what a prepared request says, whatever was known before."""
     history, request, plan = prepared.history, prepared.request, prepared.report.plan

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import Request
+from proxy.dialects import JoinedTexts, Message, Request
 from proxy.dialects.chat import request as refusals
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request
@@ -172,6 +172,7 @@ def test_a_request_with_nothing_changed_is_the_very_same_bytes() -> None:
     assert compose(request) is raw
     assert compose(request, instructions=request.instructions, messages=list(request.messages)) is raw
     assert compose(request, messages=[ChatMessage(b'{"role":"user"}')], drop_fields=["y", "x.y", "messages"]) is raw
+    assert compose(request, messages=[ChatMessage(b'{"role":"user","agent":"a"}')]) is raw
 
 
 def test_other_messages_replace_those_of_the_request() -> None:
@@ -604,3 +605,31 @@ def test_a_request_of_the_messages_api_is_told_where_it_belongs() -> None:
 def test_a_request_of_the_responses_api_is_told_where_it_belongs() -> None:
     with pytest.raises(InvalidRequest, match="/v1/responses"):
         parse_chat_request(b'{"model":"m","input":"x"}')
+
+
+_SAID: list[Message] = [
+    *(ChatMessage.of({"role": "user", "content": text}) for text in ("a", "b", "c")),
+    ChatMessage(b'{"role": "user", "content": "ours", "agent": "x"}'),
+    *parse_chat_request(b'{"model":"m","messages":[{"role":"user","content":"known"}]}').messages,
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(_SAID), max_size=6), min_size=1, max_size=8))
+def test_texts_that_were_joined_before_are_joined_as_anew(views: list[list[Message]]) -> None:
+    """Whatever two views have in common: a beginning, an end, or a part."""
+    joined = JoinedTexts()
+    for view in views:
+        sent, text = joined.sent(tuple(view))
+        plain = [message.without_own_fields() for message in view]
+        assert list(sent) == plain
+        assert text == b",".join([message.raw for message in plain])
+        assert joined.size == len(text)
+
+
+def test_a_view_that_differs_only_at_its_beginning_is_joined_anew() -> None:
+    joined = JoinedTexts()
+    a, b, c = _SAID[:3]
+    joined.sent((a, b, c))
+    assert joined.sent((c, b, c))[1] == b",".join([c.raw, b.raw, c.raw])
+    assert joined.sent((c, b))[1] == b",".join([c.raw, b.raw])
+    assert joined.sent(())[1] == b""
