@@ -50,7 +50,7 @@ _ENCODERS: Final = {
     for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, PENDING, EVIDENCE)
 }
 _OF_A_FORM: Final[dict[str, Callable[[str], bytes]]] = {**_ENCODERS["forms"], "said": encode_name}
-_OF_AN_END: Final = {
+_OF_AN_END: Final[dict[str, Callable[[str], bytes]]] = {
     **dict.fromkeys(("base", "head", "instructions", "tools", "cut_node", "first_node"), encode_name),
     **dict.fromkeys(("nodes", "replies", "asked"), encode_names),
     "session": encode_session,
