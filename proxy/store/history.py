@@ -339,7 +339,8 @@ class HistoryReader:
             raise Conflict(DELETED)
         cut = None
         if question.policy is not None and has_cuts:
-            cut = newest_cut(connection, key, [mark.node for mark in marks], question.policy, question.agent)
+            branch = [mark.node for mark in marks] if start else question.incoming.names[: arrival.fresh]
+            cut = newest_cut(connection, key, branch, question.policy, question.agent)
         return replace(found, start=start, depth=depth, marks=marks, cut=cut)
 
     def _of_append(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:

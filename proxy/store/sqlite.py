@@ -314,6 +314,7 @@ class SqliteDatabase:
                     else:
                         batch.append(following)
             _tell(self._commit(batch))
+            del batch, first  # they may hold long texts, and the next may be long in coming
         self._writing.close()
 
     def _commit(self, writes: list[_Write]) -> list[_Outcome]:
