@@ -203,7 +203,7 @@ BEGIN
                 asked bytea, status text, settled_at bigint, tokens_before bigint, tokens_sent bigint, receipt bytea,
                 cost float8, nodes bytea, replies bytea, head bytea, messages int, rounds int, tokens bigint,
                 calls text, scale float8, requests int, tokens_saved bigint, arrival text, figures json,
-                new_bodies json, new_nodes json, cut json, evidence json)
+                new_bodies json, new_nodes json, cut json, cut_follows bytea, evidence json)
             CROSS JOIN LATERAL (
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
@@ -221,7 +221,13 @@ BEGIN
             ) first ON first.session = x.session AND first.node = x.first_node
             WHERE NOT x.answered OR (
                 e.messages = x.asked AND (x.base = '' OR b.node IS NOT NULL)
-                AND (NOT x.follows_head OR s.head = x.base) AND first.node IS NULL)
+                AND (NOT x.follows_head OR s.head = x.base) AND first.node IS NULL
+                -- A cut that is packed against another one needs the very cut that was taken for it.
+                AND (x.cut_follows IS NULL OR EXISTS (
+                    SELECT FROM cuts c
+                    WHERE c.session = x.session AND c.node = (x.cut ->> 'base')::bytea
+                      AND c.policy = x.cut ->> 'policy' AND c.agent = x.cut ->> 'agent'
+                      AND c.exchange = x.cut_follows)))
         ), said AS (
             INSERT INTO bodies (session, body, tokens, text)
             SELECT f.session, n.body, n.tokens, n.text

@@ -298,7 +298,8 @@ def _chain() -> Select[*tuple[Any, ...]]:
     return select(chain.c.changes).order_by(chain.c.step.desc())
 
 
-_CHAIN: Final = _chain()
+CHAIN: Final = _chain()
+"""Reads what a cut is packed against, itself last."""
 
 
 def cut_places(
@@ -336,7 +337,7 @@ def changes_of(connection: StoreConnection, key: str, row: Row) -> str:
     if row.base is None:
         return unpack(row.changes)
     asked = {"key": key, "node": row.base, "policy": row.policy, "agent": row.agent}
-    return unpack(row.changes, _last_of([packed for (packed,) in connection.execute(_CHAIN, asked)]))
+    return unpack(row.changes, _last_of([packed for (packed,) in connection.execute(CHAIN, asked)]))
 
 
 def _last_of(chain: Iterable[bytes]) -> str | None:
@@ -354,7 +355,7 @@ def pack_changes(
     if follows is None:
         return pack(changes, RECORDS), None
     asked = {"key": key, "node": follows, "policy": policy, "agent": agent}
-    chain = [packed for (packed,) in connection.execute(_CHAIN, asked)]
+    chain = [packed for (packed,) in connection.execute(CHAIN, asked)]
     before = _last_of(chain) if len(chain) < _CHAIN_LENGTH else None
     packed = pack(changes, RECORDS) if before is None else pack_against(before, changes, RECORDS)
     return packed, follows if is_against(packed) else None

@@ -21,6 +21,7 @@ from proxy.conversation import APPENDING, body_of, node_id
 from proxy.dialects import Message
 from proxy.dialects.generations import Generations
 from proxy.store import tree
+from proxy.store.cuts import CHAIN
 from proxy.store.database import NoRows, Parameters, Rows, SqlDialect
 from proxy.store.exchanges import ExchangeEnd, ExchangeState, begin
 from proxy.store.packing import (
@@ -36,6 +37,7 @@ from proxy.store.packing import (
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
 from proxy.store.rollups import counted, row_of
 from proxy.store.schema import BODIES, CUTS, EVIDENCE, FORMS, INSTRUCTIONS, NODES, PENDING, SESSIONS
+from proxy.store.statements import FetchedRows
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
@@ -47,12 +49,13 @@ _ENCODERS: Final = {
     table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
     for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, PENDING, EVIDENCE)
 }
-_OF_A_FORM: Final = _ENCODERS["forms"] | {"said": encode_name}
-_OF_AN_END: Final[Mapping[str, Callable[[str], bytes]]] = {
+_OF_A_FORM: Final[dict[str, Callable[[str], bytes]]] = {**_ENCODERS["forms"], "said": encode_name}
+_OF_AN_END: Final[dict[str, Callable[[str], bytes]]] = {
     **dict.fromkeys(("base", "head", "instructions", "tools", "cut_node", "first_node"), encode_name),
     **dict.fromkeys(("nodes", "replies", "asked"), encode_names),
     "session": encode_session,
     "id": encode_exchange,
+    "cut_follows": encode_exchange,
     "receipt": _ENCODERS["pending"]["receipt"],
 }
 """What a row of a wave has of several tables."""
@@ -63,6 +66,8 @@ _FORMS: Final = itemgetter("session", "node", "body")
 
 
 _Encoders: TypeAlias = Mapping[str, Callable[[str], bytes]]
+_CutPlace: TypeAlias = tuple[str, ...]
+_CUT_PLACE: Final = ("key", "node", "policy", "agent")
 
 
 class _Postgres:
@@ -82,17 +87,33 @@ class _NeedsToRead(Exception):
     """The exchange depends on more than its rows can say."""
 
 
-class _RowKeeper:
-    """A connection that keeps the rows that are inserted, by table."""
+class CutChain(Struct, frozen=True, kw_only=True):
+    """How a cut is stored: itself last, before it those that it is packed against."""
 
-    def __init__(self) -> None:
+    packed: tuple[bytes, ...]
+    exchange: str  # that stored it: by it the very same cut is known again
+
+
+class _RowKeeper:
+    """A connection that keeps the rows that are inserted, by table. All that it can read are cuts in `chains`."""
+
+    def __init__(self, chains: Generations[_CutPlace, CutChain] | None = None) -> None:
         self.rows: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        self.chain: CutChain | None = None
+        """The one that was read."""
+        self._chains = chains
 
     @property
     def dialect(self) -> SqlDialect:
         return _Postgres()
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        if statement is CHAIN and self._chains is not None:
+            asked = cast("Mapping[str, str]", parameters)
+            (self.chain,) = self._chains.recall([tuple([asked[name] for name in _CUT_PLACE])])
+            if self.chain is None:
+                raise _NeedsToRead
+            return FetchedRows([(packed,) for packed in self.chain.packed], tuple)
         if not isinstance(statement, Insert) or parameters is None:
             raise _NeedsToRead
         self.rows[statement.table.name] += [parameters] if isinstance(parameters, Mapping) else parameters
@@ -103,14 +124,15 @@ class _RowKeeper:
 
 _REMEMBERED: Final = 10_000
 _REPLY_BYTES: Final = 4_000_000
-_ENTRY_BYTES: Final = 500  # what a reply takes beside its text
+_CUT_BYTES: Final = 8_000_000
+_ENTRY_BYTES: Final = 500  # what a reply or a cut takes beside its text
 
 
 class StoredTexts:
     """Instructions and tools that were stored lately, by session: nearly every request brings the same again.
 
-    And replies, by session and node: the next request has most of them in another form. It may be wrong where a session
-    was deleted: the function looks whether they are there.
+    And replies, by session and node: the next request has most of them in another form. And cuts: the next one is
+    packed against them. It may be wrong where a session was deleted: the functions look whether they are there.
     """
 
     def __init__(self) -> None:
@@ -120,6 +142,18 @@ class StoredTexts:
         self._replies: Final = Generations[tuple[str, str], Message](
             _REPLY_BYTES, lambda message: len(message.raw) + _ENTRY_BYTES
         )
+
+        self.cuts: Final = Generations[_CutPlace, CutChain](
+            _CUT_BYTES, lambda chain: sum(map(len, chain.packed)) + _ENTRY_BYTES
+        )
+
+    def keep_cut(self, end: PlainEnd) -> None:
+        """Remember the cut of an exchange that was settled, at both places where the function may have put it."""
+        if end.cut is not None:
+            chain, place, base = end.cut
+            self.cuts.put(place, chain)
+            if self.cuts.recall([base]) == [None]:
+                self.cuts.put(base, chain)
 
     def keep(self, opening: Mapping[str, Any]) -> None:
         """Remember those of an exchange that was begun."""
@@ -171,7 +205,7 @@ def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")), _ENCODERS["sessions"])]
     # In one order, so that two that insert the same do not wait for each other.
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
-        encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
+        encoders: _Encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
         texts.append(_text(sorted(rows[table], key=order), encoders) if rows[table] else None)
     opened = [{name.removeprefix("new_"): value for name, value in row.items()} for row in rows["pending"]]
     texts.append(_text(opened, _ENCODERS["pending"]))
@@ -193,6 +227,7 @@ class PlainEnd(Struct, frozen=True, kw_only=True):
 
     row: dict[str, Any]  # of a wave
     settled: Settled  # as it is if the row is accepted, but for the head
+    cut: tuple[CutChain, _CutPlace, _CutPlace] | None = None  # with its place at the last message, and at the base
 
 
 class _End(ExchangeEnd):
@@ -203,13 +238,16 @@ class _End(ExchangeEnd):
         return False
 
 
-def plain_end(settlement: Settlement) -> PlainEnd | None:
+def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> PlainEnd | None:
     """Return how an exchange ended, where that depends on no more than the function checks; else None.
+
+    A cut that follows another one needs that in what is `stored`.
 
     That is: the exchange is not settled, it brought these messages, its base is there and the first message not yet,
     and, where that matters, the session stands at the base.
     """
-    key, keeper = session_key(settlement.tenant, settlement.session, settlement.dialect), _RowKeeper()
+    key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+    keeper = _RowKeeper(None if stored is None else stored.cuts)
     if settlement.finished or (settlement.replies and not settlement.messages):
         return None
     texts = [body_of(body.message) for body in settlement.messages]
@@ -235,8 +273,16 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
     row["answered"] = bool(settlement.replies)
     ended = counted(settlement, key, end.exchange_row["status"])
     row["figures"] = None if ended is None else row_of(ended)
+    kept: tuple[CutChain, _CutPlace, _CutPlace] | None = None
     if settlement.replies:
         cuts = keeper.rows["cuts"]
+        if cuts:
+            before = keeper.chain if cuts[0]["base"] is not None else None
+            row["cut_follows"] = None if before is None else before.exchange
+            packed = (*(() if before is None else before.packed), cuts[0]["changes"])
+            place = (key, cuts[0]["node"], cuts[0]["policy"], cuts[0]["agent"])
+            chain = CutChain(packed=packed, exchange=settlement.exchange)
+            kept = (chain, place, (key, settlement.base, *place[2:]))
         row |= {
             "follows_head": settlement.at_head or settlement.kind in APPENDING,
             "first_node": node_id(settlement.base, settlement.messages[0].message),
@@ -246,7 +292,7 @@ def plain_end(settlement: Settlement) -> PlainEnd | None:
             "cut": _encoded(cuts[0], _ENCODERS["cuts"]) if cuts else None,
             "evidence": [_encoded(each, _ENCODERS["evidence"]) for each in keeper.rows["evidence"]],
         }
-    return PlainEnd(row=row, settled=settled)
+    return PlainEnd(row=row, settled=settled, cut=kept)
 
 
 def waves_of(ends: Sequence[PlainEnd]) -> list[list[PlainEnd]]:

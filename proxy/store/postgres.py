@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
@@ -65,6 +65,11 @@ _BATCH_BYTES: Final = 4_000_000
 """Of messages that one call brings, about; the first exchange of it may bring more."""
 
 
+def is_pooled(server: PostgresServer) -> bool:
+    """Tell whether each transaction may have another connection of the server, as behind PgBouncer."""
+    return server.options.get("statement_cache_size") == 0 or "prepare_threshold" in server.options
+
+
 class PostgresDatabase:
     """An open PostgreSQL database."""
 
@@ -87,14 +92,16 @@ class PostgresDatabase:
         )
         _try_out_idle_connections(self._engine.sync_engine)
         # One statement needs no transaction around it, and two round trips less.
-        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        pooled = is_pooled(server)
+        self._reading = self._engine if pooled else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
         # Without a pool: after a loss, a connection that was kept there may be lost too.
         connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool)
         self._connecting = connecting
         self._probing: asyncio.Task[None] | None = None
-        self._readers = _Readers(connecting, self._tasks)
-        self._writer = _ExchangeWriter(DriverConnection(connecting), self._tasks, self._write_exchanges)
+        self._readers = _Readers(connecting, self._tasks, pooled=pooled)
+        writing = DriverConnection(connecting, pooled=pooled)
+        self._writer = _ExchangeWriter(writing, self._tasks, self._write_exchanges)
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
@@ -209,10 +216,11 @@ class DriverConnection:
     Only one task at a time may use it. Each statement is a transaction.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        """Prepare to connect by `engine`, with all its options."""
+    def __init__(self, engine: AsyncEngine, *, pooled: bool = False) -> None:
+        """Prepare to connect by `engine`, with all its options; `pooled` as `is_pooled` says."""
         self._engine = engine
         self._uses_asyncpg = engine.dialect.driver == "asyncpg"
+        self._pooled = pooled
         self._raw: Any = None
         self._made: PoolProxiedConnection | None = None
         """What SQLAlchemy made it as; it is kept as long as the connection."""
@@ -229,7 +237,9 @@ class DriverConnection:
         whole = False
         try:
             if self._uses_asyncpg:
-                rows = await raw.fetch(text, *values)
+                # It prepares in one round trip and executes in another.
+                async with raw.transaction() if self._pooled else nullcontext():
+                    rows = await raw.fetch(text, *values)
                 found = Fetched(names=tuple(rows[0].keys()) if rows else (), rows=rows)
             else:
                 cursor = await self._cursor(raw).execute(text, values)
@@ -327,10 +337,10 @@ class PostgresConnection:
 class _Readers:
     """A few connections for what each request reads."""
 
-    def __init__(self, engine: AsyncEngine, tasks: Tasks) -> None:
+    def __init__(self, engine: AsyncEngine, tasks: Tasks, *, pooled: bool) -> None:
         self._tasks = tasks
         self._turns = asyncio.Semaphore(_READERS)
-        self._free = [DriverConnection(engine) for _ in range(_READERS)]
+        self._free = [DriverConnection(engine, pooled=pooled) for _ in range(_READERS)]
         """The one that was used last comes last."""
 
     async def read(self, unit: Unit[Result]) -> Result:
@@ -482,7 +492,7 @@ class _ExchangeWriter:
         stands_at: dict[str, str] = {}
         try:
             settlements = [cast("Settlement", write.item) for write in writes]
-            ends, arguments = await _aside(writes, partial(_settling, settlements))
+            ends, arguments = await _aside(writes, partial(_settling, settlements, self._stored))
             if ends:
                 found = await self._connection.fetch(functions.SETTLE, arguments)
                 stands_at = functions.settled_at(found.rows)
@@ -495,6 +505,7 @@ class _ExchangeWriter:
             else:
                 settled = replace(ends[write.item.exchange].settled, head=head)
                 self._stored.keep_replies(cast("Settlement", write.item), settled)
+                self._stored.keep_cut(ends[write.item.exchange])
                 write.succeed(settled)
 
     def _write_alone(self, write: _WaitingExchange) -> None:
@@ -537,9 +548,11 @@ async def _aside(writes: Sequence[_WaitingExchange], work: Callable[[], Result])
     return await asyncio.to_thread(work)
 
 
-def _settling(settlements: Sequence[Settlement]) -> tuple[dict[str, functions.PlainEnd], tuple[Any, ...]]:
+def _settling(
+    settlements: Sequence[Settlement], stored: functions.StoredTexts
+) -> tuple[dict[str, functions.PlainEnd], tuple[Any, ...]]:
     """Return how those exchanges ended that can be settled without reading, and the arguments that settle them."""
-    ends = {each.exchange: end for each in settlements if (end := functions.plain_end(each)) is not None}
+    ends = {each.exchange: end for each in settlements if (end := functions.plain_end(each, stored)) is not None}
     return ends, functions.settle_arguments(functions.waves_of(list(ends.values())))
 
 

@@ -20,8 +20,8 @@ from proxy.store.database import StoreConnection
 from proxy.store.exchanges import write_exchanges
 from proxy.store.postgres import DriverConnection, PostgresDatabase
 from proxy.store.records import HistoryQuery
-from proxy.store.schema import EXCHANGES, NODES, PENDING
-from proxy.trimming import Cut
+from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING
+from proxy.trimming import Change, Cut
 from tests.store.test_batches import conversation, rows_of
 from tests.support import postgres
 from tests.support.talk import body, message, opening, settlement
@@ -267,6 +267,67 @@ async def test_a_cancelled_caller_leaves_its_exchange_written(store: Store, url:
     await again.close()
 
 
+def long_cut(number: int) -> Cut:
+    """Return a cut that says what the one before it says, and more."""
+    changes = tuple(
+        Change(
+            position=position,
+            edit="clear_tool_results",
+            reason=f"result {position} of a tool was cleared",
+            message=message("assistant", f"[cleared {position}]"),
+            tokens_before=100 + position,
+            tokens_after=3,
+        )
+        for position in range(10 + number)
+    )
+    return replace(cut(2 * number + 1), changes=changes)
+
+
+async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
+    store: Store, url: str, alone: list[Any]
+) -> None:
+    async def trim(at: Store, number: int, base: str, follows: str | None) -> tuple[str, str]:
+        """Return the nodes of the cut and of the reply."""
+        asked, name = body("user", f"question {number}"), f"exc_{number:032x}"
+        began = at.begin(opening(name, asked, digest=str(number), base=base, kind="resend"))
+        ended = settlement(name, asked, base=base, kind="resend", replies=(body("assistant", f"answer {number}"),))
+        ended = replace(ended, at_head=False, cut=long_cut(number), follows=follows)
+        settled = await at.settle(ended, began)
+        return settled.nodes[-1], settled.head
+
+    async def is_kept(at: Store, node: str, number: int) -> None:
+        found = await at.cut_at(session_key("tenant", "session"), node, "default", None)
+        assert found is not None
+        assert found.changes == long_cut(number).changes
+
+    def bases(connection: StoreConnection) -> list[str | None]:
+        return list(connection.execute(select(CUTS.c.base).order_by(CUTS.c.position)).scalars())
+
+    node, head = await trim(store, 0, ROOT, None)
+    nodes = [node]
+    for number in range(1, 20):
+        node, head = await trim(store, number, head, node)
+        nodes.append(node)
+    assert alone == []
+    for number, each in enumerate(nodes):
+        await is_kept(store, each, number)
+    # Each sixteenth is stored as a whole.
+    assert await store._database.read(bases) == [None, *nodes[:15], None, *nodes[16:19]]
+    # Another process does not know the cut before: it reads it.
+    other = await Store.open(url)
+    node, head = await trim(other, 20, head, node)
+    await is_kept(store, node, 20)
+    await other.close()
+    # What this one remembers may be of a session that was deleted.
+    await store.delete(session_key("tenant", "session"))
+    node, head = await trim(store, 0, ROOT, None)
+    assert await store.delete(session_key("tenant", "session"))
+    again, head = await trim(store, 1, ROOT, None)
+    node, head = await trim(store, 2, head, node)
+    await is_kept(store, node, 2)
+    await is_kept(store, again, 1)
+
+
 async def test_an_exchange_takes_three_round_trips_and_updates_no_index(
     store: Store, url: str, alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +360,13 @@ async def test_an_exchange_takes_three_round_trips_and_updates_no_index(
         name = f"exc_{number:08d}"
         began = store.begin(opening(name, asked, digest=str(number), base=base, kind="resend"))
         ended = settlement(name, asked, base=base, kind="resend", replies=(body("assistant", f"a {number}"),))
-        await store.settle(replace(ended, at_head=False), began)
+        if number % 3 == 0:
+            ended = replace(ended, cut=long_cut(10 + number % 40), follows=trims[-1] if trims else None)
+        settled = await store.settle(replace(ended, at_head=False), began)
+        if number % 3 == 0:
+            trims.append(settled.nodes[-1])
+
+    trims: list[str] = []
 
     await ask(0)
     texts.clear()
