@@ -459,6 +459,7 @@ class Request(Struct, frozen=True, kw_only=True):
     state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
     references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
     keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
+    binds_loop: bool = False  # whether that may also be refused behind anything else than it was made behind
     notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
 
     @property

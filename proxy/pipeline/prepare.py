@@ -56,6 +56,7 @@ MASKED: Final = "what was masked in the store is sent masked: the client sent on
 _PRODUCT: Final = re.compile(
     r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
 )  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
+_MODELS: Final = 256  # models that one process remembers; their names come from strangers
 _CLIENTS: Final = 256  # types of clients that the log tells of at most; their names come from strangers
 _TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
@@ -106,6 +107,8 @@ class Preparer:
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
         self._unnamed: set[str] = set()  # types of clients that were told of
+        self._binding: FIFOCache[str, bool] = FIFOCache(_MODELS)
+        """Models that refused a trim amid a tool loop: they require its reasoning, and check what stands before it."""
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
@@ -289,11 +292,17 @@ class Preparer:
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
     async def untrimmed(self, prepared: Prepared) -> Plan | None:
-        """Return the plan that sends the request as it was before trimming; None where that is not known any more."""
-        history, context = prepared.history, prepared.context
+        """Return the plan that sends the request as it was before trimming; None where that is not known any more.
+
+        Amid a tool loop whose reasoning is required, that is as it was before this trim: the trim waits for its end.
+        """
+        history, context, planning = prepared.history, prepared.context, prepared.planning
         policy, entries = context.policy, history.entries
         if policy is None:
             return None
+        if planning.keeps_loop and entries and entries[-1].message.is_result:
+            self._binding[prepared.request.model] = True
+            return await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
             whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
             if whole.arrival.base != history.arrival.base:
@@ -325,7 +334,9 @@ class Preparer:
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
             keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
-        return (replace(planning, keeps_loop=True) if request.keeps_loop else planning), lead
+        if request.keeps_loop:
+            planning = replace(planning, keeps_loop=True, binds_loop=request.binds_loop or model in self._binding)
+        return planning, lead
 
     async def _plan(
         self,

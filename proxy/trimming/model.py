@@ -229,6 +229,7 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
     keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
     keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent
+    binds_loop: bool = False  # whether that is also refused behind anything else: no trim before the loop's end
     fork: int | None = None
     """Position at which this request leaves others. If a trim changes nothing after it, the cut is put there, so
     that all of them can use it."""

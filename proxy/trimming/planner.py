@@ -14,6 +14,7 @@ A summary by a model is requested before the trigger fires; the next trim uses i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from math import log
 from types import MappingProxyType
 from typing import Final
@@ -43,7 +44,7 @@ from proxy.trimming.model import (
 )
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import IDLE, UNKNOWN_WINDOW
-from proxy.trimming.trim import Trim, draft_of, is_above, rescue, trim, unbound
+from proxy.trimming.trim import Trim, draft_of, is_above, loop_start, rescue, trim, unbound
 
 OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
@@ -54,6 +55,9 @@ REFUSED: Final = "upstream refused the trimmed request"  # what is said to have 
 _STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
 _SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 _UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
+_PATIENCE: Final = 8  # replies in one turn after which a trim that pays waits no longer: an agent may work for hours
+_THOUGHT_ANEW: Final = 4  # newest replies of a turn whose reasoning is missed when it is left out
+_BYTES: Final = 4  # bytes of reasoning to a token, about; most of it is sealed, and cannot be counted
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
 """The warning where `cost: auto` decides by prices that nobody gave."""
@@ -237,7 +241,7 @@ class _Planning:
             running = policy.model_copy(update={"edits": (first, *others)})
             fired = "; ".join(filter(None, (ASKED, fired)))
         costs = self._costs(always=bool(fired)) if not waits or fired else None
-        if costs is not None and not fired and self._waits(view):
+        if costs is not None and not fired and self._waits(view, paying=True):
             costs = None
         needs_whole = bool((fired or costs is not None) and not self.is_whole and not self.same)
         made: Trim | None = None
@@ -303,18 +307,29 @@ class _Planning:
         size = view.size if counted else Size(tokens=view.tokens, messages=len(view.messages))
         return trigger.fired(size, self.context, self.cut, self.aim)
 
-    def _waits(self, view: View) -> bool:
-        """Tell whether a trim waits for the next user message, since reasoning is sent that it would make invalid."""
+    def _waits(self, view: View, *, paying: bool = False) -> bool:
+        """Tell whether a trim waits for the next user message, since reasoning is sent that it would make invalid.
+
+        `paying`: nothing is too large, the trim would pay.
+        """
         policy, context, trigger = self.policy, self.context, self.policy.trigger
-        if policy.trim_at == "any" or trigger is None or trigger.every_request or self.overflow is not None:
+        if trigger is None or self.overflow is not None or not self.entries:
             return False
-        if not self.entries or self.entries[-1].message.begins_turn:
+        if context.binds_loop and self.entries[-1].message.is_result:
+            return True  # even where it may be too long: upstream knows better, and a trim would be refused
+        if context.context_window is not None and view.tokens * context.scale > context.context_window:
+            return False
+        if policy.trim_at == "any" or trigger.every_request or self.entries[-1].message.begins_turn:
             return False
         if max(trigger.shares(view.size, context), default=0.0) > _UNTIMELY:
             return False
-        if context.context_window is not None and view.tokens * context.scale > context.context_window:
+        if paying and self._replies_in_turn() >= _PATIENCE:
             return False
         return any(message.has_reasoning for message in view.messages)
+
+    def _replies_in_turn(self) -> int:
+        current = takewhile(lambda entry: not entry.message.begins_turn, reversed(self.entries))
+        return sum(entry.message.role == "assistant" for entry in current)
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
@@ -356,11 +371,24 @@ class _Planning:
             return (None, "") if fired.startswith(IDLE) and not made.made else (made, fired)
         if costs is not None:
             made = trim(self.base, policy, self.context, self.target, costs, paying=True)
-            balance = made.balance
+            lost = self._lost_reasoning(made)
+            balance = replace(made.balance, loss=made.balance.loss + costs.prices.output * lost)
             if costs.timely(balance, made.draft.tokens):
                 words = f"cost: {balance.freed} tokens less for {balance.rewritten} written anew"
                 return made, f"{words}, paid back in {costs.paid_back(balance)} requests"
         return None, ""
+
+    def _lost_reasoning(self, made: Trim) -> float:
+        """Return about how many tokens of reasoning a trim makes invalid that the model will think anew.
+
+        That is the newest of this turn's; what it thought long ago it needs no more.
+        """
+        draft, left = made.draft, unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop).draft
+        start = loop_start(draft)
+        pairs = zip(draft.messages[start:], left.messages[start:], strict=True)
+        lost = [(was, now) for was, now in pairs if was is not None and was is not now]
+        gone = [len(was.raw) - (len(now.raw) if now is not None else 0) for was, now in lost[-_THOUGHT_ANEW:]]
+        return sum(gone) / _BYTES
 
     def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
         """Return the warnings that a trim left too much, and why it could sum up nothing."""

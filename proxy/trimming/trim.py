@@ -218,7 +218,7 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
     first = 0 if draft.summary != before.summary else next(changed, None)
     if first is None:
         return made
-    reach = range(first, _loop_start(draft) if keeps_loop else len(sent))
+    reach = range(first, loop_start(draft) if keeps_loop else len(sent))
     messages, hidden = without_reasoning(draft.messages, draft.hidden, reach)
     bound = [at for at in reach if messages[at] is not draft.messages[at] or hidden.get(at) != draft.hidden.get(at)]
     if not bound:
@@ -228,7 +228,7 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
     return replace(made, draft=replace(draft, messages=messages, tokens=tokens, hidden=hidden), stale=stretch)
 
 
-def _loop_start(draft: Draft) -> int:
+def loop_start(draft: Draft) -> int:
     """Return the place where a tool loop begins that is under way; that after the last message where none is."""
     entries = draft.entries
     if not entries[-1].message.is_result:

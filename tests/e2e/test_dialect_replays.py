@@ -142,12 +142,15 @@ def test_a_recording(
     recording = recording.streamable() if stream else recording
     said: list[dict[str, Any]] = list(recording.messages[: recording.lead])
     start = recording.lead
+    # In the older way a reply amid a tool loop must begin with thinking, be it stale or not.
+    older = api == "messages" and mode == "400"
+    fields: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if older else {}
     for turn in recording.replies:
         said += tongue.entries(recording.messages[start:turn])
         start = turn + 1
         upstream.load(session, [recording.messages[turn]])
         model = f"script:{session}+reason+prefix:{mode}+{policy}"
-        answer = proxy.ask(tongue, session, said, model, stream=stream, tools=recording.tools)
+        answer = proxy.ask(tongue, session, said, model, stream=stream, tools=recording.tools, **fields)
         assert answer.status_code == 200, (turn, answer.text, upstream.last.refused)
         said += tongue.reply(answer.content, stream=stream)
     asked = [request for request in upstream.log if b"+prefix:" in request.body]
@@ -161,6 +164,36 @@ def test_a_recording(
     stored = proxy.messages(session)
     whole = said[recording.lead if tongue.name == "messages" else lead_of(said) :]
     assert [told(entry) for entry in stored] == [told(entry) for entry in whole]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_trim_that_is_refused_amid_a_tool_loop_waits_for_its_end(
+    proxy: Proxy, upstream: Upstream, session: str, stream: bool
+) -> None:
+    """A model of an older name that checks its thinking all the same: once it refused, no more is tried."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    model = f"claude-sonnet-4-5+script:{session}+reason+prefix:400+clear-any-time"
+    said: list[dict[str, Any]] = []
+    for turn in range(3):
+        said.append({"role": "user", "content": f"question {turn}"})
+        calls = [
+            {"id": f"c{turn}-{at}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            for at in range(6)
+        ]
+        replies = [{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls]
+        upstream.load(session, [*replies, {"role": "assistant", "content": "Here it is."}])
+        for call in [*calls, None]:
+            thinking = {"type": "enabled", "budget_tokens": 1024}
+            answer = proxy.ask(TONGUES["messages"], session, said, model, stream=stream, tools=tools, thinking=thinking)
+            assert answer.status_code == 200, answer.text
+            said += TONGUES["messages"].reply(answer.content, stream=stream)
+            if call is not None:
+                output = {"type": "tool_result", "tool_use_id": call["id"], "content": "many words " * 120}
+                said.append({"role": "user", "content": [output]})
+    assert sum(request.refused is not None for request in upstream.log) == 1
+    moved = [place for place, row in enumerate(proxy.exchanges(session)) if row["cut"] and row["cut"]["moved"]]
+    assert moved == [7, 14]  # with the next questions
+    assert [told(entry) for entry in proxy.messages(session)] == [told(entry) for entry in said]
 
 
 def told(entry: dict[str, Any]) -> bytes:

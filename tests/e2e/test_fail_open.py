@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
+from tests.support.tongues import CHAT, TONGUES, Tongue
 from tests.support.upstream import Upstream
 
 JsonObject = dict[str, Any]
@@ -30,31 +31,32 @@ def user(text: str) -> JsonObject:
     return {"role": "user", "content": text}
 
 
-def converse(proxy: Proxy, session: str, turns: int = 3) -> list[JsonObject]:
+def converse(proxy: Proxy, session: str, turns: int = 3, tongue: Tongue = CHAT) -> list[JsonObject]:
     said: list[JsonObject] = []
     for text in ("question one", "question two", "question three")[:turns]:
         said.append(user(text))
-        said.append(proxy.chat(session, said).json()["choices"][0]["message"])
+        said += tongue.reply(proxy.ask(tongue, session, said).content, stream=False)
     return said
 
 
+@pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("appends", [False, True])
 def test_the_original_is_sent_and_the_session_is_not_trimmed_that_way_again(
-    proxy: Proxy, upstream: Upstream, session: str, stream: bool, appends: bool
+    proxy: Proxy, upstream: Upstream, session: str, stream: bool, appends: bool, tongue: Tongue
 ) -> None:
-    said = converse(proxy, session) if not appends else []
+    said = converse(proxy, session, tongue=tongue) if not appends else []
     for text in ("question one", "question two", "question three") if appends else ():
-        assert proxy.chat(session, text).status_code == 200
+        assert proxy.ask(tongue, session, [user(text)]).status_code == 200
     for number in range(3):
         before = len(upstream.log)
         asked = user(f"more {number}")
         sent = [asked] if appends else [*said, asked]
-        answer = proxy.chat(session, sent, model=FUSSY, stream=stream)
+        answer = proxy.ask(tongue, session, sent, model=FUSSY, stream=stream)
         assert answer.status_code == 200, answer.text
         arrived = upstream.log[before:]
         assert len(arrived) == (2 if number == 0 else 1)
-        texts = [message["content"] for message in arrived[-1].json["messages"]]
+        texts = [message["content"] for message in arrived[-1].chat]
         assert texts[0] == "question one"
         assert len(texts) == 7 + 2 * number
         assert ("the original was sent" in answer.headers.get("x-context-warning", "")) is (number == 0)

@@ -1,4 +1,4 @@
-"""What eight SDKs really send back, asked again: every turn goes on where the last one ended.
+"""What SDKs really send back, asked again: every turn goes on where the last one ended.
 
 The conversations are those that tests/sdks/record.py recorded. They come to the proxy with the bytes and
 the headers of the SDK, and the provider answers with the bytes that it answered then.
@@ -52,6 +52,18 @@ SDKS: dict[str, tuple[str, str]] = {
 }
 """The recordings, each with the kind of its first arrival and of every other."""
 
+OTHER_APIS = (
+    "agents-responses-json",
+    "agents-responses-stream",
+    "anthropic-json",
+    "anthropic-stream",
+    "openai-responses-json",
+    "openai-responses-stream",
+    "pydantic_ai-responses-json",
+    "pydantic_ai-responses-stream",
+)
+"""The recordings of Responses and Messages: each goes on at every turn."""
+
 RENAMES = "agno-other_ids"
 """Agno gives calls other ids where those of the provider are not in OpenAI's style. Results are paired with
 their calls by these ids, so a call with another id is another call: it has a test of its own."""
@@ -91,13 +103,15 @@ def tape() -> Iterator[Tape]:
 @pytest.fixture(scope="module")
 def proxy(serve: Serve, tape: Tape) -> Proxy:
     """A proxy that has no reason to change a body."""
-    return serve(upstream={"base_url": tape.base_url, "include_usage": "never"})
+    address = {"base_url": tape.base_url, "anthropic_base_url": tape.base_url}
+    return serve(upstream={**address, "include_usage": "never"})
 
 
 @pytest.fixture(scope="module")
 def inferring(serve: Serve, tape: Tape) -> Proxy:
     """The same, where whoever asks is told apart by the key."""
-    return serve(upstream={"base_url": tape.base_url, "include_usage": "never"}, auth={"mode": "passthrough"})
+    address = {"base_url": tape.base_url, "anthropic_base_url": tape.base_url}
+    return serve(upstream={**address, "include_usage": "never"}, auth={"mode": "passthrough"})
 
 
 def read(name: str) -> Recorded:
@@ -107,7 +121,7 @@ def read(name: str) -> Recorded:
 def ask(proxy: Proxy, exchange: Exchange, headers: Mapping[str, str]) -> httpx.Response:
     """Send a recorded request again; what comes back must be the recorded answer."""
     answer = proxy.client.post(
-        "/v1/chat/completions", content=exchange.request, headers={**dict(exchange.headers), **headers}
+        exchange.tongue.path, content=exchange.request, headers={**dict(exchange.headers), **headers}
     )
     assert answer.status_code == 200, answer.text
     assert answer.content == exchange.response
@@ -208,10 +222,35 @@ def test_without_a_session_id_every_turn_finds_its_session(inferring: Proxy, tap
     assert [(entry["id"], entry["messages"]) for entry in listed] == [(*sessions, len(recorded.conversation))]
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "without-id"])
+@pytest.mark.parametrize("name", OTHER_APIS)
+def test_an_sdk_of_another_api_goes_on_at_every_turn(
+    inferring: Proxy, tape: Tape, session: str, name: str, named: bool
+) -> None:
+    recorded = read(name)
+    tape.play(recorded.exchanges)
+    mine = {"authorization": f"Bearer sk-{name}-{named}"}
+    headers = mine | ({"x-session-id": session} if named else {})
+    answers = [ask(inferring, exchange, headers) for exchange in recorded.exchanges]
+    assert [request.body for request in tape.received] == [exchange.request for exchange in recorded.exchanges]
+    assert len({answer.headers["x-session-id"] for answer in answers}) == 1
+    assert [answer.headers["x-context-kind"] for answer in answers] == ["first", *["resend"] * (len(answers) - 1)]
+    path = f"/sessions/{answers[0].headers['x-session-id']}"
+    assert len(inferring.client.get(path, headers=mine).json()["branches"]) == 1
+    stored = inferring.client.get(f"{path}/messages", headers=mine).json()["data"]
+    last, tongue = recorded.exchanges[-1], recorded.exchanges[0].tongue
+    reply = tongue.reply(last.response, stream=last.streams)
+    said = tongue.told([*last.body[tongue.listed], *reply])
+    said = [message for message in said if message["role"] != "system"]
+    assert [told(message) for message in tongue.told(stored)] == [told(message) for message in said]
+    roles = [message["role"] for message in said]
+    assert roles.count("user") == len(conversation.QUESTIONS)
+
+
 def test_every_recording_is_in_the_table_and_of_the_pinned_version() -> None:
     pinned = {f"{sdk.name}-{mode}": list(sdk.packages) for sdk in record.SDKS for mode in sdk.modes}
     found = [path.name.removesuffix(SUFFIX) for path in DATA.glob(f"*{SUFFIX}")]
-    assert pinned.keys() == SDKS.keys() | {RENAMES} == set(found)
+    assert pinned.keys() == SDKS.keys() | {*OTHER_APIS, RENAMES} == set(found)
     assert {name: read(name).packages for name in found} == pinned
 
 

@@ -28,6 +28,7 @@ from tests.support.api_rules import Refused, check
 from tests.support.listening import Listening
 from tests.support.received import Received
 from tests.support.recorded import DATA, SUFFIX, Exchange, Recorded
+from tests.support.tongues import BY_PATH, CHAT, SEALED, Tongue
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,7 +38,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OTHER_IDS = "other_ids"
 """The mode in which the ids of calls are not those of OpenAI: some SDKs put their own in their place."""
-KEPT_HEADERS = ("accept", "content-type", "idempotency-key", "user-agent")
+RESPONSES_MODES = ("responses-json", "responses-stream")
+"""The modes in which the Responses API is spoken."""
+KEPT_HEADERS = ("accept", "anthropic-version", "content-type", "idempotency-key", "user-agent")
 KEPT_PREFIXES = ("x-stainless-",)
 SECONDS = 300
 
@@ -60,8 +63,12 @@ class Sdk:
 
 SDKS = (
     Sdk(
-        name="openai", script="talk_openai.py", packages=("openai==3.54.0",), modes=("json", "dump", "parse", "stream")
+        name="openai",
+        script="talk_openai.py",
+        packages=("openai==3.54.0",),
+        modes=("json", "dump", "parse", "stream", *RESPONSES_MODES),
     ),
+    Sdk(name="anthropic", script="talk_anthropic.py", packages=("anthropic==2.12.0",)),
     Sdk(name="node", script="talk_node.mjs", packages=("openai@6.49.0",)),
     Sdk(
         name="langchain",
@@ -72,8 +79,14 @@ SDKS = (
         name="pydantic_ai",
         script="talk_pydantic_ai.py",
         packages=("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0"),
+        modes=("json", "stream", *RESPONSES_MODES),
     ),
-    Sdk(name="agents", script="talk_agents.py", packages=("openai-agents==0.24.0", "openai==3.54.0")),
+    Sdk(
+        name="agents",
+        script="talk_agents.py",
+        packages=("openai-agents==0.24.0", "openai==3.54.0"),
+        modes=("json", "stream", *RESPONSES_MODES),
+    ),
     Sdk(
         name="agno",
         script="talk_agno.py",
@@ -109,11 +122,17 @@ class Provider:
         async for _ in received.pieces(receive):
             pass
         try:
-            body = received.json
+            body, tongue = received.json, BY_PATH[received.path]
+            status, stream = 200, bool(body.get("stream"))
+            if tongue is not CHAT:
+                kind, answer = _in(tongue, body, len(self.exchanges), self.replies.popleft())
+                self.exchanges.append(Exchange(headers=_kept(received), request=received.body, response=answer))
+                await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+                await send({"type": "http.response.body", "body": answer})
+                return
             check(body, plain=False, lenient=True)  # what SDKs send beyond the API's fields is for the record
             message = {"refusal": None, "annotations": [], **self.replies.popleft()}
-            status = 200
-            if body.get("stream"):
+            if stream:
                 kind, answer = b"text/event-stream; charset=utf-8", b"".join(_events(body, message))
             else:
                 kind, answer = b"application/json", _whole(body, message)
@@ -123,6 +142,16 @@ class Provider:
         self.exchanges.append(Exchange(headers=_kept(received), request=received.body, response=answer))
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
         await send({"type": "http.response.body", "body": answer})
+
+
+def _in(tongue: Tongue, body: dict[str, Any], number: int, reply: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return the kind and the bytes of an answer in another API; reasoning is sealed there."""
+    message = {**reply, SEALED: [f"sealed-{number}"] if reply.get("reasoning_content") else []}
+    asked = {"model": body["model"], "messages": body[tongue.listed]}
+    usage = usage_of(asked)
+    if body.get("stream"):
+        return b"text/event-stream; charset=utf-8", b"".join(tongue.events(asked, message, usage))
+    return b"application/json", orjson.dumps(tongue.answer(asked, message, usage), option=orjson.OPT_INDENT_2)
 
 
 def _with_other_ids(replies: list[dict[str, Any]]) -> list[dict[str, Any]]:

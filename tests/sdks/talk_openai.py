@@ -13,6 +13,9 @@ from tests.sdks.conversation import QUESTIONS, SCHEMAS, SYSTEM, call
 
 def main(base_url: str, mode: str) -> None:
     client: Any = OpenAI(base_url=base_url, api_key="none")
+    if mode.startswith("responses"):
+        respond(client, stream=mode.endswith("stream"))
+        return
     said: list[Any] = [{"role": "system", "content": SYSTEM}]
     for question in QUESTIONS:
         said.append({"role": "user", "content": question})
@@ -40,6 +43,27 @@ def reply(client: Any, mode: str, said: list[Any]) -> list[tuple[str, str, str]]
     said.append(message.model_dump() if mode == "dump" else message)
     calls = [(made.id, made.function.name, made.function.arguments) for made in message.tool_calls or ()]
     return calls or None
+
+
+def respond(client: Any, *, stream: bool) -> None:
+    """Hold the conversation by the Responses API: what came out is the next input."""
+    said: list[Any] = []
+    tools = [{"type": "function", "strict": False, **tool["function"]} for tool in SCHEMAS]
+    for question in QUESTIONS:
+        said.append({"role": "user", "content": question})
+        calls: Any = True
+        while calls:
+            given: dict[str, Any] = {"model": "gpt-5", "instructions": SYSTEM, "input": said, "tools": tools}
+            if stream:
+                with client.responses.stream(**given) as events:
+                    response = events.get_final_response()
+            else:
+                response = client.responses.create(**given)
+            said += response.output
+            calls = [item for item in response.output if item.type == "function_call"]
+            for made in calls:
+                result = json.dumps(call(made.name, json.loads(made.arguments)))
+                said.append({"type": "function_call_output", "call_id": made.call_id, "output": result})
 
 
 if __name__ == "__main__":

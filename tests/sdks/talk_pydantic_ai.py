@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from pydantic_ai import Agent  # type: ignore[import-not-found]  # it has an environment of its own
-from pydantic_ai.models.openai import OpenAIChatModel  # type: ignore[import-not-found]  # the same
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel  # type: ignore[import-not-found]  # the same
 from pydantic_ai.providers.openai import OpenAIProvider  # type: ignore[import-not-found]  # the same
 
 from tests.sdks.conversation import QUESTIONS, SYSTEM, TOOLS
@@ -21,12 +21,18 @@ async def watch(_: Any, events: AsyncIterable[Any]) -> None:
 
 
 async def talk(base_url: str, mode: str) -> None:
-    model = OpenAIChatModel("gpt-4o-mini", provider=OpenAIProvider(base_url=base_url, api_key="none"))
+    provider = OpenAIProvider(base_url=base_url, api_key="none")
+    of_responses = mode.startswith("responses")
+    model = (
+        OpenAIResponsesModel("gpt-5", provider=provider)
+        if of_responses
+        else OpenAIChatModel("gpt-4o-mini", provider=provider)
+    )
     agent = Agent(model, system_prompt=SYSTEM, tools=TOOLS)
     said: list[Any] = []
     for question in QUESTIONS:
         # Not `run_stream`, which takes a text that stands beside calls for the answer and goes no further.
-        handler = {"event_stream_handler": watch} if mode == "stream" else {}
+        handler = {"event_stream_handler": watch} if mode.endswith("stream") else {}
         said = (await agent.run(question, message_history=said, **handler)).all_messages()
 
 

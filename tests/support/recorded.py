@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.tongues import CHAT, MESSAGES, RESPONSES, Tongue
+
 DATA = Path(__file__).parents[1] / "data" / "sdks"
 
 SUFFIX = ".jsonl.xz"
@@ -40,6 +42,13 @@ class Exchange:
     def streams(self) -> bool:
         """Whether the answer is a stream of events."""
         return bool(self.body.get("stream"))
+
+    @property
+    def tongue(self) -> Tongue:
+        """The API that it is of."""
+        if "input" in self.body:
+            return RESPONSES
+        return MESSAGES if any(name == "anthropic-version" for name, _ in self.headers) else CHAT
 
     @property
     def history(self) -> list[Message]:

@@ -412,6 +412,7 @@ class _Messages(Tongue):
             raise Refused('messages: first message must use the "user" role', "messages")
         if orjson.dumps(body).count(b'"cache_control"') > 4:
             raise Refused("A maximum of 4 blocks with cache_control may be provided.")
+        self._check_thinking(body)
         messages: list[Data] = [{"role": "system", "content": part["text"]} for part in parts_of(body.get("system"))]
         for place, message in enumerate(body["messages"]):
             messages += self._chat(place, message)
@@ -419,6 +420,15 @@ class _Messages(Tongue):
         return {"model": body.get("model"), "messages": messages, "stream": body.get("stream")} | (
             {"tools": tools} if tools else {}
         )
+
+    @staticmethod
+    def _check_thinking(body: Data) -> None:
+        """With thinking enabled, the last reply of a tool loop begins with thinking."""
+        replies = [message for message in body["messages"] if message["role"] == "assistant"]
+        if (body.get("thinking") or {}).get("type") != "enabled" or not _holds_results(body["messages"][-1]):
+            return
+        if replies[-1]["content"][0]["type"] != "thinking":
+            raise Refused("Expected `thinking` or `redacted_thinking`, but found `tool_use`.")
 
     def _chat(self, place: int, message: Data) -> Iterator[Data]:
         """Yield what one message says as chat messages: its results, and then the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 from msgspec.structs import replace
 
@@ -1495,6 +1496,62 @@ def test_trimming_that_pays_waits_too() -> None:
     entries = looping(60, first=thinking("0123456789"))
     assert plan(looping(60), paying, "mine", known).trimmed
     assert not plan(entries, paying, "mine", known).trimmed
+
+
+def working(replies: int, thought: str = "x") -> tuple[Entry, ...]:
+    """Return a turn in which a tool was called so often, with reasoning of so many bytes before each call."""
+    entries = [entry_at(0, message("user work"))]
+    for number in range(replies):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        said = {"role": "assistant", "tool_calls": [call], "reasoning_details": [{"data": thought}]}
+        result = {"role": "tool", "tool_call_id": f"c{number}", "content": "found it " * 20}
+        entries += [
+            entry_at(len(entries) + at, DIALECT.message(orjson.dumps(each))) for at, each in enumerate((said, result))
+        ]
+    return tuple(entries)
+
+
+def entry_at(position: int, said: Message) -> Entry:
+    return Entry(message=said, tokens=count(said), ref=f"ref_{position}", position=position)
+
+
+COLD = replace(KNOWN, idle=10**6, prices=Prices(read=0.1, write=1.0, output=4.0, lifetime=1.0, minimum=1))
+WARM = replace(KNOWN, prices=Prices(read=0.1, write=0.2, output=1.0, lifetime=1e9, minimum=1))
+
+
+def test_trimming_that_pays_does_not_wait_for_ever() -> None:
+    paying = policy(trigger={"cost": "auto"}, target={"tokens": 60}, edits=[DROP])
+    assert [plan(working(replies), paying, "mine", COLD).trimmed for replies in (5, 7, 8, 60)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_reasoning_of_the_current_turn_has_a_price_where_trimming_must_pay() -> None:
+    clear = {"type": "clear_tool_results", "keep": 1, "digest_chars": 0}
+    paying = policy(trigger={"cost": "auto"}, trim_at="any", edits=[clear], keep={"rounds": 0, "spans": 0})
+
+    def first_trim(thought: int) -> int | None:
+        trimmed = (
+            replies for replies in range(5, 60) if plan(working(replies, "x" * thought), paying, "mine", WARM).trimmed
+        )
+        return next(trimmed, None)
+
+    assert [first_trim(thought) for thought in (1, 400, 4_000)] == [11, 24, None]
+    again = (*working(26, "x" * 4_000), entry_at(53, message("user and now?")))
+    assert plan(again, paying, "mine", WARM).trimmed  # what was thought in an earlier turn is missed no more
+
+
+def test_a_tool_loop_whose_reasoning_is_required_and_checked_is_not_trimmed() -> None:
+    loop, bound = working(5), replace(KNOWN, keeps_loop=True, binds_loop=True)
+    for keys in ({}, {"trim_at": "any"}, {"trigger": {"every_request": True}}):
+        given = policy(**{"trigger": {"tokens": 100}, "target": {"tokens": 60}, "edits": [DROP], **keys})
+        assert plan(loop, given, "mine", KNOWN).trimmed
+        assert not plan(loop, given, "mine", bound).trimmed
+        assert plan((*loop, entry_at(11, message("user and now?"))), given, "mine", bound).trimmed
+        assert plan(loop, given, "mine", bound, overflow=500).trimmed
 
 
 def test_when_to_trim_and_whom_to_hear_are_no_part_of_the_version() -> None:

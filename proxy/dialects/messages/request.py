@@ -6,6 +6,7 @@ changed, the client's own bytes are the body.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -29,6 +30,9 @@ _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.
 """A memo of what follows from texts alone."""
 _ELSEWHERE: Final = "This is a body for {}: send it there. At /v1/messages the Messages API of Anthropic is spoken."
 _OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions, which this API has not
+
+_UNBOUND: Final = re.compile(r"claude-(?:3|[a-z]+-4)\b")
+"""Names of older models: they take their thinking back behind any history."""
 
 
 def parse_messages_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:  # noqa: ARG001 - read whole
@@ -67,6 +71,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
+        binds_loop=_UNBOUND.search(model_of(values)) is None,
         untouched=_goes_on(values.get("thread")),
         notes=(MANAGED,) if values.get("context_management") else (),
     )

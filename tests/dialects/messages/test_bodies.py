@@ -62,6 +62,14 @@ def test_a_request_is_read() -> None:
     assert (request.model, request.stream, request.has_tools, request.reply_tokens) == ("claude", True, True, 100)
     assert (request.replies, request.wants_usage, request.has_own_fields) == ((1,), True, False)
     assert (request.notes, request.keeps_loop, request.untouched) == ((MANAGED,), True, False)
+    models = (
+        "claude-3-7-sonnet-latest",
+        "us.anthropic.claude-opus-4-1-v1:0",
+        "claude-sonnet-4-5",
+        "claude-opus-5",
+        "m",
+    )
+    assert [read(messages=[HI], model=model).binds_loop for model in models] == [False, False, False, True, True]
     assert request.field("metadata.user_id") == "u1"
     assert request.parameters.keys() == {
         *("model", "max_tokens", "stream", "metadata", "context_management", "thinking")
