@@ -45,7 +45,7 @@ CLEARING: Final = {
     "trigger": {"tokens": 30_000},
     "edits": [{"type": "clear_tool_results", "keep": 3, "digest_chars": 0}],
 }
-COLUMNS: Final = ("", "input cost", "far values kept", "only in results", "whole arguments", "dearest session")
+COLUMNS: Final = ("", "input cost", "far values kept", "those only in results", "dearest session")
 DOES: Final = {
     "langchain-core": "`trim_messages` to 30k",
     "litellm": "`trim_messages` to 30k",
@@ -123,11 +123,7 @@ def rows(result: BacktestResult) -> Iterator[tuple[str, ...]]:
             percent([(line.figures.cost.input, whole[line.session]) for line in lines]),
             *(
                 percent([(float(some.present), float(some.grounded)) for some in stratum])
-                for stratum in (
-                    [count.far for count in counts],
-                    [count.tool_only for count in counts],
-                    [count.key for count in counts],
-                )
+                for stratum in ([count.far for count in counts], [count.tool_only for count in counts])
             ),
             f"{100 * (each.highest_ratio or 0):.0f} %",
         )

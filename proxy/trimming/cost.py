@@ -37,6 +37,7 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, 
 RISK: Final = 0.035  # what trimming may cost beyond what it saved, as a part of what the input costs without it
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
+_CHEAP_RISK: Final = 0.05  # the same if cached tokens cost less than they are said to
 _CHEAP: Final = 0.1  # price of a cached token that a higher one may turn out to be
 DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
 _SHORT: Final = 40  # and what they lose is missed most. So many turns are short
@@ -128,11 +129,11 @@ class Costs(Struct, frozen=True, kw_only=True):
     def affordable(self, balance: Balance) -> bool:
         """Tell whether what trims have cost beyond what they saved, this one too, is a small part of all."""
         account = self.account
-        if not _is_small(balance.loss, account.saved, account.untrimmed):
+        if not _is_small(balance.loss, account.saved, RISK * account.untrimmed):
             return False
         if account.cheap_saved is None or account.cheap_untrimmed is None:
             return True
-        return _is_small(self.cheap_loss(balance), account.cheap_saved, account.cheap_untrimmed)
+        return _is_small(self.cheap_loss(balance), account.cheap_saved, _CHEAP_RISK * account.cheap_untrimmed)
 
     def cheap_loss(self, balance: Balance) -> float:
         """Return by how much this request becomes dearer if cached tokens are cheap."""
@@ -178,9 +179,9 @@ class Costs(Struct, frozen=True, kw_only=True):
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
 
 
-def _is_small(loss: float, saved: float, untrimmed: float) -> bool:
-    """Tell whether a loss, less what was saved, is a small part of what all would have cost."""
-    return loss <= 0 or loss - saved <= RISK * untrimmed
+def _is_small(loss: float, saved: float, most: float) -> bool:
+    """Tell whether a loss, less what was saved, is at most so much."""
+    return loss <= 0 or loss - saved <= most
 
 
 def _cheap(prices: Prices) -> Prices:
