@@ -39,6 +39,7 @@ HERE: Final = Path(__file__).parent
 SESSIONS: Final = HERE / "sessions"
 README: Final = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by: make prove -->\n", "<!-- the end of it -->\n"
+WINDOW: Final = 1_000_000  # tokens that the model takes
 PRESETS: Final = ("coding", "agent")
 HYSTERESIS: Final = {"trigger": {"tokens": 60_000}, "target": {"tokens": 30_000}, "edits": [{"type": "drop_oldest"}]}
 CLEARING: Final = {
@@ -96,12 +97,16 @@ def rivals(python: str, histories: Sequence[SessionHistory]) -> Iterator[Rival]:
         )
 
 
-def strategies() -> Iterator[Strategy]:
-    """Yield our policies and what providers and agents do."""
+def policies() -> Iterator[Strategy]:
+    """Yield our own policies."""
     yield PolicyStrategy(name="**the default policy**", policy=BUILT_IN)
     for name in PRESETS:
         loaded = load(HERE.parent / "examples" / "policies" / f"{name}.yaml")
         yield PolicyStrategy(name=f"preset `{name}`", policy=loaded.policies["default"])
+
+
+def baselines() -> Iterator[Strategy]:
+    """Yield what providers and agents do, and the bound."""
     yield PolicyStrategy(name="clear above 30k, keep 3", policy=Policy.model_validate(CLEARING))
     yield PolicyStrategy(name="drop the oldest, 60k to 30k", policy=Policy.model_validate(HYSTERESIS))
     yield baseline("baseline:mask")
@@ -145,7 +150,9 @@ def main() -> None:
     given = parser.parse_args()
     histories = read_files(SESSIONS)
     others = list(rivals(given.rivals, histories)) if given.rivals else []
-    test = Backtest([*strategies(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: 1_000_000)
+    test = Backtest(
+        [*policies(), *baselines(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: 1_000_000
+    )
     text = table(test.run(histories), len(histories))
     sys.stdout.write(text)
     if given.write:
