@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from proxy.dialects import DIALECTS, INSTRUCTION_ROLES, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
-from proxy.store import SessionRow, Store
+from proxy.store import SessionRow, Store, require_content
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
@@ -147,6 +147,7 @@ def _lines(path: Path, text: bytes) -> list[Any]:
 async def stored(store: Store, session: SessionRow) -> SessionHistory:
     """Return the head branch of a stored session."""
     rows = await store.path(session.key, session.head)
+    require_content([row.message for row in rows])
     if not rows:
         raise InvalidRequest(f"{session.id}: the session has no messages.")
     instructions = await store.instructions(session.key)
