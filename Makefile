@@ -1,6 +1,6 @@
 # Every target sets up first where that is needed. Only Python >= 3.11 is expected to be there.
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test test-most test-model check check-pyright check-mypy check-rest format attack bench record-sdks screenshots strategies pins
+.PHONY: help setup run demo test test-most test-model check check-pyright check-mypy check-rest format attack bench prove record-sdks screenshots strategies pins
 
 # The first Python on the path that is new enough; `make setup PYTHON=/path/to/python` names another one.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(shell \
@@ -11,6 +11,7 @@ RUNTIME := $(VENV)/.runtime-ready
 READY := $(VENV)/.ready
 MODEL_SERVER := $(VENV)/.model-server-ready
 ATTACK := $(VENV)/.attack-ready
+RIVALS := $(VENV)/rivals
 ARGS ?=
 # Floors whose own tests must reach every branch of them; those that take longest come first.
 PURE := trimming dialects textscan conversation
@@ -43,6 +44,17 @@ $(MODEL_SERVER): requirements-model-server.txt $(READY)
 
 $(ATTACK): requirements-attack.txt $(READY)
 	$(call install,requirements-attack.txt)
+	@touch $@
+
+# Packages that others wrote for the same end, apart: what they need must not meet what runs.
+$(RIVALS)/.ready: requirements-prove.txt $(RUNTIME)
+	@if command -v uv >/dev/null; then set -ex; \
+		uv venv --quiet --clear --python "$(PYTHON)" $(RIVALS); \
+		uv pip install --quiet --python $(RIVALS)/bin/python -r $<; \
+	else set -ex; \
+		"$(PYTHON)" -m venv --clear $(RIVALS); \
+		$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<; \
+	fi
 	@touch $@
 
 define install
@@ -105,6 +117,9 @@ attack: $(ATTACK) ## Attack with bodies, answers, routes and imports that no run
 
 bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "--only NAME", "--profile"). Linux, with a C compiler.
 	$(BIN)/python -m benchmarks $(ARGS)
+
+prove: $(RIVALS)/.ready ## Compare with other packages on recorded sessions; writes the README's table (3 minutes; 500 MB of packages).
+	$(BIN)/python -m benchmarks.prove --rivals $(RIVALS)/bin/python $(or $(ARGS),--write)
 
 record-sdks: $(READY) ## Record anew what eight SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
 	$(BIN)/python -m tests.sdks.record $(ARGS)

@@ -39,13 +39,14 @@ HERE: Final = Path(__file__).parent
 SESSIONS: Final = HERE / "sessions"
 README: Final = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by: make prove -->\n", "<!-- the end of it -->\n"
+WINDOW: Final = 1_000_000  # tokens that the model takes
 PRESETS: Final = ("coding", "agent")
 HYSTERESIS: Final = {"trigger": {"tokens": 60_000}, "target": {"tokens": 30_000}, "edits": [{"type": "drop_oldest"}]}
 CLEARING: Final = {
     "trigger": {"tokens": 30_000},
     "edits": [{"type": "clear_tool_results", "keep": 3, "digest_chars": 0}],
 }
-COLUMNS: Final = ("", "input cost", "far values kept", "only in results", "whole arguments", "dearest session")
+COLUMNS: Final = ("", "input cost", "far values kept", "those only in results", "dearest session")
 DOES: Final = {
     "langchain-core": "`trim_messages` to 30k",
     "litellm": "`trim_messages` to 30k",
@@ -96,12 +97,16 @@ def rivals(python: str, histories: Sequence[SessionHistory]) -> Iterator[Rival]:
         )
 
 
-def strategies() -> Iterator[Strategy]:
-    """Yield our policies and what providers and agents do."""
+def policies() -> Iterator[Strategy]:
+    """Yield our own policies."""
     yield PolicyStrategy(name="**the default policy**", policy=BUILT_IN)
     for name in PRESETS:
         loaded = load(HERE.parent / "examples" / "policies" / f"{name}.yaml")
         yield PolicyStrategy(name=f"preset `{name}`", policy=loaded.policies["default"])
+
+
+def baselines() -> Iterator[Strategy]:
+    """Yield what providers and agents do, and the bound."""
     yield PolicyStrategy(name="clear above 30k, keep 3", policy=Policy.model_validate(CLEARING))
     yield PolicyStrategy(name="drop the oldest, 60k to 30k", policy=Policy.model_validate(HYSTERESIS))
     yield baseline("baseline:mask")
@@ -123,11 +128,7 @@ def rows(result: BacktestResult) -> Iterator[tuple[str, ...]]:
             percent([(line.figures.cost.input, whole[line.session]) for line in lines]),
             *(
                 percent([(float(some.present), float(some.grounded)) for some in stratum])
-                for stratum in (
-                    [count.far for count in counts],
-                    [count.tool_only for count in counts],
-                    [count.key for count in counts],
-                )
+                for stratum in ([count.far for count in counts], [count.tool_only for count in counts])
             ),
             f"{100 * (each.highest_ratio or 0):.0f} %",
         )
@@ -149,7 +150,9 @@ def main() -> None:
     given = parser.parse_args()
     histories = read_files(SESSIONS)
     others = list(rivals(given.rivals, histories)) if given.rivals else []
-    test = Backtest([*strategies(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: 1_000_000)
+    test = Backtest(
+        [*policies(), *baselines(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: 1_000_000
+    )
     text = table(test.run(histories), len(histories))
     sys.stdout.write(text)
     if given.write:

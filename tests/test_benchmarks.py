@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import against, appends, bodies, cases, first, memory, profiling, report, subjects
+from benchmarks import against, appends, bodies, cases, first, memory, profiling, prove, report, subjects
 from benchmarks.compiling import NoCompiler, Programs, compile_programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
+from proxy.backtest import Backtest, price_class
+from proxy.backtest.histories import of_messages
+from proxy.tokens import TokenCounter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks need Linux: epoll and /proc")
 
@@ -243,3 +246,45 @@ def test_published_tables_replace_the_earlier_ones_on_the_page(tmp_path: Path) -
     page.write_text("no place", "utf-8")
     with pytest.raises(ValueError, match="no place"):
         report.publish("TABLES OF RUN 1", page)
+
+
+# ------------------------------------------------------------------------------- beside other packages
+
+FAKE = """
+import json, sys
+for session in json.load(sys.stdin):
+    cleared = {"role": "tool", "tool_call_id": "c0", "content": "gone"}
+    views = [[at if at != 2 else len(session["messages"]) for at in range(stop)] for stop in session["requests"]]
+    told = {"session": session["name"], "rival": "litellm", "version": "1", "made": [cleared], "views": views}
+    print(json.dumps(told))
+"""
+
+
+def test_what_packages_send_is_replayed_and_put_into_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "HERE", tmp_path)
+    (tmp_path / "rivals.py").write_text(FAKE)
+    call = {"id": "c0", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": "found " * 2000},
+        *({"role": "assistant", "content": "well"}, {"role": "user", "content": "more"}),
+    ]
+    histories = [of_messages(f"s{at}", messages) for at in range(2)]
+    (rival,) = prove.rivals(sys.executable, histories)
+    assert rival.name == "litellm 1: `trim_messages` to 30k"
+    test = Backtest([rival, *prove.baselines()], [price_class(0.1)], TokenCounter("estimate"))
+    text = prove.table(test.run(histories), len(histories))
+    lines = text.splitlines()
+    assert lines[0].startswith("|  | input cost | far values kept |")
+    assert any(line.startswith("| litellm 1: `trim_messages` to 30k | ") for line in lines)
+    assert "| *knows the future* |" in text
+    assert "2 sessions of real agents, 6 requests" in text
+    (tmp_path / "rivals.py").write_text("raise SystemExit('no such package')")
+    with pytest.raises(SystemExit, match="no such package"):
+        list(prove.rivals(sys.executable, histories))
+
+
+def test_the_readme_has_the_table_that_is_made() -> None:
+    text = prove.README.read_text("utf-8")
+    assert 0 < text.index(prove.BEGIN) < text.index("| **the default policy** |") < text.index(prove.END)

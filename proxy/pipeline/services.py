@@ -110,9 +110,9 @@ class Knowledge:
         )
 
     def _as_billed(self, model: str, prices: Prices) -> Prices:
-        """Return the prices with what a token costs that should be cached: some turn out not to be."""
+        """Return the prices with what was learnt of the provider's cache."""
         share = round(self._cached_shares.get(model, 1.0), 1)
-        return prices if share == 1 else replace(prices, read=share * prices.read + 1 - share)
+        return prices if share == 1 else replace(prices, served=share)
 
     def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
         """Return the tokens of what is sent beside the history."""

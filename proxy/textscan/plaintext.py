@@ -123,13 +123,16 @@ SMALLEST: Final = 200  # characters of the shortest blob
 _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
+_SHORTEST_WRAPPED: Final = 60
 _WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
     """Return the text with a mark in the place of each blob."""
-    text = _RUN.sub(_marked, text)
-    return _WRAPPED.sub(_marked, text) if "\n" in text else text
+    longest = max(map(len, text.split()), default=0)  # nearly always no word is as long as a blob
+    if longest >= SMALLEST:
+        text = _RUN.sub(_marked, text)
+    return _WRAPPED.sub(_marked, text) if longest >= _SHORTEST_WRAPPED and "\n" in text else text
 
 
 def _marked(found: re.Match[str]) -> str:
@@ -281,14 +284,18 @@ _LIBRARY: Final = re.compile(
     r"|^[ \t]+at (?:java|javax|jdk|sun|com\.sun|org\.(?:springframework|apache|junit|hibernate|eclipse)|kotlin)\.",
     re.MULTILINE,
 )
+_LIBRARY_SIGNS: Final = ("-packages", "node_modules", "python", "node:internal/", "<frozen ", " at ", "\tat ")
+"""One of these stands in every text that names a library so: looking for them is faster."""
 _FRAME: Final = re.compile(r"^\s+(?:at \S|File \"[^\"]*\", line \d)")
 
 
 def folded(text: str) -> str:
     """Return a diff without the middle of its context, and traces of calls without the frames of libraries."""
-    if _HUNK.search(text):
+    if "@@ -" in text and _HUNK.search(text):
         text = _fold(text, _contexts)
-    return _fold(text, _library_frames) if _LIBRARY.search(text) else text
+    if not any(sign in text for sign in _LIBRARY_SIGNS) or not _LIBRARY.search(text):
+        return text
+    return _fold(text, _library_frames)
 
 
 def _contexts(lines: Sequence[str]) -> tuple[list[bool], str]:

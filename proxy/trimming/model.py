@@ -50,6 +50,7 @@ class Prices(Struct, frozen=True, kw_only=True):
     lifetime: float  # seconds without a request after which the provider's cache is cold
     minimum: int  # tokens of the shortest prefix that is cached
     steps: tuple[Step, ...] = ()  # in rising order of `above`
+    served: float = 1.0  # part of the tokens that should be in the provider's cache that are, as far as was learnt
     source: PriceSource = "assumed"  # where they come from; a receipt says so when they are assumed
 
     def factor(self, tokens: int) -> float:
@@ -187,8 +188,6 @@ class Account(Struct, frozen=True, kw_only=True):
     turns: int  # requests
     untrimmed: float  # what they would have cost if nothing had been trimmed
     saved: float  # what trimming saved of that; negative where it cost more so far than it saved
-    cheap_untrimmed: float | None = None  # the same if cached tokens turn out to be cheap; None where they are
-    cheap_saved: float | None = None
 
 
 UNTRIMMED: Final = "untrimmed:"

@@ -14,14 +14,24 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round, open_calls, rounds, spans
 from proxy.dialects import Message, Span
-from proxy.trimming.cost import DEAR, NO_CHANGE, Balance, Costs, prices_of
+from proxy.trimming.cost import DEAR, NO_CHANGE, Balance, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
 from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of, without_reasoning
-from proxy.trimming.model import HIDDEN_ROUNDS, Change, Gap, PlanningContext, Size, StaleRange, Summary, SummaryRequest
+from proxy.trimming.model import (
+    ASSUMED,
+    HIDDEN_ROUNDS,
+    Change,
+    Gap,
+    PlanningContext,
+    Size,
+    StaleRange,
+    Summary,
+    SummaryRequest,
+)
 from proxy.trimming.policy import Keep, Policy
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
@@ -111,7 +121,7 @@ def draft_of(
         prepared=context.prepared,
         gaps=base.gaps,
         hidden=base.hidden,
-        dear=prices_of(context).read >= DEAR,
+        dear=(context.prices or ASSUMED).read >= DEAR,
     )
 
 

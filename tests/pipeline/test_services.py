@@ -63,24 +63,24 @@ def test_the_time_is_in_milliseconds() -> None:
     assert knowledge().now == 100_500
 
 
-def test_a_cache_that_serves_less_than_it_should_makes_cached_tokens_dearer() -> None:
+def test_it_is_learnt_how_much_a_cache_serves() -> None:
     told = knowledge(None, RULE)
 
-    def read() -> float:
+    def served() -> float:
         prices = known_of(told, "mine-1").prices
         assert prices is not None
-        return prices.read
+        return prices.served
 
     told.learn("mine-1", None, 0, None)  # nothing is reported: nothing is learnt
     told.learn("mine-1", None, 0, None, read=9000, missed=100)
-    assert read() == 0.25
+    assert served() == 1
     for _ in range(50):
         told.learn("mine-1", None, 0, None, read=0, missed=9000)
-    assert read() == 1
+    assert served() == 0
     assert known_of(told, "mine-2").prices != known_of(told, "mine-1").prices
     for _ in range(7):
         told.learn("mine-1", None, 0, None, read=9000)
-    assert read() == pytest.approx(0.5 * 0.25 + 0.5)
+    assert served() == 0.5
 
 
 @pytest.mark.anyio
