@@ -96,12 +96,13 @@ def sessions_asked(
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:
     """Return the figures of each group, and of all together."""
+    rows, total = await store.stats_and_total(query)
     return {
         "group": query.group,
         "since": _hour(query.since) if query.since else None,
         "until": _hour(query.until),
-        "data": [figures_document(row) for row in await store.stats(query)],
-        "total": figures_document(await store.totals(query)),
+        "data": [figures_document(row) for row in rows],
+        "total": figures_document(total),
     }
 
 
