@@ -58,6 +58,9 @@ KEEP_ALIVE_SECONDS: Final = 75
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
+_SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
+thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail because of its start
@@ -169,6 +172,7 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_COLLECT_AFTER)
+            sys.setswitchinterval(_SWITCH_SECONDS)
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

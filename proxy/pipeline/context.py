@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 from unicodedata import category
@@ -56,6 +56,9 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     body: bytes
     key: str | None = None  # the name of the key that the client used, if it has one
     trace: Trace | None = None  # what OpenTelemetry is told of it, where it is
+    admit: Callable[[int, int], Awaitable[None]] | None = None
+    """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
+    messages in how many bytes it begins with that were admitted before."""
 
     @property
     def caller(self) -> Caller:

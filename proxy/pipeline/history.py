@@ -316,7 +316,7 @@ class HistoryLoader:
             own, count = request.has_own_fields, len(made)
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
-            nodes = tuple([mark.node for mark in snapshot.marks])
+            nodes = tuple([mark.node for mark in snapshot.marks] if snapshot.start else incoming.names[: arrival.fresh])
             variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
         new = _new_entries(brought, snapshot.depth, fresh)
         heard = self._heard(snapshot, fresh, model) if snapshot.others else None

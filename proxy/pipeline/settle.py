@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
+_CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
+_LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
 
 
 class Exchange:
@@ -97,7 +99,9 @@ class Exchange:
         except PalimpsestError:
             raise
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets its answer
-            _LOG.exception("an exchange could not be settled as it ended: it is kept as failed")
+            of_answer = isinstance(why, OverflowError | RecursionError)  # absurd numbers, or too many levels
+            told = "an exchange could not be settled as it ended: it is kept as failed (%s)"
+            _LOG.error(told, why, exc_info=not of_answer)
             error = f"the proxy could not read the answer: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
             figures = figures_of(self, failed, self._services.knowledge.now, None)
@@ -109,13 +113,19 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        # Of what the provider adds nothing was counted here.
-        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
-            scale = services.knowledge.learn(
-                prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
-            )
         reported = used(answered.usage)
         figures = figures_of(self, answered, services.knowledge.now, reported)
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
+            usual = figures.miss in _LEARNT_FROM
+            scale = services.knowledge.learn(
+                prepared.request.model,
+                prepared.history.scale,
+                self.report.plan.tokens_sent,
+                usage.get("prompt_tokens"),
+                read=figures.tokens_cached if usual else 0,
+                missed=figures.tokens_missed if usual else 0,
+            )
         log_exchange(_LOG, log_line(self.report, answered.status, took))
         if prepared.call.trace is not None:
             prepared.call.trace.tell(traced(prepared, self.report, answered, reported))
@@ -123,6 +133,7 @@ class Exchange:
             self._count(figures, answered.status)
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
+        work += _CHANGE_WORK * len(self.report.plan.made)
         opening = self._opening
         waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
         storing = self._store(answered, figures, scale, work, then)

@@ -33,13 +33,13 @@ from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, ChatCompletions, opened
+from proxy.pipeline import COMPUTING, AppServices, ChatCompletions, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
-from proxy.server.limits import MemoryBudget, free_frames
+from proxy.server.limits import ANSWERS_PART, MemoryBudget, forget_way
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store, Withholder
 from proxy.telemetry import Meters, set_level, tracing_class
@@ -158,6 +158,7 @@ class Application:
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
         settings = self._settings
+        anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings, self._counts))
             outage, store = app.outage, app.store
@@ -165,6 +166,8 @@ class Application:
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
+            app.upstream.memory.most = budget.most // ANSWERS_PART
+            app.upstream.memory.on_freed = budget.give_back
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
@@ -190,7 +193,7 @@ class Application:
             if settings.telemetry.otlp_endpoint is not None:
                 tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, self._mark))
                 self._chat.tracing = tracing
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
+            self._passthrough = Passthrough(settings, authenticator, app, budget)
             if self._loaded is not None:
                 takes = _takes(chat.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
@@ -281,7 +284,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         budgets.take(settings.budgets)
         app.used_by = budgets.used if budgets.rows else None
 
-    takes: dict[str, Callable[[Settings], None]] = {
+    return {
         "policies": take_policies,
         "models": take_models,
         "telemetry.log_level": take_level,
@@ -289,15 +292,6 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         "auth.admin_key": take_keys,
         "budgets": take_budgets,
     }
-
-    def audited(name: str, take: Callable[[Settings], None]) -> Callable[[Settings], None]:
-        def taking(settings: Settings) -> None:
-            take(settings)
-            _AUDIT.info("configuration changed: %s", name)
-
-        return taking
-
-    return {name: audited(name, take) for name, take in takes.items()}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
@@ -310,7 +304,7 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
     if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
-        free_frames(why)
+        forget_way(why)
     if isinstance(why, PalimpsestError):
         error = why
     elif isinstance(why, RequestValidationError):
