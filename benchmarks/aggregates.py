@@ -58,12 +58,12 @@ async def _measure(url: str, exchanges: int) -> list[str]:
     try:
         began = time.monotonic()
         for batch in _batches(exchanges):
-            await store._write(partial(_fill, batch=batch))  # noqa: SLF001 - a unit of its own
+            await store.direct()._write(partial(_fill, batch=batch))  # noqa: SLF001 - a unit of its own
         lines = [f"{exchanges:,} exchanges counted in {time.monotonic() - began:.0f} s"]
         began, most = time.monotonic(), 0.0
         while True:
             start = time.monotonic()
-            if not await store.fold(_LAST * HOUR + HOUR // 2):
+            if not await store.direct().fold(_LAST * HOUR + HOUR // 2):
                 break
             most = max(most, time.monotonic() - start)
         lines.append(f"folded in {time.monotonic() - began:.0f} s, {most * 1000:.0f} ms at most at once")
