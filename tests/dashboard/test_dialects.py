@@ -22,14 +22,14 @@ def called(dialect: str, turn: int) -> list[dict[str, Any]]:
     """Return a call of a tool and its result, in the form of each API."""
     name = f"call_{turn}"
     if dialect == "responses":
-        call = {"type": "function_call", "call_id": name, "name": "look", "arguments": "{}"}
-        return [call, {"type": "function_call_output", "call_id": name, "output": LONG}]
+        made: dict[str, Any] = {"type": "function_call", "call_id": name, "name": "look", "arguments": "{}"}
+        return [made, {"type": "function_call_output", "call_id": name, "output": LONG}]
     if dialect == "messages":
-        use = {"type": "tool_use", "id": name, "name": "look", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": name, "content": LONG}
+        use: dict[str, Any] = {"type": "tool_use", "id": name, "name": "look", "input": {}}
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": name, "content": LONG}
         return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    asked = {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    call = {"role": "assistant", "content": None, "tool_calls": [asked]}
+    asked: dict[str, Any] = {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [asked]}
     return [call, {"role": "tool", "tool_call_id": name, "content": LONG}]
 
 
@@ -45,7 +45,10 @@ def talked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
                     history: list[Any] = []
                     for turn in range(4):
                         history += [{"role": "user", "content": f"{dialect} {turn} {SCRIPT}"}, *called(dialect, turn)]
-                        body = {"model": "m", "input" if dialect == "responses" else "messages": history}
+                        body: dict[str, Any] = {
+                            "model": "m",
+                            "input" if dialect == "responses" else "messages": history,
+                        }
                         body |= {"max_tokens": 9} if dialect == "messages" else {}
                         answer = proxy.client.post(path, json=body, headers={"x-session-id": session})
                         assert answer.status_code == 200, answer.text
