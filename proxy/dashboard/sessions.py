@@ -19,7 +19,7 @@ _COLUMNS: Final = (
     *("id", "tenant", "model", "created_at", "updated_at", "requests", "messages", "rounds"),
     *("tokens", "tokens_sent", "tokens_saved", "cost", "cost_saved"),
 )
-_FOUND: Final = ("session", "tenant", "node", "exchange", "role", "created_at", "snippet")
+_FOUND: Final = ("session", "tenant", "dialect", "node", "exchange", "role", "created_at", "snippet")
 
 
 class SessionFilter(Struct, frozen=True, kw_only=True):

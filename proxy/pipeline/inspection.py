@@ -260,6 +260,7 @@ async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tupl
                     {
                         "session": session.id,
                         "tenant": session.tenant,
+                        "dialect": session.dialect,
                         "node": row.node,
                         "exchange": row.exchange,
                         "role": row.message.role,

@@ -65,10 +65,14 @@ def query_of(asked: StatsRequest, now: datetime, tenant: str | None = None, sess
     last = _hour_of(end) + 1
     if last <= first:
         raise InvalidRequest("until must be later than since.", param="until")
+    group = group_of(asked.group)
+    if session is not None and group == "miss":
+        others = ", ".join([each for each in GROUPS if each != group])
+        raise InvalidRequest(f"Of one session, group can be: {others}. Its receipts have cache_miss.", param="group")
     return StatsQuery(
         since=first,
         until=last,
-        group=group_of(asked.group),
+        group=group,
         tenant=tenant,
         policy=asked.policy,
         model=asked.model,
@@ -95,12 +99,13 @@ def sessions_asked(
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:
     """Return the figures of each group, and of all together."""
+    rows, total = await store.stats_and_total(query)
     return {
         "group": query.group,
         "since": _hour(query.since) if query.since else None,
         "until": _hour(query.until),
-        "data": [figures_document(row) for row in await store.stats(query)],
-        "total": figures_document(await store.totals(query)),
+        "data": [figures_document(row) for row in rows],
+        "total": figures_document(total),
     }
 
 

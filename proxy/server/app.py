@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from mmap import mmap
@@ -51,6 +51,8 @@ _LOG: Final = logging.getLogger("palimpsest.app")
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
 _SWEEP_SECONDS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
+_FOLD_SECONDS: Final = 900.0
+_FOLD_PAUSE: Final = 0.02
 _TRACING_SECONDS: Final = 5.0  # how long a collector may take for what is left at the end
 _CHAT: Final = dialect_named("chat")
 _RESPONSES: Final = dialect_named("responses")
@@ -195,9 +197,7 @@ class Application:
             if self._loaded is not None:
                 takes = _takes(handler.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
-            retention = settings.retention
-            if retention.days is not None or retention.max_sessions is not None:
-                await stack.enter_async_context(sweeping(store, retention))
+            await stack.enter_async_context(sweeping(store, settings.retention))
             yield
 
 
@@ -223,33 +223,46 @@ async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
 
 @asynccontextmanager
 async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator[None]:
-    """Delete sessions that are too old, or too many, again and again until the block ends.
+    """Delete sessions that are too old, or too many, and fold old sums, again and again until the block ends.
 
-    All workers do; what one has deleted is not there for the others.
+    All workers do; what one has done is not there for the others.
     """
     seconds = _SWEEP_SECONDS
     if retention.days is not None:
         seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
-
-    async def sweep() -> None:
-        while True:
-            await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all do it at once
-            before = None if retention.days is None else int((time.time() - retention.days * _DAY_SECONDS) * 1000)
-            try:
-                number = 0
-                while swept := await store.sweep(before=before, most=retention.max_sessions):
-                    number += swept
-                if number:
-                    _AUDIT.info("retention: %d sessions deleted", number)
-            except PalimpsestError as why:
-                _LOG.warning("retention: %s", why.message)
-
     async with anyio.create_task_group() as group:
-        group.start_soon(sweep)
+        group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
+        if retention.days is not None or retention.max_sessions is not None:
+            group.start_soon(_again, partial(_delete, store, retention), "retention", seconds)
         try:
             yield
         finally:
             group.cancel_scope.cancel()
+
+
+async def _again(work: Callable[[], Awaitable[None]], what: str, seconds: float) -> None:
+    while True:
+        await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all do it at once
+        try:
+            await work()
+        except PalimpsestError as why:
+            _LOG.warning("%s: %s", what, why.message)
+
+
+async def _delete(store: Store, retention: RetentionSettings) -> None:
+    before = None if retention.days is None else int((time.time() - retention.days * _DAY_SECONDS) * 1000)
+    number = 0
+    while swept := await store.sweep(before=before, most=retention.max_sessions):
+        number += swept
+    if number:
+        _AUDIT.info("retention: %d sessions deleted", number)
+
+
+async def _fold(store: Store) -> None:
+    left = True
+    while left:
+        left = await store.fold(int(time.time() * 1000))
+        await anyio.sleep(_FOLD_PAUSE)  # requests are stored in between
 
 
 def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, budgets: Budgets) -> Takes:

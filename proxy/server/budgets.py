@@ -26,6 +26,7 @@ _ROW: Final = _SECONDS * _FIGURES
 _PART: Final = MOST * _ROW  # of one process
 _REQUESTS: Final = 1
 _TOKENS: Final = 2
+_FRESH_SECONDS: Final = 1.0
 
 
 def budget_memory(parts: int) -> mmap.mmap:
@@ -52,6 +53,7 @@ class Budgets:
         self._part = part * _PART
         self._clock = clock
         self._counts = Meters() if counts is None else counts
+        self._known: dict[tuple[str, int], tuple[float, Spent | None]] = {}  # by tenant and time: when, and what
 
     def take(self, budgets: Sequence[Budget]) -> None:
         """Hold to these budgets from now on."""
@@ -92,7 +94,7 @@ class Budgets:
         ):
             if limit is None:
                 continue
-            spent: Spent = await self._store.spent(tenant, int(start.timestamp() * 1000))
+            spent = await self._spent(tenant, int(start.timestamp() * 1000), now)
             if spent.dollars >= limit:
                 self._counts.add("palimpsest_refused", name)
                 raise OverBudget(
@@ -100,6 +102,16 @@ class Budgets:
                     f"It goes on at {end:%Y-%m-%d %H:%M} UTC.",
                     wait=end.timestamp() - now,
                 )
+
+    async def _spent(self, tenant: str, since: int, now: float) -> Spent:
+        """Return what a tenant used since a time, as the store knew it at most a second ago."""
+        at, spent = self._known.get((tenant, since), (0.0, None))
+        if spent is None or not 0 <= now - at < _FRESH_SECONDS:
+            spent = await self._store.spent(tenant, since)
+            if len(self._known) >= 2 * MOST:  # times that are over
+                self._known.clear()
+            self._known[tenant, since] = now, spent
+        return spent
 
     def _check(self, row: int, budget: Budget, name: str, limit: int, figure: int, now: float) -> None:
         """Raise `OverBudget` if the last 60 seconds hold as much as the limit; of requests, this one is among them."""

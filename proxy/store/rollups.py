@@ -2,17 +2,20 @@
 
 `rollups` has no session and stays when sessions are deleted. `session_rollups` goes with its session: from it come the
 sums by session, and the numbers of sessions.
+
+While an hour lasts, each process adds to rows of its own; later its rows are folded into one, and after a month those
+of a day: what statistics read grows with the time and with what is told apart, not with the number of exchanges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Float, Table, func, literal_column, select
+from sqlalchemy import ColumnElement, Float, Table, delete, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
@@ -22,6 +25,7 @@ from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_
 
 HOUR: Final = 3_600_000  # milliseconds
 _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinstance(column.type, Float))
+_NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
 
@@ -85,19 +89,53 @@ def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> 
     if not rows:
         return
     for table in (ROLLUPS, SESSION_ROLLUPS):
-        keys = _KEYS[table]
-        sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for row in rows:
-            place = tuple([row[name] for name in keys])
-            there = sums.get(place)
-            if there is None:
-                sums[place] = {name: row[name] for name in (*keys, *SUMS)}
-            else:
-                for name in SUMS:
-                    there[name] += row[name]
-        # In one order, so that two that add to the same rows do not wait for each other.
-        added = [sums[place] for place in sorted(sums)]
-        connection.execute(_adding(connection.dialect.name, table), added[0] if len(added) == 1 else added)
+        _add_rows(connection, table, rows)
+
+
+def _add_rows(connection: StoreConnection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
+    keys = _KEYS[table]
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        place = tuple([row[name] for name in keys])
+        there = sums.get(place)
+        if there is None:
+            sums[place] = {name: row[name] for name in (*keys, *SUMS)}
+        else:
+            for name in SUMS:
+                there[name] += row[name]
+    # In one order, so that two that add to the same rows do not wait for each other.
+    added = [sums[place] for place in sorted(sums)]
+    connection.execute(_adding(connection.dialect.name, table), added[0] if len(added) == 1 else added)
+
+
+# ------------------------------------------------------------------------------------------------------ fold
+
+_OVER: Final = 2  # hours after which nobody adds to an hour any more, but for what had to wait
+_HOURLY: Final = 30 * 24  # hours that are told apart
+
+
+def fold(connection: StoreConnection, now: int) -> bool:
+    """Fold what one process added in an hour that is over; return False once all is. `now` is in hours since 1970.
+
+    It takes no longer than a few exchanges do: they wait meanwhile. Several processes may fold at once: a row is
+    deleted by one of them, which adds what it held to another.
+    """
+    hour, slot = ROLLUPS.c.hour, ROLLUPS.c.slot
+    old = (hour < now - _HOURLY) & ((hour % 24 != 0) | (slot != 0))
+    over = (hour < now - _OVER) & (slot != 0)
+    due = connection.execute(select(hour, slot).where(old | over).limit(1)).one_or_none()
+    if due is None:
+        return False
+    found = delete(ROLLUPS).where(hour == due.hour, slot == due.slot).returning(*ROLLUPS.columns)
+    gone = connection.execute(found).all()
+    rows = [row._asdict() for row in gone]
+    for row in rows:
+        row["slot"] = 0
+        if row["hour"] < now - _HOURLY:
+            row["hour"] -= row["hour"] % 24
+    if rows:
+        _add_rows(connection, ROLLUPS, rows)
+    return True
 
 
 @cache
@@ -158,14 +196,26 @@ def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
     return made[::-1] if timed else made
 
 
+def stats_and_total(connection: StoreConnection, query: StatsQuery) -> tuple[list[StatsRow], StatsRow]:
+    """Return the sums of each group, and of all together; what was read for the groups is not read again."""
+    rows = stats(connection, query)
+    if query.group == "session" or len(rows) >= query.limit:
+        return rows, totals(connection, query)
+    sums = {name: sum([row.sums[name] for row in rows], _NOTHING[name]) for name in SUMS}
+    return rows, StatsRow(group="total", tenant=query.tenant, sessions=_sessions_in(connection, query), sums=sums)
+
+
 def totals(connection: StoreConnection, query: StatsQuery) -> StatsRow:
     """Return the sums of all groups together."""
     table = SESSION_ROLLUPS if query.session is not None else ROLLUPS
     found = _within(select(*(func.sum(table.c[name]).label(name) for name in SUMS)), table, query)
     row = connection.execute(found).all()[0]
+    return StatsRow(group="total", tenant=query.tenant, sessions=_sessions_in(connection, query), sums=_sums_of(row))
+
+
+def _sessions_in(connection: StoreConnection, query: StatsQuery) -> int:
     inner = _within(select(SESSION_ROLLUPS.c.session).distinct(), SESSION_ROLLUPS, query).subquery()
-    sessions = connection.execute(select(func.count()).select_from(inner)).scalar_one_or_none()
-    return StatsRow(group="total", tenant=query.tenant, sessions=int(sessions or 0), sums=_sums_of(row))
+    return int(connection.execute(select(func.count()).select_from(inner)).scalar_one_or_none() or 0)
 
 
 def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, int]:

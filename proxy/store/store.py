@@ -478,9 +478,15 @@ class Store:
             return []
         return await self._read(partial(rollups.stats, query=query))
 
-    async def totals(self, query: StatsQuery) -> StatsRow:
-        """Return the sums over all groups."""
-        return await self._read(partial(rollups.totals, query=query))
+    async def stats_and_total(self, query: StatsQuery) -> tuple[list[StatsRow], StatsRow]:
+        """Return the sums in each group, and over all groups."""
+        if not _are_plain(query.tenant, query.policy, query.model):
+            return [], StatsRow(group="total", tenant=query.tenant, sessions=0, sums=dict.fromkeys(rollups.SUMS, 0))
+        return await self._read(partial(rollups.stats_and_total, query=query))
+
+    async def fold(self, now: int) -> bool:
+        """Fold some sums; return False once all are folded. `now` is in milliseconds since 1970. See `rollups`."""
+        return await self._write(partial(rollups.fold, now=now // rollups.HOUR))
 
     async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
         """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""

@@ -96,6 +96,10 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
         assert call(served.url, "GET", "/sessions?sort=best").status_code == 400
         assert call(served.url, "GET", "/stats?since=yesterday").status_code == 400
         assert call(served.url, "GET", "/stats?group=colour").status_code == 400
+        for group in ("day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"):
+            of_all = call(served.url, "GET", f"/stats?group={group}")
+            of_one = call(served.url, "GET", f"/stats?group={group}&session=lean-full")
+            assert (of_all.status_code, of_one.status_code) == (200, 400 if group == "miss" else 200)
 
 
 def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Upstream, store_url: str) -> None:

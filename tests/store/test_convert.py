@@ -213,7 +213,7 @@ async def test_sums_stay_and_are_of_the_same_sessions(url: str) -> None:
     query = StatsQuery(since=0, until=10_000_000, group="session")
     rows = await store.stats(query)
     assert {row.group for row in rows} == {row["id"] for row in sessions}
-    assert (await store.totals(query)).sums["requests"] == sum(row.sums["requests"] for row in rows)
+    assert (await store.stats_and_total(query))[1].sums["requests"] == sum(row.sums["requests"] for row in rows)
     await store.close()
     assert settling(url) != functions or url.startswith("sqlite")
     await migrate.downgrade(url, "0012")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
 from proxy.store.database import StoreConnection
@@ -59,7 +60,7 @@ async def test_exchanges_are_summed_up_by_each_group(store: Store) -> None:
             assert sum(row.sessions for row in rows) >= 2
     days = await store.stats(ALL)
     assert [(row.group, row.sessions) for row in days] == [("1970-01-01", 2), ("1970-01-02", 1)]  # by time
-    total = await store.totals(ALL)
+    _, total = await store.stats_and_total(ALL)
     assert (total.sums["requests"], total.sums["cost"], total.sums["cost_saved"], total.sessions) == (4, 4.0, -0.25, 2)
 
 
@@ -78,7 +79,7 @@ async def test_a_time_a_tenant_a_policy_and_a_session_can_be_chosen(store: Store
         ({"session": session_key("t2", "a"), "tenant": "tenant"}, 0),
     ):
         query = replace(ALL, **chosen)
-        assert (await store.totals(query)).sums["requests"] == requests, chosen
+        assert (await store.stats_and_total(query))[1].sums["requests"] == requests, chosen
         groups: tuple[Group, ...] = ("day", "policy", "session", "tenant")
         for group in groups:
             rows = await store.stats(replace(query, group=group))
@@ -92,14 +93,14 @@ async def test_what_is_settled_again_or_cannot_be_counts_once_or_not(store: Stor
     for _ in range(3):
         await store.settle(ended)
     await store.settle(settlement("exc_2", asked))  # it was not begun
-    assert (await store.totals(ALL)).sums["requests"] == 1
+    assert (await store.stats_and_total(ALL))[1].sums["requests"] == 1
 
 
 async def test_sums_stay_when_a_session_is_deleted_and_its_own_go(store: Store) -> None:
     talk = Talk(store=store)
     await talk.say("hi", "yes")
     await store.delete(talk.key)
-    total = await store.totals(ALL)
+    _, total = await store.stats_and_total(ALL)
     assert (total.sums["requests"], total.sessions) == (1, 0)
     assert await store.stats(replace(ALL, group="session")) == []
 
@@ -144,8 +145,68 @@ async def test_a_million_exchanges_are_summed_up_within_a_second(store: Store) -
         tries: list[float] = []
         while not tries or (tries[-1] >= 1.0 and len(tries) < 10):  # the machine may be busy with other things
             began = time.monotonic()
-            rows, total = await store.stats(query), await store.totals(query)
+            rows, total = await store.stats_and_total(query)
             tries.append(time.monotonic() - began)
             assert rows
             assert (total.sessions, total.sums["requests"]) == (20_000, 720 * 42 * 33)
         assert min(tries) < 1.0, group
+
+
+async def test_folded_sums_are_the_same_sums(store: Store) -> None:
+    now = 60 * 24  # hours since 1970
+    for number in range(60):
+        hours = (number % 4) * 500 + number % 3
+        tenant = f"t{number % 2}"
+        name = f"exc_{number:03d}{number % 16:x}"
+        await ask(store, name, tenant=tenant, session=f"{tenant}-{number % 6}", settled_at=hours * HOUR, cost=0.5)
+
+    async def told() -> list[Any]:
+        found = [await store.stats_and_total(replace(ALL, group=group)) for group in ("day", "tenant", "session")]
+        recent = replace(ALL, since=now - 2 * 24, until=now + 1, group="hour")
+        return [*found, await store.stats_and_total(recent), await store.spent("t1", (now - 100) * HOUR)]
+
+    before, rows = await told(), await rows_of(store)
+    assert len(rows) > 40
+    while await store.fold(now * HOUR):
+        pass
+    assert await told() == before
+    folded = await rows_of(store)
+    assert len(folded) < len(rows) / 2
+    month_ago = now - 30 * 24
+    assert all(row.slot == 0 for row in folded if row.hour < now - 2)
+    assert all(row.hour % 24 == 0 for row in folded if row.hour < month_ago)
+    assert any(row.hour % 24 for row in folded)
+    await ask(store, "exc_late5", settled_at=HOUR)  # it waited in the spool
+    while await store.fold(now * HOUR):
+        pass
+    assert (await store.stats_and_total(ALL))[1].sums["requests"] == 61
+    assert len(await rows_of(store)) == len(folded) + 1
+
+
+async def test_several_processes_fold_at_once(store_url: str) -> None:
+    stores = [await Store.open(store_url) for _ in range(3)]
+    for number in range(80):
+        await ask(
+            stores[0], f"exc_{number:03d}{number % 16:x}", session=f"s{number % 8}", settled_at=number % 30 * HOUR
+        )
+
+    async def fold(store: Store) -> None:
+        while await store.fold(10_000 * HOUR):
+            pass
+
+    await asyncio.gather(*map(fold, stores))
+    assert (await stores[0].stats_and_total(ALL))[1].sums["requests"] == 80
+    assert len(await rows_of(stores[0])) == 2  # of two days
+    for each in stores:
+        await each.close()
+
+
+async def rows_of(store: Store) -> list[Any]:
+    return list(await store._read(lambda connection: connection.execute(select(ROLLUPS)).all()))
+
+
+async def test_groups_that_are_left_out_are_in_the_total(store: Store) -> None:
+    for number in range(4):
+        await ask(store, f"exc_{number}", model=f"m{number}")
+    rows, total = await store.stats_and_total(replace(ALL, group="model", limit=2))
+    assert (len(rows), total.sums["requests"]) == (2, 4)
