@@ -7,6 +7,7 @@ is the end (the last event, the close, the JSON body), until the reply is durabl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -21,6 +22,8 @@ from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
 from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, MAX_STREAM_BYTES, Answer, check_values, too_large
+
+_LOG: Final = logging.getLogger("palimpsest.relay")
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
@@ -192,7 +195,11 @@ class StreamRelay:
 
     def _read(self, event: Event) -> bytes:
         """Read an event; return what the client is shown of it."""
-        is_usage = self._reply.take(event)
+        try:
+            is_usage = self._reply.take(event)
+        except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the event
+            _LOG.error("an event of the upstream could not be read (%s: %s)", type(why).__name__, why)
+            return event.raw
         return b"" if is_usage and self._hides_usage else event.raw
 
     def _read_last(self, event: Event) -> bytes:

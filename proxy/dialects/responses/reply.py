@@ -22,9 +22,9 @@ from proxy.errors import PalimpsestError
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
-_ENDED: Final = frozenset({DONE, "incomplete"})
-_OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
-_RUNNING: Final = frozenset({"queued", "in_progress"})
+_ENDED: Final = (DONE, "incomplete")
+_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+_RUNNING: Final = ("queued", "in_progress")
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
     "response.refusal.delta": ("refusal", "refusal"),
@@ -206,7 +206,7 @@ def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
     try:
         text = bytes(FIELDS.decode(raw)[name])
         orjson.loads(text)
-    except (msgspec.DecodeError, orjson.JSONDecodeError, KeyError, RecursionError):
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
         return as_stored(value).raw
     return text
 
