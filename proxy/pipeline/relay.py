@@ -87,6 +87,10 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         found = dialect.replies.read(body)
     except ValueError:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
+    except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the answer
+        _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
+        error = f"the proxy could not read the answer: {type(why).__name__}"
+        return Answered(status=Status.FAILED, error=error, upstream_status=status)
     if not found.messages:
         error = found.error or _NO_REPLY
         return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids)
@@ -208,7 +212,7 @@ class StreamRelay:
 
     def _read_end(self, event: Event) -> bytes:
         """Take the last event for the end of the reply; return what is shown before it."""
-        self._reply.take(event)
+        StreamRelay._read(self, event)
         return b""
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:  # noqa: ARG002 - nothing waits here

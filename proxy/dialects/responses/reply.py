@@ -49,7 +49,7 @@ def _output_of(body: bytes, data: Any) -> list[bytes]:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
             return raws
-    except (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
         pass
     return [as_stored(item).raw for item in output if is_object(item)]
 
