@@ -171,7 +171,8 @@ class StreamRelay:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
                 size += len(chunk)
-                large = self._events.waiting > MAX_REPLY_VALUES  # the event that ends next: a value has a byte at least
+                # Whether the event that ends next may hold too much: a value has a byte at least.
+                large = self._events.waiting + len(chunk) > MAX_REPLY_VALUES
                 for event in self._events.feed(chunk):
                     if large:
                         await compute(len(event.raw), check_values, event.raw)
