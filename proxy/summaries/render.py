@@ -300,7 +300,7 @@ def identifiers_in(text: str) -> Iterator[str]:
     for value in values_of(text, "none"):
         named = value.kind in IDENTIFYING and not _QUANTITY.fullmatch(value.text)
         if named or (value.kind == "number" and _LONG_NUMBER.fullmatch(value.text)):
-            yield value.text
+            yield str(value.text)  # a number of a JSON document is of a class of its own, which is not stored
 
 
 def shown_names(facts: CoveredFacts, room: int, known: str, count: Count) -> list[str]:

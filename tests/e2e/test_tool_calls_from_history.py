@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.examples import serving
 from tests.support.server import Proxy
+from tests.support.tongues import TONGUES, Tongue
 from tests.support.upstream import Upstream
 
 CITIES = ("Tokyo", "Paris", "New York", "Berlin", "Sydney", "Cairo", "Lima", "London")
@@ -33,22 +34,26 @@ def results(messages: list[dict[str, Any]]) -> int:
     return sum(message["role"] == "tool" for message in messages)
 
 
+@pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 @pytest.mark.parametrize("use", ["resend", "append"])
-def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, stream: bool) -> None:
+def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, stream: bool, tongue: Tongue) -> None:
     said: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     table: list[tuple[int, int, int, int]] = []
 
     def ask(*messages: dict[str, Any]) -> dict[str, Any]:
-        """Send, and return the reply as it was stored, in the form in which clients send it back."""
+        """Send, and return the reply in the form in which clients send it back."""
         said.extend(messages)
         sent = said if use == "resend" else list(messages)
-        answer = proxy.chat(session, sent, f"script:{session}", stream=stream, tools=TOOLS)
+        answer = proxy.ask(tongue, session, sent, f"script:{session}", stream=stream, tools=TOOLS)
         assert answer.status_code == 200, answer.text
-        reply = {name: value for name, value in proxy.messages(session)[-1].items() if value}
+        reply = {name: value for name, value in tongue.said(answer.content, stream=stream).items() if value}
         said.append(reply)
         return reply
+
+    def stored() -> list[dict[str, Any]]:
+        return [{k: v for k, v in m.items() if v} for m in tongue.told(proxy.messages(session))]
 
     for number, city in enumerate(CITIES):
         call = {
@@ -58,19 +63,19 @@ def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, str
         }
         answer = {"role": "assistant", "content": f"It is fine in {city}."}
         upstream.load(session, [{"role": "assistant", "content": None, "tool_calls": [call]}, answer])
-        before = results(proxy.messages(session)) if number else 0
+        before = results(stored()) if number else 0
         asked = {"role": "user", "content": f"Weather in {city}?"}
         assert ask(asked)["tool_calls"] == [call]
-        from_history = results(upstream.last.messages)
+        from_history = results(upstream.last.chat)
         new = [{"role": "tool", "tool_call_id": f"c{number}", "content": f"{city}: 20 degrees"}]
         assert ask(*new)["content"] == answer["content"]
-        sent = upstream.last.messages
+        sent = upstream.last.chat
         # The current round goes whole, whatever becomes of the older ones.
         assert [m["role"] for m in sent[-3:]] == ["user", "assistant", "tool"]
         assert sent[-1] == new[0]
         assert sum(bool(m.get("tool_calls")) for m in sent) == results(sent)
         assert sum(m["role"] == "user" for m in sent) == number + 1
-        table.append((results(proxy.messages(session)), before, from_history, results(sent)))
+        table.append((results(stored()), before, from_history, results(sent)))
 
     assert [row[0] for row in table] == STORED
     assert [row[1] for row in table] == IN_HISTORY
@@ -78,8 +83,9 @@ def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, str
     assert [row[3] for row in table] == SENT_IN_ALL
     assert all(request.refused is None for request in upstream.log)
     kept = {"role", "content", "tool_calls", "tool_call_id"}
-    stored = [{k: v for k, v in m.items() if k in kept and v} for m in proxy.messages(session)]
-    assert stored == [{k: v for k, v in m.items() if v} for m in said]
+    assert [{k: v for k, v in m.items() if k in kept} for m in stored()] == [
+        {k: v for k, v in m.items() if k in kept and v} for m in said
+    ]
     kinds = [row["kind"] for row in proxy.exchanges(session)]
     assert kinds == ["first"] + [use] * 15
     assert proxy.exchanges(session)[-1]["edits"] == ["keep_tool_calls"]

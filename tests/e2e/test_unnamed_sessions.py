@@ -13,6 +13,7 @@ import pytest
 from tests.support import habits
 from tests.support.habits import Habit, Talker
 from tests.support.served import SECONDS, Served, config_file
+from tests.support.tongues import TONGUES, Tongue
 from tests.support.upstream import Upstream
 
 _NUMBERS = count(1)
@@ -30,6 +31,12 @@ SHAPES: dict[str, tuple[Habit, bool]] = {
     "window over calls": (habits.in_a_window, True),
     "cleared results": (habits.with_cleared_results, True),
 }
+
+
+PAIRS = {"chat": 200, "responses": 40, "messages": 40}
+"""How many conversations with equal beginnings are held at once; a few will do where the rule is the same."""
+
+in_each_api = pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
 
 
 @pytest.fixture
@@ -55,14 +62,15 @@ def hold(talker: Talker, requests: int = 20) -> None:
         talker.ask(f"Question {len(talker.said)} of conversation {number}: where does it rise?")
 
 
-def test_each_shape_is_one_session(client: httpx.Client) -> None:
+@in_each_api
+def test_each_shape_is_one_session(client: httpx.Client, tongue: Tongue) -> None:
     found: dict[str, set[str]] = {}
     for stream in (False, True):
         for name, (habit, tools) in SHAPES.items():
-            talker = Talker(client, habit, stream=stream, tools=tools)
+            talker = Talker(client, habit, stream=stream, tools=tools, tongue=tongue)
             hold(talker)
             found[f"{name}, stream: {stream}"] = set(talker.sessions)
-        begun = Talker(client, stream=stream)
+        begun = Talker(client, stream=stream, tongue=tongue)
         begun.begun_elsewhere(4)
         hold(begun)
         found[f"begun elsewhere, stream: {stream}"] = set(begun.sessions)
@@ -70,10 +78,13 @@ def test_each_shape_is_one_session(client: httpx.Client) -> None:
     assert len(set[str]().union(*found.values())) == len(found)  # and nobody else's
 
 
-def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(client: httpx.Client) -> None:
+@in_each_api
+def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(
+    client: httpx.Client, tongue: Tongue
+) -> None:
     found: list[set[str]] = []
     for stream in (False, True, False):
-        talker = Talker(client, stream=stream, tools=True)
+        talker = Talker(client, stream=stream, tools=True, tongue=tongue)
         while len(talker.sessions) < 20:
             talker.ask(f"Evaluation {len(talker.said)}")  # short, and the same each time
         found.append(set(talker.sessions))
@@ -81,20 +92,21 @@ def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(
     assert len(set[str]().union(*found)) == 3
 
 
-def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client) -> None:
-    pairs = 200
+@in_each_api
+def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client, tongue: Tongue) -> None:
+    pairs = PAIRS[tongue.name]
 
     def talk(number: int) -> Talker:
-        talker = Talker(client)
+        talker = Talker(client, tongue=tongue)
         for text in ("hello", "go on", "and now?"):
             talker.ask(text)
         for turn in range(2):
             talker.ask(f"I am number {number}, and this is turn {turn} of what I have to say.")
         return talker
 
-    for start in range(0, pairs, 50):
+    for start in range(0, pairs, 40):
         with ThreadPoolExecutor(8) as pool:
-            talkers = list(pool.map(talk, range(start, start + 50)))
+            talkers = list(pool.map(talk, range(start, start + 40)))
         owners: dict[str, set[str]] = {}
         for number, talker in enumerate(talkers, start):
             owners.setdefault(talker.sessions[-1], set()).add(f"{number}")

@@ -123,3 +123,10 @@ def test_the_usage_of_an_answer_may_be_anything(served: Served, provider: Hostil
     assert answer.content == body
     for path in ("/ui/sessions/odd-usage.json", "/sessions/odd-usage/exchanges", "/stats"):
         assert httpx.get(served.url + path, trust_env=False).status_code == 200, path
+
+
+def test_the_output_of_a_call_may_be_a_list_of_texts(served: Served) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": ["line 1\n" * 2_000, {"type": "input_text"}]}
+    body = RESPONSES.body([{"role": "user", "content": "a"}, call, result], {"model": "plain"})
+    assert httpx.post(served.url + RESPONSES.path, json=body, timeout=60, trust_env=False).status_code != 500

@@ -305,6 +305,11 @@ def test_names_are_counted_by_message_and_by_who_said_them() -> None:
     )
 
 
+def test_numbers_of_a_json_document_can_be_stored() -> None:
+    facts = facts_of([ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": '{"total": 20431877}'})])
+    assert [name["text"] for name in SummaryState(facts=facts, told="").write()["facts"]["names"]] == ["20431877"]
+
+
 def test_of_very_many_names_the_most_important_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.summaries.render._KEPT", 2)
     facts = facts_of(messages(["tool a x-1 x-2 x-3", "user x-9", "tool a x-2"]))

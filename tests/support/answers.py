@@ -9,7 +9,7 @@ import gzip
 import re
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ import orjson
 
 from tests.support.api_rules import Refused
 from tests.support.summarizing import summary_of
+from tests.support.tongues import CHAT, SEALED, Tongue
 
 Headers = Sequence[tuple[bytes, bytes]]
 Message = MutableMapping[str, Any]
@@ -176,6 +177,8 @@ def deltas_of(message: dict[str, Any], does: Mapping[str, str] | None = None) ->
     """
     does = does or {}
     yield {"role": "assistant", "content": None if message.get("content") is None else "", "refusal": None}
+    if message.get("reasoning_details"):
+        yield {"reasoning_details": message["reasoning_details"]}
     said = [
         {field: piece}
         for field in ("reasoning_content", "content")
@@ -264,12 +267,25 @@ class Answering:
         scripts: Scripts,
         json_headers: Headers,
         event_headers: Headers,
+        *,
+        tongue: Tongue = CHAT,
+        seal: str = "",
     ) -> None:
-        """Answer a chat completion."""
+        """Answer a chat completion, in the API that it was asked for in; `seal` is that of its reasoning."""
         await anyio.sleep(int(does.get("delay", "0")) / 1000)
         if "hold" in does:
             await self.wait_for_gate()
         message = reply_to(body, does, scripts)
+        if tongue.name != "chat":
+            usage, message = usage_of(body), message | ({SEALED: [seal]} if seal else {})
+            if body.get("stream"):
+                await self.begin(200, event_headers)
+                await self._stream(tongue.events(body, message, usage), does)
+            else:
+                await self.whole(200, json_headers, orjson.dumps(tongue.answer(body, message, usage)))
+            return
+        if seal:
+            message["reasoning_details"] = [{"type": "reasoning.encrypted", "data": seal, "id": "rs_1", "index": 0}]
         ready = does.get("finish") or ("tool_calls" if message.get("tool_calls") else "stop")
         fixed = {"id": "chatcmpl-test", "created": CREATED, "model": body["model"], "system_fingerprint": "fp_test"}
         choices = range(body.get("n") or 1)
@@ -291,7 +307,7 @@ class Answering:
             json_headers, data = [*json_headers, (b"content-encoding", b"gzip")], gzip.compress(data, mtime=0)
         await self.whole(200, json_headers, data)
 
-    async def _stream(self, events: _Events, does: dict[str, str]) -> None:
+    async def _stream(self, events: Iterable[bytes], does: dict[str, str]) -> None:
         raw = list(events)
         fault, pause = does.get("fault", ""), int(does.get("chunkdelay", "0")) / 1000
         for place, event in enumerate(raw):

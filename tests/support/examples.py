@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.config import Settings, load
 from tests.support.server import Proxy
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 
 FOLDER = Path(__file__).parents[2] / "examples" / "policies"
@@ -19,8 +20,8 @@ def example_settings(name: str, upstream: Upstream, folder: Path, **sections: An
     Tokens are estimated, and not scaled to what the stand-in provider says that it counted.
     """
     overrides: dict[str, Any] = {
-        "upstream": {"base_url": upstream.base_url},
-        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}"},
+        "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
+        "store": {"url": empty_store(folder / "palimpsest.db")},
         "tokens": {"method": "estimate", "calibrate": False},
         **sections,
     }

@@ -7,7 +7,8 @@ from copy import deepcopy
 from typing import Any, Final
 
 import httpx
-import orjson
+
+from tests.support.tongues import CHAT, Tongue
 
 Data = dict[str, Any]
 Habit = Callable[[list[Data]], list[Data]]
@@ -94,13 +95,15 @@ class Talker:
         system: Data | None = SYSTEM,
         session: str | None = None,
         body: Mapping[str, Any] | None = None,
+        tongue: Tongue = CHAT,
     ) -> None:
+        self.tongue = tongue
         self.client = client
         self.habit = habit
         self.stream = stream
         self.tools = tools
         self.system = system
-        self.headers = {} if session is None else {"x-session-id": session}
+        self.headers = {**tongue.headers, **({} if session is None else {"x-session-id": session})}
         self.body = dict(body or {})
         self.said: list[Data] = []
         self.sessions: list[str] = []  # of each request
@@ -128,32 +131,10 @@ class Talker:
 
     def _request(self, model: str) -> Data:
         sent = [*([self.system] if self.system else []), *self.habit(deepcopy(self.said))]
-        body: Data = {"model": model, "messages": sent, "stream": self.stream, **self.body}
-        if self.tools:
-            body["tools"] = TOOLS
-        answer = self.client.post("/v1/chat/completions", json=body, headers=self.headers)
+        tools = TOOLS if self.tools else ()
+        body = self.tongue.body(sent, model, tools=tools, stream=self.stream, **self.body)
+        answer = self.client.post(self.tongue.path, json=body, headers=self.headers)
         assert answer.status_code == 200, answer.text
         self.answers.append(answer)
         self.sessions.append(answer.headers["x-session-id"])
-        return message_in(answer.content) if self.stream else answer.json()["choices"][0]["message"]
-
-
-def message_in(events: bytes) -> Data:
-    """Return the message that a stream says."""
-    text = ""
-    calls: dict[int, Data] = {}
-    for line in events.splitlines():
-        if not line.startswith(b"data: {"):
-            continue
-        for choice in orjson.loads(line[6:])["choices"]:
-            delta = choice["delta"]
-            text += delta.get("content") or ""
-            for part in delta.get("tool_calls") or ():
-                call = calls.setdefault(
-                    part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                )
-                call["id"] += part.get("id") or ""
-                function: Data = part.get("function") or {}
-                for name, piece in function.items():
-                    call["function"][name] += piece or ""
-    return {"role": "assistant", "content": text or None} | ({"tool_calls": list(calls.values())} if calls else {})
+        return self.tongue.said(answer.content, stream=self.stream)

@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from tests.support.tongues import BY_PATH
+
 
 class Received:
     """A request in the stand-in's log."""
@@ -23,6 +25,8 @@ class Received:
         self.body = b""
         self.refused: str | None = None
         """Why it was answered with an error of the protocol."""
+        self.dropped_reasoning = self.kept_reasoning = 0
+        """Blocks of reasoning that came back behind another prefix, and behind the same."""
 
     async def pieces(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> AsyncIterator[bytes]:
         """Yield the body as it comes, keeping it."""
@@ -49,6 +53,11 @@ class Received:
     def json(self) -> Any:
         """The body, parsed."""
         return orjson.loads(self.body)
+
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """What it says in its API, as chat messages."""
+        return BY_PATH[self.path].chat(self.json)
 
     @property
     def messages(self) -> list[dict[str, Any]]:

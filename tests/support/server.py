@@ -12,18 +12,22 @@ import httpx
 from proxy.cli.serving import server_config
 from proxy.config import Settings
 from tests.support.listening import Listening
+from tests.support.stores import empty_store
+from tests.support.tongues import Tongue
 from tests.support.upstream import Upstream
 
 
 def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Any]) -> Settings:
     """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
     data: dict[str, Any] = {
-        "upstream": {"base_url": upstream.base_url},
-        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}", "spool": str(folder / "spool")},
+        "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
+        "store": {"spool": str(folder / "spool")},
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():
         data[name] = {**data.get(name, {}), **section} if isinstance(section, Mapping) else section
+    if "url" not in data["store"]:
+        data["store"]["url"] = empty_store(folder / "palimpsest.db")
     return Settings(**data)
 
 
@@ -56,6 +60,18 @@ class Proxy:
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         body = {"model": model, "messages": said, **given}
         return self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    def ask(
+        self, tongue: Tongue, session: str | None, messages: list[Any], model: str = "echo", **given: Any
+    ) -> httpx.Response:
+        """Ask in any of the APIs; chat messages are said in it. `headers` go along, all else stands in the body."""
+        headers = {
+            **tongue.headers,
+            **given.pop("headers", {}),
+            **({} if session is None else {"x-session-id": session}),
+        }
+        body = tongue.body(messages, model, **given)
+        return self.client.post(tongue.path, json=body, headers=headers)
 
     def get(self, path: str, **query: Any) -> Any:
         """Return what a route answers, which must be fine."""

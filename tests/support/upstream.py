@@ -15,6 +15,8 @@ that a test can make a model's name its own:
                        are for such requests alone: see `summarizing.py`
     finish:REASON      says that it ended for this reason
     reason             puts `reasoning_content` before the content
+    prefix:HOW         seals reasoning, and checks what comes back behind a changed prefix: `drop` leaves it out and
+                       counts it in the log, `400` refuses it
     delay:MS           waits before it answers; chunkdelay:MS waits after each event
     hold               waits before it answers until `gate` is set
     gate               waits in the middle of a stream until `gate` is set
@@ -32,7 +34,8 @@ that a test can make a model's name its own:
                        split-utf8 (byte by byte) | empty-choices | dup-usage | bad-event
 
 Ids and times are fixed: the same request is answered with the same bytes, so that what came through
-the proxy can be compared with what was sent. Under other paths it is a mirror: see `mirror.py`.
+the proxy can be compared with what was sent. It answers in the three APIs of `tongues.py`. Under other paths
+it is a mirror: see `mirror.py`.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from tests.support.listening import Listening
 from tests.support.mirror import reflect
 from tests.support.received import Received
 from tests.support.summarizing import parts_for
+from tests.support.tongues import BY_PATH, MESSAGES, SEALED, Seals
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -139,7 +143,8 @@ class Upstream:
             self.open -= 1
 
     async def _serve(self, received: Received, out: Answering) -> None:
-        if received.path != "/v1/chat/completions":
+        tongue = BY_PATH.get(received.path)
+        if tongue is None or received.method != "POST":
             await reflect(received, out)
             return
         try:
@@ -147,20 +152,37 @@ class Upstream:
         except orjson.JSONDecodeError:
             await out.whole(400, JSON, error_body("We could not parse the JSON body of your request."))
             return
-        does = parts_for(body, options_of(body.get("model") if isinstance(body, dict) else None))
-        does = self._scripted(does)
+        does: dict[str, str] = {}
         try:
+            body = tongue.chat_body(body) if isinstance(body, dict) and tongue.listed in body else body
+            does = parts_for(body, options_of(body.get("model") if isinstance(body, dict) else None))
+            does = self._scripted(does)
             if "quotes" in does and "metadata" in body:
                 raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
             if does.get("needs", "").encode() not in orjson.dumps(body["messages"]):
                 raise Refused("Something is missing.", "messages", status=int(does.get("status", 400)))
+            seal = self._seal(received, body, does)
             check(body, plain="plain" in does, lenient="lenient" in does, strict=does.get("strict", ""))
             if await self._overflow(body, does, out) or await self._fault(does.get("fault", ""), body, out):
                 return
-            await out.completion(body, does, self.scripts, JSON, EVENTS)
+            await out.completion(body, does, self.scripts, JSON, EVENTS, tongue=tongue, seal=seal)
         except Refused as why:
             received.refused = str(why)
-            await out.whole(why.status, JSON, orjson.dumps(why.body))
+            told = {"type": "error", **why.body} if tongue is MESSAGES else why.body
+            await out.whole(why.status, JSON, orjson.dumps(told))
+
+    @staticmethod
+    def _seal(received: Received, body: dict[str, Any], does: dict[str, str]) -> str:
+        """Check the reasoning that came back; return the seal of what is thought now, "" without any."""
+        if "prefix" not in does:  # then nothing is sealed
+            return ""
+        seals = Seals(body)
+        received.dropped_reasoning, received.kept_reasoning = seals.dropped, seals.kept
+        if seals.dropped and does["prefix"] == "400":
+            raise Refused("The encrypted content could not be verified: the conversation before it has changed.")
+        for message in body["messages"]:
+            message.pop(SEALED, None)
+        return seals.seal(len(body["messages"])) if "reason" in does else ""
 
     def _scripted(self, does: dict[str, str]) -> dict[str, str]:
         """Return what to do where the next message of a script is a fault."""

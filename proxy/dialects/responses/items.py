@@ -333,7 +333,7 @@ class Item(Message):
             elif slot.part is None:
                 new[place] = text
             elif _text_in(slot.value):
-                new[place] = {**slot.value, "text": text}
+                new[place] = {**slot.value, "text": text} if is_object(slot.value) else text
         return self._with_slots(new)
 
     def with_appended(self, text: str) -> Item:
