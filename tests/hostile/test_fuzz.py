@@ -235,7 +235,7 @@ _PATHS: Final = (
     "/ui/cache.csv",
     "/metrics",
     "/openai/deployments/m/chat/completions",
-    "/tenants/default",
+    "/tenants/nobody",
 )
 _QUERIES: Final = (
     "limit",
