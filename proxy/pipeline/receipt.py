@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryRequest
 
 Headers = list[tuple[bytes, bytes]]
+_CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 _WARNING_BYTES: Final = 1000
 NodeAt = Callable[[int], str | None]  # names the message at a position of the branch; None where it never became a node
 
@@ -103,7 +105,8 @@ def response_headers(report: PlanReport) -> Headers:
         told[headers.SESSION_ID] = encode(report.session)
     if report.warnings:
         text = " ".join("; ".join(report.warnings).split()).encode("ascii", "replace")
-        told[headers.CONTEXT_WARNING] = text[:_WARNING_BYTES]
+        # A warning may name what the client or the provider wrote, control characters included.
+        told[headers.CONTEXT_WARNING] = _CONTROL.sub(b"?", text)[:_WARNING_BYTES]
     return list(zip(map(str.encode, told), told.values(), strict=True))
 
 

@@ -7,6 +7,7 @@ is the end (the last event, the close, the JSON body), until the reply is durabl
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -21,6 +22,8 @@ from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
 from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, MAX_STREAM_BYTES, Answer, check_values, too_large
+
+_LOG: Final = logging.getLogger("palimpsest.relay")
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
@@ -84,6 +87,10 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         found = dialect.replies.read(body)
     except ValueError:
         return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
+    except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the answer
+        _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
+        error = f"the proxy could not read the answer: {type(why).__name__}"
+        return Answered(status=Status.FAILED, error=error, upstream_status=status)
     if not found.messages:
         error = found.error or _NO_REPLY
         return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids)
@@ -164,7 +171,8 @@ class StreamRelay:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
                 size += len(chunk)
-                large = self._events.waiting > MAX_REPLY_VALUES  # the event that ends next: a value has a byte at least
+                # Whether the event that ends next may hold too much: a value has a byte at least.
+                large = self._events.waiting + len(chunk) > MAX_REPLY_VALUES
                 for event in self._events.feed(chunk):
                     if large:
                         await compute(len(event.raw), check_values, event.raw)
@@ -192,7 +200,11 @@ class StreamRelay:
 
     def _read(self, event: Event) -> bytes:
         """Read an event; return what the client is shown of it."""
-        is_usage = self._reply.take(event)
+        try:
+            is_usage = self._reply.take(event)
+        except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the event
+            _LOG.error("an event of the upstream could not be read (%s: %s)", type(why).__name__, why)
+            return event.raw
         return b"" if is_usage and self._hides_usage else event.raw
 
     def _read_last(self, event: Event) -> bytes:
@@ -201,7 +213,7 @@ class StreamRelay:
 
     def _read_end(self, event: Event) -> bytes:
         """Take the last event for the end of the reply; return what is shown before it."""
-        self._reply.take(event)
+        StreamRelay._read(self, event)
         return b""
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:  # noqa: ARG002 - nothing waits here

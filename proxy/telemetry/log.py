@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TextIO
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 _WORD: Final = re.compile(r'[^\s"=]+')
+_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What ends a line somewhere, steers a terminal, or changes the order of what is read."""
 
 
 class FieldFormatter(logging.Formatter):
@@ -34,7 +36,7 @@ class FieldFormatter(logging.Formatter):
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
             line |= {"message": record.getMessage()} | fields | ({"trace": trace} if trace else {})
-            return _JSON.encode(line)
+            return _escaped(_JSON.encode(line))
         parts = [moment, f"{record.levelname.lower():<7}", record.getMessage()]
         for key, value in fields.items():
             if value is None or value == "":
@@ -44,8 +46,15 @@ class FieldFormatter(logging.Formatter):
             else:
                 text = _JSON.encode(text)  # quoted
             parts.append(f"{key}={text}")
-        line_text = " ".join(parts)
-        return f"{line_text}\n{trace}" if trace else line_text
+        line_text = _escaped(" ".join(parts))
+        if trace:
+            line_text += "".join(["\n" + _escaped(line) for line in trace.split("\n")])
+        return line_text
+
+
+def _escaped(line: str) -> str:
+    """Return a line without what could pretend to be another line."""
+    return line if line.isprintable() else _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 class LineHandler(logging.Handler):

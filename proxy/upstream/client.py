@@ -43,6 +43,7 @@ MAX_STREAM_BYTES: Final = 50_331_648  # longest stream of events: 160,000 tokens
 MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
 _LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
 HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
+_OPENING_BYTES: Final = 262_144  # how much of a body is looked at before it is relayed
 _COPIES: Final = 2  # an answer is in memory as it came, and put together
 _VALUE_BYTES: Final = 64  # memory of a small JSON value
 _MEMORY_SECONDS: Final = 30.0  # how long an answer waits for memory
@@ -188,12 +189,12 @@ class Answer:
     async def opening(self, told: Callable[[bytes], bytes | None], seconds: float) -> bytes | None:
         """Return what `told` returns of the beginning of the body, which is read again afterwards.
 
-        None where it has returned nothing else in so many seconds, or by the end.
+        None where it has returned nothing else in so many seconds, in `_OPENING_BYTES`, or by the end.
         """
         text, found = b"", None
         try:
             async with asyncio.timeout(seconds):
-                while found is None and (piece := await self.chunk(plain=True)):
+                while found is None and len(text) < _OPENING_BYTES and (piece := await self.chunk(plain=True)):
                     text += piece
                     found = told(text)
         except (TimeoutError, UpstreamError):  # whoever reads on meets it

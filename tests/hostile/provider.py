@@ -30,10 +30,10 @@ class HostileProvider:
         self.does = does
         self.asked = 0  # requests that came
         self.port = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stops = asyncio.Event()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     @property
     def base_url(self) -> str:
@@ -46,10 +46,12 @@ class HostileProvider:
         return self
 
     def __exit__(self, *problem: object) -> None:
+        assert self._loop is not None
         self._loop.call_soon_threadsafe(self._stops.set)
         self._thread.join(10)
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self._answer, "127.0.0.1", 0, limit=1 << 26, backlog=2048)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()

@@ -22,6 +22,7 @@ import orjson
 import pytest
 
 from tests.hostile.mutation import as_json, mutated, mutated_bytes
+from tests.hostile.seeds import CHAT, DIALECTS, Seeds
 from tests.support.raw_socket import RawClient
 from tests.support.served import Served, config_file
 from tests.support.stores import empty_store
@@ -31,22 +32,6 @@ CASE: Final = os.environ.get("PALIMPSEST_ATTACK_CASE", "")  # noqa: TID251 - a s
 _CASES: Final = 250
 _PATIENCE: Final = 30.0  # seconds for one answer
 _RECENT: Final = 50  # sessions that are looked at after a run
-_TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-_CALL: Final = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "b"]}'}}
-_RESULT: Final = "\n".join(f"line {number}: value-{number * 7}" for number in range(200))
-TALK: Final[list[dict[str, Any]]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "看一下这个文件"}, {"type": "text", "text": "please"}]},
-    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": "call_1", "content": _RESULT},
-    {"role": "assistant", "content": "done", "reasoning_content": "hm", "refusal": None},
-    {"role": "user", "content": "go on", "name": "anne"},
-]
-BODIES: Final[tuple[dict[str, Any], ...]] = (
-    {"model": "echo", "messages": TALK, "tools": [_TOOL], "tool_choice": "auto"},
-    {"model": "echo", "messages": TALK, "stream": True, "stream_options": {"include_usage": True}},
-    {"model": "echo", "messages": TALK[-1:], "n": 2, "metadata": {"a": "b"}, "temperature": 0.5},
-)
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 POLICY: Final = {
     "trigger": {"messages": 3},
@@ -75,6 +60,11 @@ def naming(case: str) -> Iterator[None]:
         yield
     except httpx.HTTPError as why:
         raise AssertionError(case) from why
+
+
+def any_dialect(random: Random) -> Seeds:
+    """Return the seeds of one dialect."""
+    return random.choice(tuple(DIALECTS.values()))
 
 
 class Faulty:
@@ -159,77 +149,62 @@ def proxy(faulty: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(autouse=True)
 def _fine(faulty: Faulty) -> None:
     """Let the upstream answer as it should, until a test says otherwise."""
-    body = orjson.dumps(reply(stream=False)[0])
+    body = orjson.dumps(CHAT.answer)
     faulty.answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def test_bodies(proxy: Attacked) -> None:
     for case, random in cases("body"):
-        body = as_json(random, mutated(random, random.choice(BODIES)))
+        seeds = any_dialect(random)
+        body = as_json(random, mutated(random, random.choice(seeds.bodies)))
         headers = {"content-type": "application/json"}
         if random.random() < 0.7:
             headers["x-session-id"] = f"s{random.randrange(10)}"
         if random.random() < 0.2:
             headers["x-session-mode"] = random.choice(("append", "full", "auto", "other"))
-        proxy.check(case, proxy.client.post("/v1/chat/completions", content=body, headers=headers))
+        proxy.check(case, proxy.client.post(seeds.path, content=body, headers=headers))
     proxy.settled()
 
 
-def reply(*, stream: bool) -> list[dict[str, Any]]:
-    """Return an answer of the provider, or its events."""
-    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
-    head = {"id": "chatcmpl-1", "model": "m", "created": 1}
-    message = {"role": "assistant", "content": "fine", "tool_calls": [_CALL]}
-    if not stream:
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return [head | {"object": "chat.completion", "choices": [choice], "usage": usage}]
-    deltas: list[dict[str, Any]] = [
-        {"role": "assistant", "content": ""},
-        {"content": "fi"},
-        {"content": "ne 好"},
-        {"tool_calls": [{"index": 0, **_CALL}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
-        {},
-    ]
-    chunk = head | {"object": "chat.completion.chunk"}
-    events: list[dict[str, Any]] = [
-        chunk | {"choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas
-    ]
-    events[-1]["choices"][0]["finish_reason"] = "tool_calls"
-    return [*events, chunk | {"choices": [], "usage": usage}]
-
-
-def answer_of(random: Random, *, stream: bool) -> bytes:
+def answer_of(random: Random, seeds: Seeds, *, stream: bool) -> bytes:
     """Return what an upstream writes that is not quite itself."""
-    parts = mutated(random, reply(stream=stream), times=random.choice((0, 1, 2)))
-    kind = b"application/json"
+    kind, times = b"application/json", random.choice((0, 1, 2))
     if stream:
-        events = parts if isinstance(parts, list) else [parts]
+        changed = mutated(random, [data for _, data in seeds.events], times)
+        datas: list[Any] = changed if isinstance(changed, list) else [changed]
+        names = [data["type"] if isinstance(data, dict) and "type" in data else "" for data in datas]
+        events = [
+            (name.encode("utf-8", "replace").decode() if isinstance(name, str) else "", data)
+            for name, data in zip(names, datas, strict=True)
+        ]
         if random.random() < 0.2:
             random.shuffle(events)
         end = random.choice((b"\n\n", b"\n\n", b"\r\n\r\n", b"\r\r"))
-        body = b"".join(b"data: " + as_json(random, event).replace(b"\n", b" ") + end for event in events)
-        body += random.choice((b"data: [DONE]" + end, b"", b": end" + end, b"event: error" + end))
+        lines = [(name, as_json(random, data).replace(b"\n", b" ")) for name, data in events]
+        body = seeds.streamed(lines, end)
+        body += random.choice((b"", b"", b": end" + end, b"event: error" + end, b"data: [DONE]" + end))
         kind = random.choice((b"text/event-stream", b"text/event-stream; charset=utf-8", kind))
     else:
-        whole = parts[0] if isinstance(parts, list) and parts else parts
-        body = as_json(random, whole)
+        body = as_json(random, mutated(random, seeds.answer, times))
     if random.random() < 0.3:
         body = mutated_bytes(random, body)
-    lines = [b"HTTP/1.1 200 OK", b"Content-Type: " + kind, b"Connection: close"]
+    head = [b"HTTP/1.1 200 OK", b"Content-Type: " + kind, b"Connection: close", b"X-Request-Id: req_1"]
     if random.random() < 0.7:
-        lines.append(b"Content-Length: %d" % (len(body) + random.choice((0, 0, 0, 5))))
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+        head.append(b"Content-Length: %d" % (len(body) + random.choice((0, 0, 0, 5))))
+    whole = b"\r\n".join(head)
+    if random.random() < 0.2:
+        whole = mutated_bytes(random, whole)
+    return whole + b"\r\n\r\n" + body
 
 
 def test_answers(faulty: Faulty, proxy: Attacked) -> None:
     for case, random in cases("answer"):
-        stream = random.random() < 0.6
-        faulty.answer = answer_of(random, stream=stream)
+        stream, seeds = random.random() < 0.6, any_dialect(random)
+        faulty.answer = answer_of(random, seeds, stream=stream)
         headers = {"x-session-id": f"s{random.randrange(10)}"}
-        body = {"model": "m", "messages": [{"role": "user", "content": case}], "stream": stream}
+        body = seeds.body([{"role": "user", "content": case}], {"stream": stream})
         with naming(case):
-            answer = proxy.client.post("/v1/chat/completions", json=body, headers=headers)
+            answer = proxy.client.post(seeds.path, json=body, headers=headers)
         assert answer.status_code != 500, (case, answer.text[:500])
     proxy.settled()
 
@@ -249,8 +224,36 @@ _PATHS: Final = (
     "/tokens/cache",
     "/v1/models",
     "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/resp_1",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/stats",
+    "/search",
+    "/ui/sessions",
+    "/ui/sessions/s1.json",
+    "/ui/cache.csv",
+    "/metrics",
+    "/openai/deployments/m/chat/completions",
+    "/tenants/nobody",
 )
-_QUERIES: Final = ("limit", "after", "tenant", "branch", "meta", "channel", "policy", "lines", "grep", "as", "at", "x")
+_QUERIES: Final = (
+    "limit",
+    "after",
+    "tenant",
+    "branch",
+    "meta",
+    "channel",
+    "policy",
+    "lines",
+    "grep",
+    "as",
+    "at",
+    "x",
+    "since",
+    "group",
+    "q",
+)
 _WORDS: Final = ("1", "-1", "1000", "true", "a-b", "1-2", "(", "[a-z", "%00", "%ff", "%F0%9F%98%80", "..", "s1", "é")
 _METHODS: Final = ("GET", "GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "TRACE", "BREW")
 
@@ -280,11 +283,14 @@ def test_routes(proxy: Attacked) -> None:
 
 
 def test_imports(proxy: Attacked) -> None:
-    body = {"model": "echo", "messages": TALK}
-    proxy.check("first", proxy.client.post("/v1/chat/completions", json=body, headers={"x-session-id": "source"}))
-    lines = [orjson.loads(line) for line in proxy.client.get("/sessions/source/export").text.splitlines()]
+    exports: list[list[Any]] = []
+    for name, seeds in DIALECTS.items():
+        body = seeds.body(seeds.talks[0], {})
+        proxy.check("first", proxy.client.post(seeds.path, json=body, headers={"x-session-id": f"source-{name}"}))
+        told = proxy.client.get(f"/sessions/source-{name}/export")
+        exports.append([orjson.loads(line) for line in told.content.split(b"\n") if line])
     for case, random in cases("import"):
-        changed = mutated(random, lines)
+        changed = mutated(random, random.choice(exports))
         changed = changed if isinstance(changed, list) else [changed]
         data = b"\n".join(as_json(random, each).replace(b"\n", b" ") for each in changed)
         answer = proxy.client.post(

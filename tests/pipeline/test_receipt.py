@@ -246,12 +246,12 @@ def test_gaps_are_shown_message_by_message() -> None:
 
 def test_response_headers_tell_what_was_done() -> None:
     plan = _plan(warnings=("a", "b\nc"))
-    headers = dict(response_headers(report(plan, session="会话", warnings=("d",))))
+    headers = dict(response_headers(report(plan, session="会话", warnings=("d\x00\x7f",))))
     assert headers[b"x-session-id"] == b"%E4%BC%9A%E8%AF%9D"
     assert headers[b"x-context-tokens-before"] == b"200"
     assert headers[b"x-context-messages-sent"] == b"2"
     assert headers[b"x-context-edits"] == b"keep_tool_calls,drop_oldest"
-    assert headers[b"x-context-warning"] == b"a; b c; d"
+    assert headers[b"x-context-warning"] == b"a; b c; d??"
 
 
 def test_a_stateless_request_has_no_session_header() -> None:

@@ -150,3 +150,17 @@ def test_nothing_fails_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "handleError", told.append)
     handler.handle(broken)
     assert told == [broken]
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_nothing_in_a_line_pretends_to_be_another_line(style: Literal["text", "json"]) -> None:
+    odd = "a\nb\r\x1b[31m\x85\u2028\u2029\u202e\x9b\ud800 é 好"
+    record = logging.LogRecord("palimpsest", logging.ERROR, "", 0, "said %s", (odd,), None)
+    record.fields = {"session": odd}
+    line = FieldFormatter(style).format(record)
+    assert len(line.splitlines()) == 1
+    assert all(character.isprintable() for character in line)
+    assert "é 好" in line
+    assert "\\u2028" in line
+    if style == "json":
+        assert json.loads(line)["session"] == odd

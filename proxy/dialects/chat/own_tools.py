@@ -86,7 +86,7 @@ def _name_of(tool: Any) -> Any:
 
 # ------------------------------------------------------------------------------------- the calls
 
-CUT_OFF: Final = frozenset({"length", "content_filter"})  # values of `finish_reason` that may have cut a call in two
+CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that may have cut a call in two
 STOPPED: Final = (
     "(No answer was written: this reply took as many steps as it may. "
     "Please ask again, perhaps for one thing at a time.)"

@@ -20,13 +20,13 @@ from msgspec import Struct
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, mended, with_field, write
 
-THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
 UNFINISHED: Final = "partial_json"
 """A field of ours on a stored call that broke off: what had come of its input. It is never sent."""
 
 _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
-_MEDIA: Final = frozenset({"image", "document", "container_upload"})
+_MEDIA: Final = ("image", "document", "container_upload")
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 _DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
 

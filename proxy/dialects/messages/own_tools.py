@@ -19,7 +19,7 @@ from proxy.dialects.jsontext import added, is_array, is_object, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, as_stored, is_call
 from proxy.dialects.messages.reply import usage_of
 
-CUT_OFF: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
 ENDED: Final = "end_turn"
 _LEAVES_ROOM: Final = (None, "auto", "any")  # types of `tool_choice` with which the model may call any tool

@@ -23,7 +23,7 @@ from proxy.errors import PalimpsestError
 
 CALLING: Final = "tool_use"  # the `stop_reason` of an answer that the proxy makes of a stored reply
 _NOTHING_SPENT: Final = {"input_tokens": 0, "output_tokens": 0}
-_INPUTS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})  # blocks whose input comes as JSON text
+_INPUTS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")  # blocks whose input comes as JSON text
 _ERRORS: Final = {
     401: "authentication_error",
     403: "permission_error",

@@ -24,7 +24,7 @@ from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
 from proxy.dialects.sse import Event
 
-_BLOCKS: Final = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
+_BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_stop")
 
 
 class MessagesStreamFilter:

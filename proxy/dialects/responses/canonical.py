@@ -21,7 +21,7 @@ from proxy.dialects.responses.items import CALLS, TURN, Item, kind_of
 
 _DROPPED: Final = frozenset({"id", "status", "phase", "caller", "namespace", "created_by", *OWN_FIELDS, *CACHE_MARKS})
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
-_TEXTS: Final = frozenset({"input_text", "output_text", "text"})
+_TEXTS: Final = ("input_text", "output_text", "text")
 
 
 def canonical(entry: Item) -> bytes:

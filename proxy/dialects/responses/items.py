@@ -56,8 +56,8 @@ _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
-_TEXTS: Final = frozenset({"input_text", "output_text", "text"})
-_IMAGES: Final = frozenset({"input_image", "computer_screenshot"})
+_TEXTS: Final = ("input_text", "output_text", "text")
+_IMAGES: Final = ("input_image", "computer_screenshot")
 _HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # where a part may hold what it is about
 _DESCRIBED: Final = 200  # characters of an address or a name that are shown at most
 
@@ -333,7 +333,7 @@ class Item(Message):
             elif slot.part is None:
                 new[place] = text
             elif _text_in(slot.value):
-                new[place] = {**slot.value, "text": text}
+                new[place] = {**slot.value, "text": text} if is_object(slot.value) else text
         return self._with_slots(new)
 
     def with_appended(self, text: str) -> Item:

@@ -268,8 +268,8 @@ class ItemBodyFilter:
 
 # -------------------------------------------------------------------------------- streams on their way
 
-_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
+_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
 
 
 class ItemStreamFilter:

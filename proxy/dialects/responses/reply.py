@@ -22,8 +22,8 @@ from proxy.errors import PalimpsestError
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
-_OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
-_RUNNING: Final = frozenset({"queued", "in_progress"})
+_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+_RUNNING: Final = ("queued", "in_progress")
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
     "response.refusal.delta": ("refusal", "refusal"),
@@ -48,7 +48,7 @@ def _output_of(body: bytes, data: Any) -> list[bytes]:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
             return raws
-    except (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
         pass
     return [as_stored(item).raw for item in output if is_object(item)]
 
@@ -205,7 +205,7 @@ def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
     try:
         text = bytes(FIELDS.decode(raw)[name])
         orjson.loads(text)
-    except (msgspec.DecodeError, orjson.JSONDecodeError, KeyError, RecursionError):
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
         return as_stored(value).raw
     return text
 

@@ -1,0 +1,132 @@
+"""What fuzzing and measuring found, each made again through the front door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tests.hostile.measure import DOES
+from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
+from tests.hostile.seeds import DIALECTS, MESSAGES, RESPONSES, Seeds
+from tests.support.raw_socket import chat, sent
+from tests.support.served import Served, config_file, resident
+
+MEGABYTE = 1_048_576
+
+
+@pytest.fixture(scope="module")
+def provider(_direct: None) -> Iterator[HostileProvider]:
+    with HostileProvider(dict(DOES)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(provider: HostileProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", server={"max_memory": 512 * MEGABYTE})
+    with Served(config) as process:
+        yield process.wait()
+        assert "Traceback" not in process.log
+
+
+def asked(served: Served, seeds: Seeds, model: str, *, stream: bool = False, **more: Any) -> httpx.Response:
+    body = seeds.body(seeds.talks[-1], {"model": model, "stream": stream, **more})
+    return httpx.post(served.url + seeds.path, json=body, timeout=60, trust_env=False)
+
+
+@pytest.fixture(params=DIALECTS)
+def seeds(request: pytest.FixtureRequest) -> Seeds:
+    return DIALECTS[request.param]
+
+
+def test_refused_bodies_take_no_memory_with_them(served: Served) -> None:
+    port = int(served.url.rpartition(":")[2])
+    body = MESSAGES.raw_body(b",".join([b'{"role":"user","content":"a"}'] * 500_000))
+    assert sent(port, chat(body))[0] == 400
+    before = resident(served.process.pid)
+    for _ in range(8):
+        assert sent(port, chat(body))[0] == 400
+    assert resident(served.process.pid) - before < 3 * len(body)
+
+
+@pytest.mark.parametrize("model", ["event", "values of an event", "endless stream"])
+def test_a_stream_that_is_too_large_ends_with_an_error_event(served: Served, seeds: Seeds, model: str) -> None:
+    assert b"upstream_too_large" in asked(served, seeds, model, stream=True).content[-2000:]
+    deadline = time.monotonic() + 20
+    while resident(served.process.pid) > 300 * MEGABYTE:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("model", ["deep", "digits", "members", "raw deflate"])
+def test_an_odd_answer_that_can_be_relayed_is_relayed(served: Served, seeds: Seeds, model: str) -> None:
+    assert asked(served, seeds, model).status_code == 200
+
+
+@pytest.mark.parametrize("model", ["600", "999", "control", "cut", "100 MB", "values"])
+def test_an_answer_that_cannot_be_relayed_is_a_502(served: Served, seeds: Seeds, model: str) -> None:
+    answer = asked(served, seeds, model)
+    assert (answer.status_code, "error" in answer.json()) == (502, True)
+
+
+@pytest.mark.parametrize("kind", [["text"], {"a": 1}, 7, None])
+def test_the_type_of_a_block_may_be_anything(served: Served, kind: Any) -> None:
+    block = {"type": kind, "text": "a"}
+    for seeds, content in ((MESSAGES, [block]), (RESPONSES, [block])):
+        for role in ("user", "assistant"):
+            body = seeds.body([{"role": role, "content": content}, *seeds.talks[-1]], {"model": "plain"})
+            answer = httpx.post(served.url + seeds.path, json=body, timeout=60, trust_env=False)
+            assert answer.status_code != 500
+
+
+def test_a_name_in_a_warning_may_hold_control_characters(served: Served) -> None:
+    call = {"id": "a\x1b\x00", "type": "function", "function": {"name": "f\x7f\x01", "arguments": "{"}}
+    for role in ("assistant", "\x00user", "\x1b[31m"):
+        messages = [{"role": "user", "content": "a"}, {"role": role, "tool_calls": [call]}] * 2
+        body = {"model": "plain\x01", "messages": messages}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+        assert answer.status_code != 500
+
+
+def test_an_event_that_is_no_text_is_relayed(served: Served, provider: HostileProvider) -> None:
+    events = [(name, orjson.dumps(data)) for name, data in RESPONSES.events]
+    name, data = events[8]
+    events[8] = name, data[:-1] + b',"\xed\xa0\x80":1}'
+    stream = RESPONSES.streamed(events)
+    provider.does["no text"] = told(stream)
+    answer = asked(served, RESPONSES, "no text", stream=True)
+    assert answer.content == stream
+
+
+def told(body: bytes, head: bytes = EVENTS) -> Does:
+    async def does(writer: Any, seeds: Seeds, streams: bool) -> None:
+        writer.write(head + LAST + body)
+        await writer.drain()
+        writer.close()
+
+    return does
+
+
+@pytest.mark.parametrize("details", ["a", 7, [], {"cached_tokens": "a"}])
+def test_the_usage_of_an_answer_may_be_anything(served: Served, provider: HostileProvider, details: Any) -> None:
+    changed = DIALECTS["chat"].answer | {"usage": {"prompt_tokens": 9, "prompt_tokens_details": details}}
+    body = orjson.dumps(changed)
+    provider.does["odd usage"] = told(body, JSON)
+    headers = {"x-session-id": "odd-usage"}
+    asking = DIALECTS["chat"].body(DIALECTS["chat"].talks[-1], {"model": "odd usage"})
+    answer = httpx.post(f"{served.url}/v1/chat/completions", json=asking, headers=headers, timeout=60, trust_env=False)
+    assert answer.content == body
+    for path in ("/ui/sessions/odd-usage.json", "/sessions/odd-usage/exchanges", "/stats"):
+        assert httpx.get(served.url + path, trust_env=False).status_code == 200, path
+
+
+def test_the_output_of_a_call_may_be_a_list_of_texts(served: Served) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": ["line 1\n" * 2_000, {"type": "input_text"}]}
+    body = RESPONSES.body([{"role": "user", "content": "a"}, call, result], {"model": "plain"})
+    assert httpx.post(served.url + RESPONSES.path, json=body, timeout=60, trust_env=False).status_code != 500
