@@ -125,13 +125,17 @@ def rows(result: BacktestResult) -> Iterator[tuple[str, ...]]:
             {"baseline:mask": "mask all but 3, always", "baseline:oracle": "*knows the future*"}.get(
                 each.strategy, each.strategy
             ),
-            percent([(line.figures.cost.input, whole[line.session]) for line in lines]),
+            _cell([(line.figures.cost.input, whole[line.session]) for line in lines]),
             *(
-                percent([(float(some.present), float(some.grounded)) for some in stratum])
+                _cell([(float(some.present), float(some.grounded)) for some in stratum])
                 for stratum in ([count.far for count in counts], [count.tool_only for count in counts])
             ),
-            f"{100 * (each.highest_ratio or 0):.0f} %",
+            f"{100 * (each.highest_ratio or 0):.0f}%",
         )
+
+
+def _cell(pairs: Sequence[tuple[float, float]]) -> str:
+    return percent(pairs).replace(" %", "%").replace(" to ", "-")
 
 
 def table(result: BacktestResult, sessions: int) -> str:
