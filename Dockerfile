@@ -10,9 +10,9 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 RUN python -m venv --without-pip /opt/palimpsest
 
 WORKDIR /build
-COPY requirements.txt requirements-psycopg.txt ./
+COPY requirements.txt requirements-otel.txt requirements-psycopg.txt ./
 RUN pip --python /opt/palimpsest/bin/python install --require-hashes --only-binary :all: \
-    --requirement requirements.txt --requirement requirements-psycopg.txt
+    --requirement requirements.txt --requirement requirements-otel.txt --requirement requirements-psycopg.txt
 
 # The program comes last, so that a change in it does not reinstall the dependencies.
 COPY pyproject.toml README.md LICENSE THIRD_PARTY.md ./

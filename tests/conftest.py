@@ -5,34 +5,49 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Generator
+from functools import cache
 from pathlib import Path
 
+import httpx
 import pytest
 
 from proxy.store import METADATA, Store, upgrade
 from tests.support import postgres
+from tests.support.stores import empty_store
 
 ROOT = Path(__file__).parents[1]
 
 LONG = (
+    "tests/e2e/test_operating.py",
+    "tests/store/test_convert.py",
+    "tests/e2e/test_unnamed_sessions.py",
+    "tests/e2e/test_store_away.py",
+    "tests/hostile/test_matrix.py",
     "tests/e2e/test_workers.py",
+    "tests/store/test_functions.py",
     "tests/e2e/test_kills.py",
+    "tests/dashboard/test_browser.py",
+    "tests/e2e/test_statistics.py",
+    "tests/hostile/test_fuzz.py",
+    "tests/e2e/test_ends.py",
     "tests/e2e/test_load.py",
-    "tests/e2e/test_store_faults.py",
+    "tests/test_house.py",
     "tests/e2e/test_dirty_histories.py",
-    "tests/cli/test_serving.py",
-    "tests/e2e/test_command_line.py",
-    "tests/store/test_summaries.py",
-    "tests/test_benchmarks.py",
-    "tests/e2e/test_reload.py",
+    "tests/e2e/test_store_faults.py",
     "tests/store/test_history.py",
+    "tests/e2e/test_recorded_sdks.py",
+    "tests/hostile/test_bodies.py",
+    "tests/test_benchmarks.py",
+    "tests/store/test_rollups.py",
     "tests/store/test_placement.py",
-    "tests/store/test_settling.py",
     "tests/e2e/test_replay.py",
+    "tests/cli/test_serving.py",
     "tests/store/test_migrate.py",
-    "tests/e2e/test_recall.py",
     "tests/test_examples.py",
-    "tests/e2e/test_summary_workers.py",
+    "tests/e2e/test_command_line.py",
+    "tests/e2e/test_reload.py",
+    "tests/store/test_fork.py",
+    "tests/store/test_messages.py",
     "tests/e2e/test_container.py",
 )
 """The files that take longest. They begin first: where files run at once, none is left for the end."""
@@ -46,9 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return in how many processes tests run: two more than processors, since many tests wait for others."""
+    """Return in how many processes tests run: one more than processors, since many tests wait for others."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(processors + 2, 8)
+    return min(processors + 1, 8)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Generator[None]:
+    """Let the clients of httpx share what they trust: each would read all authorities' certificates anew (20 ms)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture
@@ -81,7 +104,7 @@ def _migrated_postgres(postgres_server: str) -> Generator[str]:
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty store: each test runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'palimpsest.db'}"
+        return empty_store(tmp_path / "palimpsest.db")
     url: str = request.getfixturevalue("_migrated_postgres")
     # TRUNCATE makes the files of every table and index anew, which takes ten times as long as these few rows do.
     postgres.execute(url, "; ".join(str(table.delete()) for table in reversed(METADATA.sorted_tables)))

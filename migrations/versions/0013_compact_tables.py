@@ -4,7 +4,10 @@
 - texts, receipts and cuts compressed with the shipped dictionaries; each value says how it is packed;
 - `cuts.base`: a cut is stored as what differs from the cut at that node, each sixteenth as a whole;
 - `forms.text`: a form is stored as what differs from the message that it stands for, no longer in `bodies`;
-- the indexes of `exchanges` by time and by digest end with the time; the functions of PostgreSQL take bytes.
+- `pending` holds whole exchanges, which go to `exchanges` when they end: there no row changes;
+- `nodes.recorded` has no index: `evidence` tells sessions;
+- the index of `exchanges` by time ends with the time, that by digest has those whose repetition is told by it; the
+  functions of PostgreSQL take bytes.
 
 The tables of the old layout stay beside the new ones, as `old_…`. `proxy/store/convert.py` moves the sessions, and the
 next migration drops what is left: so one that is killed goes on.
@@ -27,13 +30,11 @@ branch_labels = None
 depends_on = None
 
 _APPEND_ONLY: Final = ("bodies", "hidden", "instructions", "nodes", "summaries")
-_RECORDED: Final = sa.text("source = 'upstream' AND recorded IS NOT NULL")
 _NEW_INDEXES: Final = {
     "ix_sessions_id_tenant": ("sessions", ["id", "tenant"]),
     "ix_sessions_tenant_updated_at_session": ("sessions", ["tenant", "updated_at", "session"]),
     "ix_sessions_updated_at_session": ("sessions", ["updated_at", "session"]),
     "ix_nodes_session_content": ("nodes", ["session", "content"]),
-    "ix_nodes_recorded": ("nodes", ["recorded", "node"]),
     "ix_summaries_session_recipe_status_until_created_at_id": (
         "summaries",
         ["session", "recipe", "status", "until", "created_at", "id"],
@@ -44,11 +45,28 @@ _NEW_INDEXES: Final = {
     "ix_evidence_piece": ("evidence", ["piece"]),
     "ix_provider_ids_piece": ("provider_ids", ["piece"]),
     "ix_exchanges_session_created_at": ("exchanges", ["session", "created_at"]),
-    "ix_exchanges_session_digest_created_at": ("exchanges", ["session", "digest", "created_at"]),
+    "ix_exchanges_session_digest": ("exchanges", ["session", "digest"]),
 }
-_CHANGED: Final = ("ix_exchanges_session_created_at", "ix_exchanges_session_digest_created_at")
+_CHANGED: Final = ("ix_exchanges_session_created_at", "ix_exchanges_session_digest")
 _OLD_INDEXES: Final = {name: of for name, of in _NEW_INDEXES.items() if name not in _CHANGED} | {
-    f"{name}_id": (_NEW_INDEXES[name][0], [*_NEW_INDEXES[name][1], "id"]) for name in _CHANGED
+    "ix_nodes_recorded": ("nodes", ["recorded", "node"]),
+    "ix_exchanges_session_created_at_id": ("exchanges", ["session", "created_at", "id"]),
+    "ix_exchanges_session_digest_created_at_id": ("exchanges", ["session", "digest", "created_at", "id"]),
+}
+_ONLY: Final = {
+    "ix_nodes_recorded": sa.text("source = 'upstream' AND recorded IS NOT NULL"),
+    "ix_exchanges_session_digest": sa.text("kind IN ('append', 'first') OR idempotency IS NOT NULL"),
+}
+"""Which rows an index has, where it has not all."""
+
+_PACKED: Final = {
+    "bodies": ["text"],
+    "cuts": ["changes"],
+    "exchanges": ["parameters", "receipt"],
+    "forms": ["text"],
+    "hidden": ["before", "reply", "after"],
+    "instructions": ["messages"],
+    "summaries": ["text", "state", "usage"],
 }
 
 # What 0007 says of them holds here.
@@ -113,7 +131,7 @@ BEGIN
     RETURN QUERY
         WITH fit AS MATERIALIZED (
             SELECT n.*
-            FROM json_populate_recordset(NULL::exchanges, new_exchanges::json) AS n
+            FROM json_populate_recordset(NULL::pending, new_exchanges::json) AS n
             LEFT JOIN LATERAL (
                 SELECT i.version FROM instructions i WHERE i.session = n.session AND i.version = n.instructions LIMIT 1
             ) i ON true
@@ -124,17 +142,16 @@ BEGIN
               -- Texts that are known to be stored are left out of the call.
               AND i.version IS NOT DISTINCT FROM n.instructions AND b.body IS NOT DISTINCT FROM n.tools
         ), made AS (
-            INSERT INTO exchanges (session, id, created_at, tokens_before, tokens_sent, base, status, kind, digest,
-                                   model, policy, policy_version, agent, stream, parameters, receipt, messages, nodes,
-                                   replies, tools, instructions, idempotency)
+            INSERT INTO pending (session, id, created_at, tokens_before, tokens_sent, base, status, kind, digest,
+                                 model, policy, policy_version, agent, stream, parameters, receipt, messages, nodes,
+                                 replies, tools, instructions, idempotency)
             SELECT f.session, f.id, f.created_at, 0, 0, f.base, 'pending', f.kind, f.digest, f.model, f.policy,
                    f.policy_version, f.agent, f.stream, f.parameters, f.receipt, f.messages, '', '', f.tools,
                    f.instructions, f.idempotency
             FROM fit f
+            -- One that is settled may be begun once more.
+            WHERE NOT EXISTS (SELECT FROM exchanges e WHERE e.session = f.session AND e.id = f.id)
             ON CONFLICT DO NOTHING
-            RETURNING exchanges.session, exchanges.id
-        ), noted AS (
-            INSERT INTO pending (session, id) SELECT m.session, m.id FROM made m ON CONFLICT DO NOTHING
         )
         SELECT f.id FROM fit f;
 END $$
@@ -172,8 +189,9 @@ BEGIN
     FOREACH wave IN ARRAY waves LOOP
         RETURN QUERY
         WITH fit AS MATERIALIZED (
-            SELECT x.*, s.tenant, e.model, e.tools, e.instructions, e.base AS planned,
-                   coalesce(b.depth, 0) AS depth, coalesce(b.round, 0) AS round,
+            SELECT x.*, s.tenant, e.created_at, e.kind, e.digest, e.model, e.policy, e.policy_version, e.agent,
+                   e.stream, e.parameters, e.messages AS brought, e.tools, e.instructions, e.idempotency,
+                   e.base AS planned, coalesce(b.depth, 0) AS depth, coalesce(b.round, 0) AS round,
                    coalesce(b.tokens_total, 0) AS tokens_total,
                    CASE WHEN x.base = '' THEN s.tenant ELSE b.recorded END AS recorded,
                    -- A cut that lies before the new messages is kept for all that go on from their base.
@@ -190,9 +208,8 @@ BEGIN
                 SELECT * FROM sessions s WHERE s.session = x.session AND s.session = ANY (held) LIMIT 1
             ) s
             JOIN LATERAL (
-                SELECT e.id, e.session, e.status, e.messages, e.base, e.model, e.tools, e.instructions
-                FROM exchanges e
-                WHERE (e.session, e.id) >= (x.session, x.id) ORDER BY e.session, e.id LIMIT 1
+                SELECT * FROM pending p
+                WHERE (p.session, p.id) >= (x.session, x.id) ORDER BY p.session, p.id LIMIT 1
             ) e ON e.session = x.session AND e.id = x.id
             LEFT JOIN LATERAL (
                 SELECT n.session, n.node, n.depth, n.round, n.tokens_total, n.recorded FROM nodes n
@@ -202,10 +219,9 @@ BEGIN
                 SELECT n.session, n.node FROM nodes n
                 WHERE (n.session, n.node) >= (x.session, x.first_node) ORDER BY n.session, n.node LIMIT 1
             ) first ON first.session = x.session AND first.node = x.first_node
-            WHERE e.status IN ('pending', 'interrupted')
-              AND (NOT x.answered OR (
-                  e.messages = x.asked AND (x.base = '' OR b.node IS NOT NULL)
-                  AND (NOT x.follows_head OR s.head = x.base) AND first.node IS NULL))
+            WHERE NOT x.answered OR (
+                e.messages = x.asked AND (x.base = '' OR b.node IS NOT NULL)
+                AND (NOT x.follows_head OR s.head = x.base) AND first.node IS NULL)
         ), said AS (
             INSERT INTO bodies (session, body, tokens, text)
             SELECT f.session, n.body, n.tokens, n.text
@@ -228,18 +244,15 @@ BEGIN
             WHERE f.cut_node IS NOT NULL
             ON CONFLICT DO NOTHING
         ), closed AS (
-            -- They are there: a conflict finds them by their key. What is not set stays.
-            INSERT INTO exchanges AS e (session, id, created_at, tokens_before, tokens_sent, settled_at, base, status,
-                                        kind, digest, model, policy, policy_version, stream, parameters, receipt,
-                                        messages, nodes, replies, cut_node)
-            SELECT f.session, f.id, 0, f.tokens_before, f.tokens_sent, f.settled_at,
-                   CASE WHEN f.answered THEN f.base ELSE f.planned END, f.status, '', '', '', '', '', false, '',
-                   f.receipt, '', coalesce(f.nodes, ''), coalesce(f.replies, ''), f.cut_node
+            INSERT INTO exchanges (session, id, created_at, tokens_before, tokens_sent, settled_at, base, digest,
+                                   status, kind, model, policy, policy_version, agent, stream, parameters, receipt,
+                                   messages, nodes, replies, tools, instructions, cut_node, idempotency)
+            SELECT f.session, f.id, f.created_at, f.tokens_before, f.tokens_sent, f.settled_at,
+                   CASE WHEN f.answered THEN f.base ELSE f.planned END, f.digest, f.status, f.kind, f.model, f.policy,
+                   f.policy_version, f.agent, f.stream, f.parameters, f.receipt, f.brought, coalesce(f.nodes, ''),
+                   coalesce(f.replies, ''), f.tools, f.instructions, f.cut_node, f.idempotency
             FROM fit f
-            ON CONFLICT (session, id) DO UPDATE
-            SET status = excluded.status, settled_at = excluded.settled_at, tokens_before = excluded.tokens_before,
-                tokens_sent = excluded.tokens_sent, receipt = excluded.receipt, base = excluded.base,
-                nodes = excluded.nodes, replies = excluded.replies, cut_node = excluded.cut_node
+            ON CONFLICT DO NOTHING
         ), witnessed AS (
             INSERT INTO evidence (session, piece)
             SELECT f.session, n.piece
@@ -301,13 +314,21 @@ def upgrade() -> None:
     _make_indexes(_NEW_INDEXES)
     _refuse_updates()
     if _is_postgres():
-        for table in ("exchanges", "session_rollups"):
-            op.execute(f"ALTER TABLE {table} SET (fillfactor = 50)")
-        op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
-        by_session = _adding("session_rollups", _SESSION_KEYS)
-        settle = _SETTLE.format(counted=_adding("rollups", _ROLLUP_KEYS), counted_by_session=by_session)
-        for function in (_BEGIN, settle):
-            op.get_bind().exec_driver_sql(function)
+        tune_postgres()
+
+
+def tune_postgres() -> None:
+    """Tell PostgreSQL how rows of the new tables are kept, and make its functions."""
+    op.execute("ALTER TABLE session_rollups SET (fillfactor = 80)")  # a row that grows finds place where it was
+    op.execute("ALTER TABLE rollups SET (fillfactor = 80)")
+    for table, columns in _PACKED.items():
+        for column in columns:  # it would try in vain to compress them more
+            op.execute(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
+    op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
+    by_session = _adding("session_rollups", _SESSION_KEYS)
+    settle = _SETTLE.format(counted=_adding("rollups", _ROLLUP_KEYS), counted_by_session=by_session)
+    for function in (_BEGIN, settle):
+        op.get_bind().exec_driver_sql(function)
 
 
 def downgrade() -> None:
@@ -323,6 +344,7 @@ def downgrade() -> None:
     if _is_postgres():
         op.execute("ALTER TABLE exchanges SET (fillfactor = 30)")
         op.execute("ALTER TABLE session_rollups SET (fillfactor = 50)")
+        op.execute("ALTER TABLE rollups SET (fillfactor = 50)")
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         for function in _functions_before():
             op.get_bind().exec_driver_sql(function)
@@ -341,12 +363,15 @@ def _rename(table: str, name: str) -> None:
         op.execute(f"ALTER TABLE {name} RENAME CONSTRAINT pk_{table} TO pk_{name}")
 
 
+def make_indexes(names: list[str]) -> None:
+    """Make some of the indexes."""
+    _make_indexes({name: _NEW_INDEXES[name] for name in names})
+
+
 def _make_indexes(indexes: dict[str, tuple[str, list[str]]]) -> None:
     for name, (table, columns) in indexes.items():
-        only: dict[str, Any] = {}
-        if name == "ix_nodes_recorded":
-            only = {"sqlite_where": _RECORDED, "postgresql_where": _RECORDED}
-        op.create_index(name, table, columns, **only)
+        only = _ONLY.get(name)
+        op.create_index(name, table, columns, sqlite_where=only, postgresql_where=only)
 
 
 def _refuse_updates() -> None:
@@ -465,19 +490,7 @@ def _make_tables() -> None:
         *_bytes("base", "exchange", nullable=True),
         *_longs("created_at"),
     )
-    _table(
-        "exchanges",
-        ["session", "id"],
-        *_bytes("session", "id"),
-        *_longs("created_at", "tokens_before", "tokens_sent"),
-        sa.Column("settled_at", sa.BigInteger()),
-        *_bytes("base", "digest"),
-        *_texts("status", "kind", "model", "policy", "policy_version"),
-        *_texts("agent", nullable=True),
-        sa.Column("stream", sa.Boolean(), nullable=False),
-        *_bytes("parameters", "receipt", "messages", "nodes", "replies"),
-        *_bytes("tools", "instructions", "cut_node", "idempotency", nullable=True),
-    )
+    _table("exchanges", ["session", "id"], *of_an_exchange())
     _table("evidence", ["session", "piece"], *_bytes("session"), *_longs("piece"), sqlite_with_rowid=False)
     _table(
         "provider_ids",
@@ -487,7 +500,7 @@ def _make_tables() -> None:
         *_bytes("node"),
         sqlite_with_rowid=False,
     )
-    _table("pending", ["session", "id"], *_bytes("session", "id"), sqlite_with_rowid=False)
+    make_pending()
     _table(
         "forms",
         ["session", "node", "body"],
@@ -504,6 +517,26 @@ def _make_tables() -> None:
         *_columns(sa.Float(), _AMOUNTS, nullable=False),
         sqlite_with_rowid=False,
     )
+
+
+def make_pending() -> None:
+    """Make the table of exchanges under way."""
+    _table("pending", ["session", "id"], *of_an_exchange(), sqlite_with_rowid=False)
+
+
+def of_an_exchange() -> list[sa.Column[Any]]:
+    """Return the columns of an exchange."""
+    return [
+        *_bytes("session", "id"),
+        *_longs("created_at", "tokens_before", "tokens_sent"),
+        sa.Column("settled_at", sa.BigInteger()),
+        *_bytes("base", "digest"),
+        *_texts("status", "kind", "model", "policy", "policy_version"),
+        *_texts("agent", nullable=True),
+        sa.Column("stream", sa.Boolean(), nullable=False),
+        *_bytes("parameters", "receipt", "messages", "nodes", "replies"),
+        *_bytes("tools", "instructions", "cut_node", "idempotency", nullable=True),
+    ]
 
 
 def _table(name: str, key: list[str], *columns: sa.Column[Any], **options: Any) -> None:

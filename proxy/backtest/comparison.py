@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from proxy.backtest.cost import PriceClass, Use
 from proxy.backtest.histories import SessionHistory
-from proxy.backtest.recall import RecallCounts
+from proxy.backtest.recall import RecallCounts, whole_arguments
 from proxy.backtest.replay import NONE, Counted, ReplayModel, Strategy, baseline, replayed
+from proxy.textscan import atoms_of_arguments
 from proxy.tokens import TokenCounter
+
+_STRANGERS: Final = 100  # values of other sessions that are looked for in each
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -21,6 +26,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     use: Use = Use()
     input: float = 0.0
     output: float | None = 0.0  # no strategy changes it; None if its price is unknown
+    asking: float = 0.0  # for asking again, once for each call of which a far value was missing: part of no sum
 
     @property
     def total(self) -> float | None:
@@ -30,7 +36,8 @@ class Cost(Struct, frozen=True, kw_only=True):
     def __add__(self, other: Cost) -> Cost:
         known = self.output is not None and other.output is not None
         output = (self.output or 0.0) + (other.output or 0.0) if known else None
-        return Cost(use=self.use + other.use, input=self.input + other.input, output=output)
+        asking = self.asking + other.asking
+        return Cost(use=self.use + other.use, input=self.input + other.input, output=output, asking=asking)
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -125,7 +132,11 @@ class Backtest:
     def run(self, histories: Sequence[SessionHistory], tick: Callable[[], None] = lambda: None) -> BacktestResult:
         """Replay all histories under all strategies; `tick` is called after each replay."""
         named = _distinct(histories)
-        sessions = [result for history in named for result in self._sessions(history, tick)]
+        sessions = [
+            result
+            for history, strangers in zip(named, self._strangers(named), strict=True)
+            for result in self._sessions(history, strangers, tick)
+        ]
         return BacktestResult(
             classes=self.classes,
             about={strategy.name: strategy.about for strategy in self.strategies},
@@ -139,9 +150,19 @@ class Backtest:
         """Number of calls of `tick` for each history."""
         return len(self.strategies)
 
-    def _sessions(self, history: SessionHistory, tick: Callable[[], None]) -> Iterator[SessionResult]:
+    def _strangers(self, histories: Sequence[SessionHistory]) -> Iterator[Sequence[str]]:
+        """Yield for each history some values that calls of the others used."""
+        used = [_values(history) if self._recall else () for history in histories]
+        for at in range(len(histories)):
+            others = [value for other, values in enumerate(used) if other != at for value in values]
+            chance = Random(at)  # noqa: S311 - the same ones each time
+            yield chance.sample(others, min(_STRANGERS, len(others)))
+
+    def _sessions(
+        self, history: SessionHistory, strangers: Sequence[str], tick: Callable[[], None]
+    ) -> Iterator[SessionResult]:
         """Yield the results of one session. One replay serves all classes, unless a strategy depends on prices."""
-        counted = Counted(history, self._counter, self._model)
+        counted = Counted(history, self._counter, self._model, strangers)
         window = self._windows(counted.model)
         for strategy in self.strategies:
             for classes in [(each,) for each in self.classes] if strategy.by_price else [self.classes]:
@@ -162,9 +183,16 @@ class Backtest:
             stop = request.stop
             has_reply = stop < len(counted.messages)
             reply = counted.reply_tokens(stop) if has_reply else 0
+            recall = references.judge(stop, request.sent.messages) if references is not None and has_reply else None
+            missed = recall.far.calls - recall.far.whole if recall is not None else 0
             for each, rule in rules.items():
                 use = request.uses[rule]
-                costs[each] += Cost(use=use, input=each.input_dollars(use), output=each.output_dollars(use, reply))
+                costs[each] += Cost(
+                    use=use,
+                    input=each.input_dollars(use),
+                    output=each.output_dollars(use, reply),
+                    asking=missed * each.input_dollars(Use(read=use.sent)),
+                )
             figures += Figures(
                 requests=1,
                 untrimmed=request.untrimmed,
@@ -173,7 +201,7 @@ class Backtest:
                 most_messages=len(request.sent.messages),
                 moves=int(request.sent.moved),
                 output=reply,
-                recall=references.judge(stop, request.sent.messages) if references is not None and has_reply else None,
+                recall=recall,
                 warnings=Counter(request.sent.warnings),
             )
         return {each: replace(figures, cost=costs[each]) for each in classes}
@@ -198,6 +226,15 @@ class Backtest:
                 highest_ratio=ratios[highest] if highest is not None else None,
                 most_expensive_session=highest,
             )
+
+
+def _values(history: SessionHistory) -> Sequence[str]:
+    """Return what is all that stands in some argument of the history's calls, each value once."""
+    arguments = [call.arguments for message in history.messages for call in message.calls]
+    whole = dict.fromkeys(
+        atom for each in arguments for atom in atoms_of_arguments(each) if atom in whole_arguments(each)
+    )
+    return tuple(whole)
 
 
 def _distinct(histories: Iterable[SessionHistory]) -> list[SessionHistory]:

@@ -2,8 +2,9 @@
 
 A file may be, in JSON: an object with `messages` (and `tools`, `model`, `id`), an array of such objects, or
 an array of messages; in JSON Lines: what `sessions export` writes, one message a line, or one request a
-line. Requests that continue the one before are the same session. In the place of `messages` may stand `input`, of a
-request for a response, or `messages` beside `system`, of Anthropic's API; an array may hold items of responses.
+line; either packed, if its name ends in `.gz`. Requests that continue the one before are the same session. In the
+place of `messages` may stand `input`, of a request for a response, or `messages` beside `system`, of Anthropic's API;
+an array may hold items of responses.
 
 An object may have `compactions` (objects with `after_message`): the agent that was recorded went on from there with
 less, so each part is a session.
@@ -14,6 +15,7 @@ Leading system and developer messages are the instructions. The time of a messag
 
 from __future__ import annotations
 
+import gzip
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -29,11 +31,12 @@ from msgspec.structs import replace
 from proxy.dialects import DIALECTS, INSTRUCTION_ROLES, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
-from proxy.store import SessionRow, Store
+from proxy.store import SessionRow, Store, require_content
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
 _SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson"})  # of the files in a folder that are read
+_PACKED: Final = ".gz"  # of a file of these that is packed
 _MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
 
 
@@ -108,22 +111,25 @@ def read_files(path: Path) -> list[SessionHistory]:
 def _any_in(file: Path) -> list[SessionHistory]:
     """Return the sessions of a file that may hold something else."""
     try:
-        return read_file(file) if file.suffix in _SUFFIXES else []
+        packed = Path(file.stem) if file.suffix == _PACKED else file
+        return read_file(file) if packed.suffix in _SUFFIXES else []
     except InvalidRequest:
         return []
 
 
 def read_file(path: Path) -> list[SessionHistory]:
     """Return the sessions in a file, at least one."""
+    name = Path(path.stem).stem if path.suffix == _PACKED else path.stem
     try:
         text = path.read_bytes()
-    except OSError as why:
-        raise InvalidRequest(f"{path} cannot be read: {why.strerror}.") from why
+        text = gzip.decompress(text) if path.suffix == _PACKED else text
+    except (OSError, EOFError) as why:
+        raise InvalidRequest(f"{path} cannot be read: {getattr(why, 'strerror', None) or why}.") from why
     try:
         value = read(text)
     except ValueError:
-        return _of_value(path.stem, _lines(path, text))
-    return _of_value(path.stem, value)
+        return _of_value(name, _lines(path, text))
+    return _of_value(name, value)
 
 
 def _lines(path: Path, text: bytes) -> list[Any]:
@@ -141,6 +147,7 @@ def _lines(path: Path, text: bytes) -> list[Any]:
 async def stored(store: Store, session: SessionRow) -> SessionHistory:
     """Return the head branch of a stored session."""
     rows = await store.path(session.key, session.head)
+    require_content([row.message for row in rows])
     if not rows:
         raise InvalidRequest(f"{session.id}: the session has no messages.")
     instructions = await store.instructions(session.key)

@@ -8,6 +8,10 @@ Atoms are counted by where they last occurred before the call:
     near        otherwise, in one of the last six messages
     far         otherwise; here trimming decides
     tool_only   far, and only ever in tool results
+    key         far, and all that stands in one argument: a path, an id, a name
+
+Values of other sessions' calls that a view holds all the same are held by *chance*: what a figure is worth is seen
+beside that.
 
 An atom is *bound* if the view holds it within 120 characters of a word that named it in the full context. So
 a heap of ids does not win. A model may miss a value that it is shown, and may find one again that it is not
@@ -17,7 +21,7 @@ shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -43,6 +47,7 @@ class Counts(Summable, frozen=True, kw_only=True):
     bound: int = 0  # values that the view holds near a word that named them
     calls: int = 0  # calls with grounded values
     whole: int = 0  # calls of which the view holds every grounded value
+    shares: float = 0.0  # of each call the share of its grounded values that are present, added up
 
     @property
     def recall(self) -> float | None:
@@ -55,14 +60,24 @@ class Counts(Summable, frozen=True, kw_only=True):
         return self.bound / self.bound_possible if self.bound_possible else None
 
     @property
+    def mean_of_calls(self) -> float | None:
+        """The share of grounded values that are present, as the mean of all calls."""
+        return self.shares / self.calls if self.calls else None
+
+    @property
     def whole_calls(self) -> float | None:
         """The share of calls of which every value is present."""
         return self.whole / self.calls if self.calls else None
 
     def as_data(self) -> dict[str, int | float | None]:
         """Return the counts and the shares."""
-        shares = {"recall": self.recall, "bound_recall": self.bound_recall, "whole_calls": self.whole_calls}
-        return {**asdict(self), **shares}
+        return {
+            **{name: value for name, value in asdict(self).items() if name != "shares"},
+            "recall": self.recall,
+            "bound_recall": self.bound_recall,
+            "whole_calls": self.whole_calls,
+            "mean_of_calls": self.mean_of_calls,
+        }
 
 
 class RecallCounts(Summable, frozen=True, kw_only=True):
@@ -73,6 +88,8 @@ class RecallCounts(Summable, frozen=True, kw_only=True):
     near: Counts = Counts()
     far: Counts = Counts()  # this includes `tool_only`
     tool_only: Counts = Counts()
+    key: Counts = Counts()  # part of `far`
+    chance: Counts = Counts()  # values of other sessions, of which a view should hold none
 
 
 class Reference(Struct, frozen=True, kw_only=True):
@@ -86,24 +103,38 @@ class Reference(Struct, frozen=True, kw_only=True):
 class References:
     """The values that the tool calls of one history used, and the messages that hold them."""
 
-    def __init__(self, instructions: Sequence[Message], messages: Sequence[Message], *, tools: str = "") -> None:
-        """Read a history. `instructions` and `tools` (JSON) are part of every request, so they are pinned."""
+    def __init__(
+        self,
+        instructions: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: str = "",
+        strangers: Iterable[str] = (),
+    ) -> None:
+        """Read a history. `instructions` and `tools` (JSON) are part of every request, so they are pinned.
+
+        `strangers` are values of other sessions.
+        """
         self.messages = tuple(messages)
         used = [[atoms_of_arguments(call.arguments) for call in message.calls] for message in messages]
-        self.atoms = tuple(dict.fromkeys(atom for calls in used for atoms in calls for atom in atoms))
-        """Every atom of the arguments of the history's calls, by number."""
+        own = dict.fromkeys(atom for calls in used for atoms in calls for atom in atoms)
+        others = [atom for atom in dict.fromkeys(strangers) if atom not in own]
+        self.atoms = (*own, *others)
+        """Every atom of the arguments of the history's calls, and the strangers, by number."""
         numbers = {atom: number for number, atom in enumerate(self.atoms)}
         self._index = _Index(self.atoms)
         read = self._index.number_of
         self._always = self._index.number_of_text(tools)
         reader = _Reader(self._index, {self._always, *map(read, instructions)})
+        self._strangers = range(len(own), len(self.atoms))
         self._calls: dict[int, tuple[tuple[Reference, ...], ...]] = {}
         self._places: dict[int, list[int]] = {}
         for position, message in enumerate(messages):
             self._places.setdefault(read(message), []).append(position)
             if used[position]:
                 self._calls[position] = tuple(
-                    tuple(reader.references([numbers[atom] for atom in atoms])) for atoms in used[position]
+                    tuple(reader.references([numbers[atom] for atom in atoms], whole_arguments(call.arguments)))
+                    for atoms, call in zip(used[position], message.calls, strict=True)
                 )
             reader.read(message)
 
@@ -127,7 +158,11 @@ class References:
         if not any(calls):
             return RecallCounts()
         sent = {self._always, *map(self._index.number_of, view)}
-        return sum([self._judge(call, sent) for call in calls], RecallCounts())
+        found = sum([self._judge(call, sent) for call in calls], RecallCounts())
+        if found.far.calls and self._strangers:
+            held = sum(not self._index.holders[atom].isdisjoint(sent) for atom in self._strangers)
+            found += RecallCounts(chance=Counts(grounded=len(self._strangers), present=held))
+        return found
 
     def _judge(self, call: Sequence[Reference], sent: set[int]) -> RecallCounts:
         tally: dict[str, Counts] = {}
@@ -139,7 +174,12 @@ class References:
                 tally[stratum] = tally.get(stratum, Counts()) + one
         return RecallCounts(
             **{
-                stratum: replace(counts, calls=1, whole=int(counts.present == counts.grounded))
+                stratum: replace(
+                    counts,
+                    calls=1,
+                    whole=int(counts.present == counts.grounded),
+                    shares=counts.present / counts.grounded,
+                )
                 for stratum, counts in tally.items()
             }
         )
@@ -173,8 +213,8 @@ class _Reader:
         self._name(number)
         self._position += 1
 
-    def references(self, atoms: Iterable[int]) -> Iterator[Reference]:
-        """Yield the atoms of a call that are grounded."""
+    def references(self, atoms: Iterable[int], whole: Collection[str]) -> Iterator[Reference]:
+        """Yield the atoms of a call that are grounded; those in `whole` are all that stands in an argument."""
         for atom in atoms:
             last = self._last.get(atom)
             if atom in self._pinned or atom in self._asked:
@@ -185,6 +225,7 @@ class _Reader:
                 strata = ("every", "near")
             else:
                 strata = ("every", "far") if atom in self._spoken else ("every", "far", "tool_only")
+                strata += ("key",) if self._index.atom(atom) in whole else ()
             yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _name(self, number: int) -> None:
@@ -207,6 +248,10 @@ class _Index:
         for number, atom in enumerate(atoms):
             chunk = max(CHUNKS.finditer(atom), key=lambda match: len(match.group()))
             self._by_chunk.setdefault(chunk.group(), []).append((chunk.start(), number))
+
+    def atom(self, number: int) -> str:
+        """Return the text of an atom."""
+        return self._atoms[number]
 
     def number_of(self, message: Message) -> int:
         """Return the number of a message. A new message is searched."""
@@ -266,6 +311,11 @@ class _Index:
             atom, begin = self._atoms[number], start - offset
             if begin >= 0 and text.startswith(atom, begin) and stands_alone(text, begin, begin + len(atom)):
                 found.setdefault(number, []).append(begin)
+
+
+def whole_arguments(arguments: str) -> frozenset[str]:
+    """Return what is all that stands in one of the arguments, in JSON."""
+    return frozenset(leaf.text for leaf in leaves_of(arguments) or ())
 
 
 def readable(message: Message) -> str:

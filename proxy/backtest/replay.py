@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -39,8 +40,12 @@ _REF_DIGITS: Final = 16
 class Counted:
     """A history ready for replaying: its messages as they are sent, each counted once."""
 
-    def __init__(self, history: SessionHistory, counter: TokenCounter, model: str = "") -> None:
+    def __init__(
+        self, history: SessionHistory, counter: TokenCounter, model: str = "", strangers: Sequence[str] = ()
+    ) -> None:
+        """Count a history; `strangers` are values that calls of other sessions used."""
         self.history: Final = history
+        self._strangers = strangers
         self.model: Final = history.model or model  # the model that is asked; empty if it is unknown
         self._counter = counter
         self._segments: dict[bytes, Segment] = {}
@@ -86,7 +91,8 @@ class Counted:
     @cached_property
     def references(self) -> References:
         """What the tool calls of the history used."""
-        return References(self.instructions, self.messages, tools=(self.history.tools or b"").decode())
+        tools = (self.history.tools or b"").decode()
+        return References(self.instructions, self.messages, tools=tools, strangers=self._strangers)
 
     def _entry(self, position: int, message: Message) -> Entry:
         sent = message.without_own_fields()
@@ -258,30 +264,47 @@ def _middle(counted: Counted, tokens: int) -> Choose:
 
 
 def oracle(references: References) -> Choose:
-    """Return views in which tool results are cleared, unless they are new or a value in them is used later.
+    """Return views of which each tool result and each call's arguments hold only what is used later, once sent whole.
 
-    So the recall is 1. It is a bound: nobody can build it.
+    A value stays at the first place that had it, unless a text that stays has it anyway. So the recall is 1. It is a
+    bound: nobody can build it.
     """
     messages = references.messages
-    cleared = [
-        message.with_text(ORACLE_CLEARED) if message.is_result and len(message.text) > len(ORACLE_CLEARED) else message
-        for message in messages
-    ]
-    needed = [-1] * len(messages)  # for each message the position of the last call that needs it
+    needed: dict[int, dict[str, None]] = {}  # by message the values that later calls have from it
     for position in references.positions:
         for call in references.references(position):
             for reference in call:
-                for holder in references.holders(reference.atom):
-                    if holder < position:
-                        needed[holder] = position
+                value = references.atoms[reference.atom]
+                holders = sorted(holder for holder in references.holders(reference.atom) if holder < position)
+                if not any(_stays(messages[holder], value) for holder in holders):
+                    needed.setdefault(holders[0] if holders else -1, {})[value] = None
+    shorter = [_reduced(message, tuple(needed.get(place, ()))) for place, message in enumerate(messages)]
 
     def choose(stop: int) -> Sequence[Message]:
         fresh = stop
         while fresh > 0 and messages[fresh - 1].role != "assistant":
             fresh -= 1
-        return [messages[place] if place >= fresh or needed[place] >= stop else cleared[place] for place in range(stop)]
+        return [*shorter[:fresh], *messages[fresh:stop]]
 
     return choose
+
+
+def _stays(message: Message, value: str) -> bool:
+    """Tell whether a value is in what the oracle leaves of a message."""
+    return not message.is_result and (not message.calls or value in message.text)
+
+
+def _reduced(message: Message, values: Sequence[str]) -> Message:
+    """Return a tool result, or a message with calls, with nothing but these values of it, where that is shorter."""
+    kept = " ".join(values) or ORACLE_CLEARED
+    if message.is_result:
+        return message.with_text(kept) if len(kept) < len(message.text) else message
+    arguments: list[str] = []
+    for call in message.calls:
+        made = kept if call.custom else orjson.dumps({"kept": kept}).decode()
+        arguments.append(made if len(made) < len(call.arguments) else call.arguments)
+        kept = ORACLE_CLEARED if arguments[-1] == made else kept
+    return message.with_arguments(arguments) if message.calls else message
 
 
 Strategy: TypeAlias = PolicyStrategy | Baseline
@@ -308,7 +331,7 @@ _KINDS: Final = {
     "middle": _BaselineKind(usual=30_000, about="middle-out to {0:,} tokens, at every request", start=_middle),
     "oracle": _BaselineKind(
         usual=0,
-        about="every tool result cleared that is never used again: the bound that knows the future",
+        about="results and arguments reduced to the values that later calls use: the bound that knows the future",
         start=lambda counted, _: oracle(counted.references),
     ),
 }

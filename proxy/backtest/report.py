@@ -64,14 +64,14 @@ def headlines(result: BacktestResult) -> Iterator[str]:
             continue
         costs = [(line.figures.cost.input, whole[line.session].cost.input) for line in own]
         counts = [line.figures.recall.far for line in own if line.figures.recall is not None]
-        told = f"{name}: {_percent(costs)} of the input cost at {prices}"
+        told = f"{name}: {percent(costs)} of the input cost at {prices}"
         kept = [(float(each.present), float(each.grounded)) for each in counts]
         if sum(grounded for _, grounded in kept):
-            told += f", {_percent(kept)} of the far values that later calls used was still there"
+            told += f", {percent(kept)} of the far values that later calls used was still there"
         yield f"{told}."
 
 
-def _percent(pairs: Sequence[tuple[float, float]]) -> str:
+def percent(pairs: Sequence[tuple[float, float]]) -> str:
     """Return a sum as a part of another in per cent, with its interval where there are sessions enough."""
 
     def share(some: Sequence[tuple[float, float]]) -> float:
@@ -175,21 +175,28 @@ def _sources(result: BacktestResult) -> ReportTable:
 
 def _recall_table(result: BacktestResult) -> ReportTable:
     rows: list[tuple[str, ...]] = []
+    whole = next(figures.cost for name, figures in _first(result) if name == NONE)
     for name, figures in _first(result):
         recall = figures.recall or RecallCounts()
-        far = recall.far
+        far, asked = recall.far, figures.cost.input + figures.cost.asking
         rates = (
-            *(far.recall, recall.tool_only.recall, far.bound_recall, far.whole_calls),
-            *(recall.near.recall, recall.pinned.recall),
+            *(far.recall, recall.tool_only.recall, recall.key.recall, far.bound_recall, far.mean_of_calls),
+            *(far.whole_calls, recall.near.recall, recall.pinned.recall, recall.chance.recall),
         )
-        rows.append((name, *(_number(rate, 3) for rate in rates), f"{far.grounded:,}"))
+        priced = _number(asked / whole.input) if whole.input else _UNKNOWN
+        rows.append((name, *(_number(rate, 3) for rate in rates), f"{far.grounded:,}", priced))
     return ReportTable(
         title="Values that later tool calls used, and the share of them that is still sent",
-        columns=("", "far", "only in results", "far, bound", "far, calls", "near", "pinned", "far values"),
+        columns=(
+            *("", "far", "only in results", "far, key", "far, bound", "far, mean", "far, calls"),
+            *("near", "pinned", "chance", "far values", "dollars"),
+        ),
         rows=tuple(rows),
         note=f"{CAVEAT[:1].upper()}{CAVEAT[1:]}: a model may miss a value that is sent, and find again one "
         "that is not. far: last said before the last 6 messages; only in results: far, and only said by a "
-        "tool; bound: near a word that named it; calls: those with all their values.",
+        "tool; key: far, and a whole argument; bound: near a word that named it; mean: of calls; calls: those with all "
+        "their values; chance: values of other sessions; dollars: relative to no trimming, where each call that lacks "
+        "a far value costs one more request, read from the cache.",
     )
 
 
@@ -300,6 +307,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "input_dollars": cost.input,
         "output_dollars": cost.output,
         "dollars": cost.total,
+        "asking_dollars": cost.asking,
         "recall": recall and {name: counts.as_data() for name, counts in asdict(recall).items()},
         "warnings": dict(figures.warnings),
     }

@@ -18,23 +18,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from proxy.backtest import (
     ORACLE,
     PREFIX,
+    RECALL,
     Backtest,
+    BacktestResult,
     PolicyStrategy,
     PriceClass,
     SessionHistory,
     Strategy,
     as_data,
     baseline,
+    candidates,
     class_of,
     every_baseline,
     headlines,
     main_prices,
     page,
+    price_class,
     read_files,
     report_tables,
     session_tables,
     standard_classes,
     stored,
+    suggested,
     synthetic_agents,
 )
 from proxy.cli.commands import AsJson, Config, Tenant, print_table
@@ -73,6 +78,12 @@ Dollars = Annotated[float, typer.Option(min=0, help="Dollars per million input t
 Model = Annotated[str, typer.Option(help="Model of sessions that name none. Default: the model of --prices.")]
 Baselines = Annotated[bool, typer.Option(help="Compare with the baselines.")]
 Recall = Annotated[bool, typer.Option(help="Measure how much of what later tool calls use is still sent.")]
+Suggest = Annotated[
+    bool, typer.Option("--suggest", help="Try some policies and print the cheapest one that keeps enough, as YAML.")
+]
+Bound = Annotated[
+    float, typer.Option(min=0, max=1, help="With --suggest: the part of the far values that must still be sent.")
+]
 Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page with every session.")]
 
 
@@ -88,6 +99,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     tenant: Tenant = None,
     baselines: Baselines = True,
     recall: Recall = True,
+    suggest: Suggest = False,
+    bound: Bound = RECALL,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -114,17 +127,23 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     if not policy:  # those that would be used
         known = Policies(settings.policies)
         policies = [known.select(each.tenant, each.model or model)[0] for each in histories]
+    compared: list[Strategy] = [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))]
+    tried = list(candidates()) if suggest else []
+    classes = _classes(settings, catalogue, prices or [_CLASSES], dollars)
     test = Backtest(
-        [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))],
-        _classes(settings, catalogue, prices or [_CLASSES], dollars),
+        tried or compared,
+        [price_class(0.1, dollars=dollars)] if suggest and not prices else classes,
         counter,
         model=model,
         windows=lambda name: catalogue.facts(name, _base_url(settings, name)).context_window,
         marks=settings.cache.breakpoints == "auto",
-        recall=recall,
+        recall=recall or suggest,
     )
     with _progress(len(histories) * test.steps, shown=sys.stdout.isatty() and not as_json) as tick:
         result = test.run(histories, tick)
+    if suggest:
+        _print_suggestion(result, tried, bound, as_json=as_json)
+        return
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
     about = f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."
@@ -136,8 +155,13 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     if as_json:
         typer.echo(orjson.dumps(as_data(result)).decode())
         return
+    _print_tables(result, head, several=len(histories) > 1)
+
+
+def _print_tables(result: BacktestResult, head: Sequence[str], *, several: bool) -> None:
+    """Print the lines first, then every table, and the warnings of replays."""
     typer.echo("\n".join(head))
-    for table in (*report_tables(result), *(session_tables(result, [main_prices(result)]) if histories[1:] else ())):
+    for table in (*report_tables(result), *(session_tables(result, [main_prices(result)]) if several else ())):
         typer.echo(f"\n{table.title}")
         print_table(table.columns, table.rows, texts=(0, 1) if len(table.columns) == 2 else (0,), indent="  ")
         if table.note:
@@ -145,6 +169,24 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     warned = {warning: number for each in result.strategies for warning, number in each.figures.warnings.items()}
     for warning, number in warned.items():
         typer.echo(f"{number:,} requests: {warning}")
+
+
+def _print_suggestion(result: BacktestResult, tried: Sequence[PolicyStrategy], bound: float, *, as_json: bool) -> None:
+    """Print what was tried, cheapest first, and the cheapest policy that keeps enough."""
+    prices = main_prices(result)
+    best, every = suggested(result, tried, prices, bound)
+    if as_json:
+        rows = [{"name": each.name, "ratio": each.ratio, "recall": each.recall} for each in every]
+        found = None if best is None else {"name": best.name, "yaml": best.yaml}
+        typer.echo(orjson.dumps({"prices": prices, "bound": bound, "suggestion": found, "tried": rows}).decode())
+        return
+    cells = [(each.name, f"{each.ratio:.3f}", f"{each.recall:.3f}") for each in every]
+    print_table(("", f"cost at {prices}", "far values kept"), cells, texts=(0,))
+    if best is None:
+        typer.echo(f"\nNone keeps {bound:g} of the far values: leave these sessions untrimmed, or lower --bound.")
+        return
+    typer.echo(f"\n# {best.name}: {best.ratio:.0%} of the input cost, {best.recall:.1%} of the far values kept")
+    typer.echo(best.yaml, nl=False)
 
 
 def _policy(settings: Settings, name: str) -> Strategy:

@@ -101,6 +101,8 @@ def search(
     typer.echo(
         f"{len(found['data'])} found in {looked['messages']:,} messages of {looked['sessions']:,} sessions, {end}."
     )
+    if looked["not_stored"]:
+        typer.echo(f"The content of {looked['not_stored']:,} messages is not stored.")
 
 
 @app.command("show")
@@ -152,6 +154,8 @@ def import_session(
 ) -> None:
     """Store an exported session. Its id must be free."""
     records = read_lines(file.read_bytes())
+    if load(config).store.content == "none":
+        raise InvalidRequest("An import holds content, and none is stored (store.content: none).")
 
     async def work(store: Store) -> SessionRow:
         return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)

@@ -19,7 +19,7 @@ Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
 _SECRET: Final = frozenset(
-    {"key", "keys", "api_key", "anthropic_api_key", "admin_key", "url", "base_url", "anthropic_base_url"}
+    {"key", "keys", "api_key", "anthropic_api_key", "admin_key", "url", "base_url", "anthropic_base_url", "proxy"}
 )
 _KINDS: Final = {
     "dict": "a mapping",

@@ -10,12 +10,13 @@ the file is small. A thread of its own looks at it; the event loop hears of chan
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -34,6 +35,7 @@ LOOK_SECONDS: Final = 0.5  # time between two looks at the file
 _SETTLE_SECONDS: Final = 0.1  # a changed file is read once it stays the same for this long: a writer may not be done
 
 _LOG: Final = logging.getLogger("palimpsest.configuration")
+_AUDIT: Final = logging.getLogger("palimpsest.audit")
 
 
 class Reload:
@@ -75,19 +77,26 @@ class Reload:
                 _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
 
     async def _follow_file(self) -> None:
-        alone = anyio.CapacityLimiter(1)  # no other work waits for this thread
-        while await anyio.to_thread.run_sync(self._await_change, limiter=alone, abandon_on_cancel=True):
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        # A daemon: a process that is made to end at once does not wait for it.
+        threading.Thread(target=self._watch, args=(changed, loop), daemon=True, name="palimpsest-config").start()
+        while True:
+            await changed.wait()
+            changed.clear()
             await self.look()
 
-    def _await_change(self) -> bool:
-        """Return True once the file is not what it was at the last look, False once the block ends."""
+    def _watch(self, changed: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        """Set `changed` whenever the file is not what it was at the last look, until the block ends."""
         while not self._ended.wait(LOOK_SECONDS):
-            try:
-                if self._sight() != self._seen:
-                    return True
-            except Exception:  # noqa: BLE001 - `look` meets it too, and logs it
-                return True
-        return False
+            with suppress(RuntimeError):  # the loop is closed
+                if not self._is_as_seen():
+                    loop.call_soon_threadsafe(changed.set)
+
+    def _is_as_seen(self) -> bool:
+        try:
+            return self._sight() == self._seen
+        except Exception:  # noqa: BLE001 - `look` meets it too, and logs it
+            return False
 
     async def _follow_signal(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         with anyio.open_signal_receiver(signal.SIGHUP) as hangups:
@@ -140,7 +149,7 @@ class Reload:
             if key:
                 value = getattr(self._settings, section).model_copy(update={key: getattr(value, key)})
             self._settings = self._settings.model_copy(update={section: value})
-        _LOG.info("configuration read again; changed: %s", ", ".join(taken) or "nothing")
+        _AUDIT.info("configuration read again; changed: %s", ", ".join(taken) or "nothing")
         if rest := [name for name in changed if name not in self._takes]:
             _LOG.warning("changed in the configuration, and needs a restart: %s", ", ".join(rest))
 

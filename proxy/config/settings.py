@@ -117,6 +117,18 @@ def _base_url(url: str) -> str:
     return path
 
 
+def _proxy_url(url: str) -> str:
+    """Return the address of an HTTP proxy; it may hold a user name and a password."""
+    if not _VISIBLE.fullmatch(url):
+        raise ValueError("an address has only visible ASCII characters")
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("an address begins with http:// or https:// and names a host")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise ValueError("a proxy has no path: http://USER:PASSWORD@HOST:PORT")
+    return url
+
+
 def store_url(url: str) -> str:
     """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
     if _CONTROL.search(url):
@@ -189,6 +201,8 @@ Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
 """A credential that fits into an HTTP header. It is never printed."""
 BaseUrl: TypeAlias = Annotated[str, AfterValidator(_base_url)]
 """The address of a provider's API: http or https, without a trailing slash."""
+ProxyUrl: TypeAlias = Annotated[str, AfterValidator(_proxy_url)]
+"""The address of an HTTP proxy. It may hold a password."""
 StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
 """The address of a database in SQLAlchemy's form. It may hold a password."""
 HeaderName: TypeAlias = Annotated[str, AfterValidator(_header_name)]
@@ -281,8 +295,9 @@ class UpstreamSettings(_Section):
     """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
     ca: Path | None = None
     """Certificates of authorities to trust, in PEM, in place of the system's."""
-    proxy: BaseUrl | None = None
-    """Address of an HTTP proxy on the way to every upstream. Without it, what `HTTPS_PROXY` and `NO_PROXY` say."""
+    proxy: ProxyUrl | None = Field(default=None, repr=False)
+    """Address of an HTTP proxy on the way to every upstream, `http://USER:PASSWORD@HOST:PORT`. Without it, what
+    `HTTPS_PROXY` and `NO_PROXY` say."""
     passthrough: tuple[Resource, ...] = ("models", "embeddings")
     """Resources under /v1 that clients may use with the shared `api_key`. With their own key, all."""
     routes: tuple[Route, ...] = ()
@@ -299,6 +314,9 @@ class StoreSettings(_Section):
     mask: tuple[Annotated[Text, AfterValidator(checked)], ...] = ()
     """What is masked before it is stored: regular expressions (RE2), or names of presets: `openai`, `anthropic`, `aws`,
     `github`, `google`, `slack`, `stripe`, `jwt`, `pem`; `keys` for all of these."""
+    content: Literal["full", "none"] = "full"
+    """`none` stores ids, counts and receipts, but no text: clients must send their whole history. Edits that shorten
+    messages then decide anew at each request."""
     on_failure: Literal["forward", "reject"] = "forward"
     """What happens while the database cannot be used. `forward`: requests that bring their whole history are
     served, and stored later. `reject`: requests are refused with 503."""
@@ -539,7 +557,9 @@ class TelemetrySettings(_Section):
 
     metrics: bool = True
     """Whether `/metrics` answers Prometheus."""
-
+    otlp_endpoint: BaseUrl | None = None
+    """Address of an OpenTelemetry collector (OTLP over HTTP, `http://localhost:4318`), to which traces and metrics are
+    sent. Needs `pip install 'palimpsest[otel]'`; `OTEL_…` variables say the rest."""
     log_format: Literal["text", "json"] = "text"
     """`text` for people. `json` for machines, one object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -623,4 +643,25 @@ class Settings(BaseSettings):
                     "upstream",
                     name,
                 )
+        if self.store.content == "none":
+            self._needs_no_content()
         return self
+
+    def _needs_no_content(self) -> None:
+        """Raise an error where something needs what `store.content: none` does not store."""
+        tools = self.virtual_tools
+        uses: list[tuple[bool, tuple[str | int, ...]]] = [
+            (tools.recall_context, ("virtual_tools", "recall_context")),
+            (tools.compress_chat_history, ("virtual_tools", "compress_chat_history")),
+            (bool(self.finish.tools), ("finish", "tools")),
+            (self.responses.state == "proxy", ("responses", "state")),
+        ]
+        for name, policy in self.policies.items():
+            uses.append((policy.agents == "merge", ("policies", name, "agents")))
+            uses += [
+                (edit.type == "summarize", ("policies", name, "edits", place))
+                for place, edit in enumerate(policy.edits)
+            ]
+        for is_used, path in uses:
+            if is_used:
+                raise contradiction("this needs texts that are stored: remove it, or store.content: none", *path)

@@ -100,6 +100,8 @@ def _settings(settings: Settings) -> str:
     """Return the settings as YAML. Keys are masked, and so is the password in the store's URL."""
     data = settings.model_dump(mode="json", exclude={"policies"})
     data["store"]["url"] = make_url(settings.store.url).render_as_string(hide_password=True)
+    if settings.upstream.proxy is not None:
+        data["upstream"]["proxy"] = make_url(settings.upstream.proxy).render_as_string(hide_password=True)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 

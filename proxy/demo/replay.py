@@ -28,6 +28,7 @@ from proxy.config import Settings
 from proxy.demo.upstream import MODEL, PracticeUpstream
 from proxy.dialects import JsonObject
 from proxy.errors import PalimpsestError
+from proxy.models import Catalogue, Dollars
 from proxy.tokens import TokenCounter
 
 Serve = Callable[[Settings], uvicorn.Config]  # returns how uvicorn serves the proxy with given settings
@@ -36,6 +37,9 @@ STORE: Final = "demo.db"
 CONFIG: Final = "config.yaml"
 TRIMMED: Final = "demo"  # the session under the policy
 WHOLE: Final = "demo-off"  # the session of the same conversation without trimming
+PRICED: Final = ("gpt-4o", "gpt-5.6")  # models at whose prices the runs are compared
+_PROVIDER: Final = "https://api.openai.com/v1"
+_MILLION: Final = 1_000_000
 _START_SECONDS: Final = 30.0
 _DATA: Final = files("proxy.demo") / "data"
 
@@ -126,6 +130,11 @@ class DemoRun(Struct, frozen=True, kw_only=True):
         """Prompt tokens that the upstream's prompt cache held."""
         return sum(step.cached_tokens for step in self.steps)
 
+    def dollars(self, rates: Dollars) -> float:
+        """Return what the input costs: tokens that were cached are read, all others written."""
+        written = self.forwarded - self.cached
+        return (rates.cached_read * self.cached + rates.cache_write * written) / _MILLION
+
     @property
     def moves(self) -> int:
         """Number of trims."""
@@ -135,6 +144,19 @@ class DemoRun(Struct, frozen=True, kw_only=True):
     def saved_percent(self) -> float:
         """How much less was forwarded than the client sent, in per cent."""
         return round(100 * (1 - self.forwarded / self.tokens), 1)
+
+
+class DemoCost(Struct, frozen=True, kw_only=True):
+    """What the input of both runs would have cost at the prices of a model."""
+
+    model: str
+    trimmed: float  # dollars under the policy
+    whole: float  # dollars without
+
+    @property
+    def saved_percent(self) -> float:
+        """How much less the policy's run cost, in per cent."""
+        return round(100 * (1 - self.trimmed / self.whole), 1)
 
 
 class DemoOutcome(Struct, frozen=True, kw_only=True):
@@ -149,6 +171,19 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
     refused: int
 
     @property
+    def costs(self) -> tuple[DemoCost, ...]:
+        """What the input would have cost, at published prices of models with dear and with cheap cached tokens."""
+        catalogue = Catalogue()
+        priced = [(model, catalogue.facts(model, _PROVIDER).dollars) for model in PRICED]
+        return tuple(
+            [
+                DemoCost(model=model, trimmed=self.trimmed.dollars(rates), whole=self.whole.dollars(rates))
+                for model, rates in priced
+                if rates is not None
+            ]
+        )
+
+    @property
     def checks(self) -> dict[str, bool]:
         """Everything that must hold, and whether it does."""
         both = (self.trimmed, self.whole)
@@ -161,6 +196,9 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
                 run.stored_equal for run in both
             ),
             "under the policy less was sent on than the client sent": moves > 0 and self.trimmed.saved_percent > 0,
+            f"it costs less at the prices of {' and '.join(PRICED)}": all(
+                cost.saved_percent > 0 for cost in self.costs
+            ),
             f"every request began with all of the last one, but for {moves} moves of the cut": self.trimmed.extended,
             "with X-Context-Policy: off, every request went upstream byte for byte": self.whole.bytes_equal,
         }

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from proxy.demo.replay import DemoOutcome, DemoRun, DemoStep
+from proxy.demo.replay import DemoCost, DemoOutcome, DemoRun, DemoStep
 
 _TURNS: Final = ("turn", "requests", "messages", "tokens", "sent on", "tokens", "cached", "stored", "edits", "cut")
 _TOTALS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
-_LEFT: Final = frozenset({"edits", "cut", ""})  # columns of words; the others hold figures
+_DOLLARS: Final = ("dollars of input at the prices of", "untrimmed", "trimmed", "saved")
+_LEFT: Final = frozenset({"edits", "cut", "", _DOLLARS[0]})  # columns of words; the others hold figures
 
 
 def as_data(outcome: DemoOutcome) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def as_data(outcome: DemoOutcome) -> dict[str, Any]:
         "fixed_tokens": outcome.fixed_tokens,
         "runs": [_run_data(outcome.trimmed, "default"), _run_data(outcome.whole, "off")],
         "policy": {"trigger_tokens": outcome.trigger, "target_tokens": outcome.target},
+        "costs": [{**to_builtins(cost), "saved_percent": cost.saved_percent} for cost in outcome.costs],
         "refused": outcome.refused,
         "checks": [{"claim": claim, "holds": holds} for claim, holds in outcome.checks.items()],
         "holds": outcome.holds,
@@ -48,6 +50,8 @@ def report(outcome: DemoOutcome) -> Iterator[str]:
     yield from ("", "Prompt tokens of all requests, and of the same conversation untrimmed:", "")
     runs = (("with the policy", outcome.trimmed), ("X-Context-Policy: off", outcome.whole))
     yield from _aligned(_TOTALS, [_total_row(name, run) for name, run in runs])
+    yield ""
+    yield from _aligned(_DOLLARS, [_cost_row(cost) for cost in outcome.costs])
     yield from (
         "",
         "Tokens are counted by the practice upstream. Its prompt cache is a simulation:",
@@ -77,6 +81,10 @@ def _letter(edit: str) -> str:
 def _total_row(name: str, run: DemoRun) -> list[str]:
     saved = f"{run.saved_percent} %"
     return [name, f"{run.tokens:,}", f"{run.forwarded:,}", saved, f"{run.cached:,}", f"{run.forwarded - run.cached:,}"]
+
+
+def _cost_row(cost: DemoCost) -> list[str]:
+    return [cost.model, f"{cost.whole:.4f}", f"{cost.trimmed:.4f}", f"{cost.saved_percent} %"]
 
 
 def _run_data(run: DemoRun, policy: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from proxy.dialects.base import (
     Countable,
     Dialect,
     Facts,
+    JoinedTexts,
     JsonObject,
     MarkKind,
     Message,

@@ -11,11 +11,13 @@ this file (`chat/` for Chat Completions) and one line in `DIALECTS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
@@ -24,6 +26,8 @@ from msgspec import Struct
 from proxy.dialects.jsontext import FIELDS, members_of, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
+
+Kind = TypeVar("Kind", bound=StrEnum)
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
@@ -97,6 +101,12 @@ class Repaired(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def repair_notes(problems: Iterable[tuple[int, Kind]], kinds: type[Kind], cures: Mapping[Kind, str]) -> tuple[str, ...]:
+    """Return the notes of a repair; `cures` says how a problem was cured where the message was not left out."""
+    found = Counter([problem for _, problem in problems])
+    return tuple([f"repaired: {found[kind]} x {kind}, {cures.get(kind, 'left out')}" for kind in kinds if found[kind]])
 
 
 def hash_of(canonical: bytes) -> bytes:
@@ -385,6 +395,45 @@ MarkKind: TypeAlias = Literal["openai", "anthropic"]  # whose cache marks they a
 _NUMBER: Final = b"-0123456789"
 
 
+class JoinedTexts:
+    """The messages that were sent last, and their texts in a row: a beginning that is the same is not joined again."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._last: tuple[tuple[Message, ...], tuple[Message, ...], bytes] = ((), (), b"")
+
+    def sent(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bytes]:
+        """Return the messages without fields of ours, and their texts with commas between them."""
+        asked, sent, text = self._last
+        count = min(len(asked), len(messages))
+        while count and messages[count - 1] != asked[count - 1]:
+            count -= 1
+        if messages[:count] != asked[:count]:
+            count = 0
+        text = text[: len(text) - sum([len(message.raw) + 1 for message in sent[count:]])] if count else b""
+        sent = sent[:count]
+        new = tuple(
+            [
+                message
+                if (facts := message.facts) is not None and not facts.has_own_fields
+                # Nothing is known of a message that comes from the store.
+                else message.without_own_fields()
+                for message in messages[count:]
+            ]
+        )
+        sent += new
+        text = b",".join([text, *[message.raw for message in new]] if count else [message.raw for message in new])
+        self._last = (messages, sent, text)
+        return sent, text
+
+    @property
+    def size(self) -> int:
+        """Bytes of the texts that are kept."""
+        return len(self._last[2])
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """A request that was understood as far as it must be. Every text in it can be parsed again."""
 
@@ -404,6 +453,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()
     """Places in `raw`: where the array of messages begins, then where each of them ends. Empty: they are not known,
     or the body is shorter than `LONG_BODY`."""
+    joined: JoinedTexts | None = None  # what was sent of the request before it, where that is known
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
     state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
@@ -613,6 +663,8 @@ class Dialect(ABC):
     name: ClassVar[str]  # its name in `DIALECTS`, such as `chat`
     requests: ClassVar[RequestSide]
     replies: ClassVar[ReplySide]
+    repairs_blocks_alone: ClassVar[bool] = False
+    """Whether messages that need no repair need none behind others that need none, if they begin with no result."""
 
     @abstractmethod
     def message(self, raw: bytes) -> Message:

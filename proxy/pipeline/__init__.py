@@ -22,7 +22,7 @@ An exchange goes through stages: `Prepared`, `Sent`, `Answered`, `Settled`. The 
 
 from __future__ import annotations
 
-from proxy.pipeline.background import Background, compute
+from proxy.pipeline.background import COMPUTING, Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id
 from proxy.pipeline.exchange import ChatCompletions
 from proxy.pipeline.history import HistoryLoader

@@ -20,6 +20,8 @@ Given = ParamSpec("Given")
 OFF_LOOP_BYTES: Final = 256 * 1024
 """Work of this size runs in a thread, since on the event loop it would hold up all requests for milliseconds.
 Smaller work takes less time than going to a thread."""
+COMPUTING: Final = 3
+"""How many threads do such work at a time. They take turns with the event loop, which would wait for many of them."""
 COUNTING: Final = 16  # counting the tokens of a text takes this many times longer than parsing it
 TRIMMING: Final = 2  # trimming a text may take this many times longer than parsing it
 

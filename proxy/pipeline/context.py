@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from unicodedata import category
 
 from msgspec import Struct
@@ -16,6 +16,9 @@ from proxy.dialects import Dialect, Request, headers
 from proxy.errors import InvalidRequest, PalimpsestError
 from proxy.summaries import Caller
 from proxy.trimming import Policy
+
+if TYPE_CHECKING:  # it would import OpenTelemetry
+    from proxy.telemetry.tracing import Trace
 
 MAX_ID_BYTES: Final = 512  # longest session id, in bytes of UTF-8
 _REFUSED: Final = frozenset({"Cc", "Cs"})
@@ -52,6 +55,10 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     query: bytes  # the query string, without its question mark
     body: bytes
     key: str | None = None  # the name of the key that the client used, if it has one
+    trace: Trace | None = None  # what OpenTelemetry is told of it, where it is
+    admit: Callable[[int, int], Awaitable[None]] | None = None
+    """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
+    messages in how many bytes it begins with that were admitted before."""
 
     @property
     def caller(self) -> Caller:

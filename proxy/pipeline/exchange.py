@@ -94,8 +94,8 @@ class ChatCompletions:
 
         def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
             decoded = answer.encoding and answer.readable
-            passed = headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ())
-            return passed + response_headers(exchange.report)
+            told = response_headers(exchange.report)
+            return headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ()) + told
 
         settle = partial(self._settle, exchange)
         try:

@@ -36,6 +36,7 @@ from proxy.store import (
     Store,
     SummaryRow,
     UnnamedRequest,
+    require_content,
     session_key,
 )
 from proxy.tokens import TokenCounter
@@ -201,13 +202,17 @@ class HistoryLoader:
             return True
         kind, first = self._usage.get(session_key(context.tenant, context.session, context.dialect.name), _UNKNOWN)
         if kind is Kind.FIRST and request.messages:  # the first request of a session, once more
-            return fingerprints(ROOT, request.messages[:1])[0][0] == first
+            masker = self._store.masker
+            opening = request.messages[:1] if masker is None else masker.messages(request.messages[:1])
+            return fingerprints(ROOT, opening)[0][0] == first
         return kind in _RESENDING
 
     async def unplaced(self, request: Request, context: RequestContext, room: Room) -> History:
         """Return a request with a whole history as if it stood alone; its place is found later."""
         alone = await self.without_store(request)
-        incoming = await compute(len(request.raw), _incoming, request, context)
+        masker = self._store.masker
+        kept = request if masker is None else await compute(COUNTING * len(request.raw), masker.request, request)
+        incoming = await compute(len(request.raw), _incoming, kept, context)
         session, infers = context.session, False
         if session is None and (incoming.replies or incoming.answers):
             if incoming.replies:
@@ -298,6 +303,8 @@ class HistoryLoader:
             fresh = tuple([replace(body, message=masker.message(body.message)) for body in brought])
         variants: tuple[tuple[str, Message], ...] = ()
         composed = arrival.kind is Kind.APPEND or arrival.expanded
+        if composed and snapshot.rows:
+            require_content([row.message for row in (snapshot.rows[0], snapshot.rows[-1])])
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
@@ -309,7 +316,7 @@ class HistoryLoader:
             own, count = request.has_own_fields, len(made)
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
-            nodes = tuple([mark.node for mark in snapshot.marks])
+            nodes = tuple([mark.node for mark in snapshot.marks] if snapshot.start else incoming.names[: arrival.fresh])
             variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
         new = _new_entries(brought, snapshot.depth, fresh)
         heard = self._heard(snapshot, fresh, model) if snapshot.others else None

@@ -18,7 +18,7 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
-from proxy.store import ExchangeRow, SessionRow, Store
+from proxy.store import CONTENT, ExchangeRow, SessionRow, Store, is_withheld
 from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
@@ -67,6 +67,8 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         left = [text for text in msgspec.json.decode(tools, type=list[msgspec.Raw]) if tool_name(text) not in removed]
         tools = msgspec.json.encode(left)
     cut = await _cut_of(row, store)
+    if cut is None and row.receipt.get(CONTENT) == "none":
+        return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
     work = COUNTING * size_of([entry.message for entry in entries])
     return await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
@@ -119,6 +121,42 @@ def _view(
     )
 
 
+def _told_view(
+    row: ExchangeRow,
+    entries: tuple[Entry, ...],
+    nodes: tuple[str | None, ...],
+    lead: tuple[Message, ...],
+    tools: bytes | None,
+) -> SentView:
+    """Return the view of an exchange whose content is not stored: what the receipt says became of the messages."""
+    fates, reasons = ["sent"] * len(entries), [""] * len(entries)
+    changes: dict[int, Change] = {}
+    for run in row.receipt.get("plan", ()):
+        for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"]):
+            if place < len(entries):
+                drops = run["action"] == "drop"
+                fates[place], reasons[place] = "dropped" if drops else "shortened", run["reason"]
+                changes[place] = Change(
+                    position=place,
+                    edit=run["edit"],
+                    reason=run["reason"],
+                    message=None,
+                    tokens_before=before,
+                    tokens_after=after,
+                )
+    sent = [entry.message for entry, fate in zip(entries, fates, strict=True) if fate != "dropped"]
+    return SentView(
+        instructions=lead,
+        messages=tuple(sent),
+        tools=tools,
+        entries=entries,
+        nodes=nodes,
+        fates=tuple(fates),
+        changes=changes,
+        reasons=tuple(reasons),
+    )
+
+
 def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject:
     """Return what was sent; with `diff`, each message of the history beside what was sent of it."""
     told: JsonObject = {
@@ -131,6 +169,8 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
         "tokens_before": row.tokens_before,
         "tokens_sent": row.tokens_sent,
     }
+    if row.receipt.get(CONTENT) == "none":
+        told[CONTENT] = "none"
     if diff:
         told["diff"] = [_compared(view, place) for place in range(len(view.entries))]
     return told
@@ -169,7 +209,7 @@ async def search_texts(
         raise InvalidRequest("q is empty. Name the words to look for.", param="q")
     until = time.monotonic() + _SEARCH_SECONDS
     data: list[JsonObject] = []
-    sessions = messages = 0
+    sessions = messages = withheld = 0
     oldest: int | None = None
     done = False
     while not done and len(data) < limit and time.monotonic() < until:
@@ -178,8 +218,9 @@ async def search_texts(
             after, done = None, True
             break
         for row in rows:
-            found, count = await _found_in(store, row, words)
+            found, count, without = await _found_in(store, row, words)
             data += found
+            withheld += without
             sessions, messages, oldest = sessions + 1, messages + count, row.updated_at
             after = f"{row.updated_at}.{row.key}"
             if len(data) >= limit or time.monotonic() >= until:
@@ -192,21 +233,26 @@ async def search_texts(
         "searched": {
             "sessions": sessions,
             "messages": messages,
+            "not_stored": withheld,
             "complete": done,
             "back_to": None if oldest is None else timestamp(oldest),
         },
     }
 
 
-async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int]:
-    """Return what was found in a session, the newest message first, and how many messages were looked at."""
+async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int, int]:
+    """Return what was found in a session, the newest message first, how many messages it has, and how many no text."""
     ends = [branch.head for branch in await store.branches(session.key)]
     seen: set[str] = set()
     data: list[JsonObject] = []
+    withheld = 0
     for end in ends:
         rows = [row for row in await store.path(session.key, end) if row.node not in seen]
         seen.update(row.node for row in rows)
         for row in reversed(rows):
+            if is_withheld(row.message):
+                withheld += 1
+                continue
             text = row.message.readable()
             low = text.casefold()
             if all(word in low for word in words):
@@ -221,7 +267,7 @@ async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tupl
                         "snippet": snippet(text, low.find(words[0]), len(words[0])),
                     }
                 )
-    return data, len(seen)
+    return data, len(seen), withheld
 
 
 def snippet(text: str, place: int, length: int) -> str:

@@ -188,32 +188,27 @@ class Outage:
             await self._store.renew()
             if self._spool.flag[0]:
                 with self._spool.turn() as mine:
-                    if mine and not await self._store_all():
-                        return False
+                    if mine:
+                        await self._store_all()
             if self._spool.flag[0]:
                 return False
             while self._afterwards:
                 await self._afterwards[0](self._store.direct())
                 del self._afterwards[0]
-        except StoreUnavailable as why:
-            _LOG.warning("what waits in the spool could not be stored: %s", why)
+        except (StoreUnavailable, TimeoutError) as why:
+            _LOG.warning("what waits in the spool could not be stored: %s", str(why) or "no answer in time")
             return False
         return True
 
-    async def _store_all(self) -> bool:
+    async def _store_all(self) -> None:
         direct = self._store.direct()
         number = 0
         while records := await asyncio.to_thread(self._spool.read):
-            try:
-                async with asyncio.timeout(_STORE_SECONDS):
-                    await self._store_some(direct, records)
-            except (StoreUnavailable, TimeoutError) as why:
-                _LOG.warning("what waits in the spool could not be stored: %s", str(why) or "no answer in time")
-                return False
+            async with asyncio.timeout(_STORE_SECONDS):
+                await self._store_some(direct, records)
             await asyncio.to_thread(self._spool.stored, records[-1].after)
             number += len(records)
         _LOG.warning("%d exchanges that waited in the spool are stored", number)
-        return True
 
     async def _store_some(self, store: Store, records: Sequence[SpooledRecord]) -> None:
         """Store exchanges: those of one session in their order, those of several at once."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from proxy.dialects import Request
 from proxy.pipeline.context import ClientRequest
 from proxy.store import Mark
-from proxy.trimming import Entry
+from proxy.trimming import Entry, PlannedStart
 
 Key: TypeAlias = tuple[str, str, str, bytes]
 """Dialect, tenant, and the header that names the session with its value: nobody else's request is ever met."""
@@ -32,6 +32,7 @@ class KnownRequest(Struct, frozen=True, kw_only=True):
     contents: Sequence[bytes]  # their content hashes
     marks: tuple[Mark, ...] = ()  # what is stored of its first messages, if they were resent
     entries: tuple[Entry, ...] = ()  # one for each of `marks`
+    planned: PlannedStart | None = None  # what its plan says of the next request's; None where it says nothing
 
 
 class KnownPrefixes:
@@ -54,13 +55,18 @@ class KnownPrefixes:
         """Return the request that is kept there."""
         return self._known.get(key)
 
-    def keep(self, key: Key, known: KnownRequest) -> None:
-        """Keep a request in the place of the one before it, without what was parsed for it."""
+    def keep(self, key: Key, known: KnownRequest, *, parsed: int = 0) -> None:
+        """Keep a request in the place of the one before it, without what was parsed for it.
+
+        `parsed` is the position of the first of its messages that may have been.
+        """
         if _size_of(known) <= self._known.maxsize:
             self._known[key] = known
-            for message in known.request.messages:
+            for message in known.request.messages[parsed:]:
                 message.forget()
 
 
 def _size_of(known: KnownRequest) -> int:
-    return len(known.request.raw) + _MESSAGE_BYTES * len(known.request.messages)
+    request = known.request
+    sent = request.joined.size if request.joined is not None else 0
+    return len(request.raw) + sent + _MESSAGE_BYTES * len(request.messages)

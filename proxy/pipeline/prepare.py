@@ -35,12 +35,15 @@ from proxy.trimming import (
     Cut,
     Entry,
     Plan,
+    PlannedStart,
     PlanningContext,
     Policy,
     ReadySummary,
     SummaryRequest,
     bypass,
+    extended,
     plan,
+    planned_start,
     untrimmed,
 )
 from proxy.upstream import Destination
@@ -141,12 +144,15 @@ class Preparer:
             if finishing is not None:
                 made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
                 break
-            history, made = await self._plan(history, context, request.model, planning)
+            before = known.planned if known is not None else None
+            history, made = await self._plan(history, context, request.model, planning, before)
             if whole or not made.needs_whole:
                 break
             whole = True  # the policy changed: load what the cut dropped as well, and plan again
         if key is not None and history.known is not None:
-            self._prefixes.keep(key, history.known)
+            planned = _planned(history, made, policy, planning)
+            kept = history.known if planned is None else replace(history.known, planned=planned)
+            self._prefixes.keep(key, kept, parsed=0 if made.trimmed else request.known)
         warnings, no_summary = self._warnings(call, request, context, history, made, tools, finishing)
         report = report_of(
             made,
@@ -251,9 +257,12 @@ class Preparer:
         body, parse = call.body, call.dialect.requests.parse
         known = self._prefixes.find(key) if key is not None else None
         kept = known.request.common(body) if known is not None else 0
+        start = known.request.ends[kept] if known is not None and kept else 0
+        if call.admit is not None:
+            await call.admit(kept, start)
         if known is None or not kept:
             return await compute(len(body), parse, body), None
-        return await compute(len(body) - known.request.ends[kept], parse, body, known.request, kept), known
+        return await compute(len(body) - start, parse, body, known.request, kept), known
 
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.
@@ -309,6 +318,7 @@ class Preparer:
     ) -> tuple[PlanningContext, int]:
         """Return what planning must be told, and the tokens of the instructions."""
         model, lead, fixed, counter = request.model, 0, 0, self._services.counter
+        masker = self._services.store.masker
         if history.instructions:
             size = COUNTING * size_of(history.instructions)
             lead = fixed = sum(await compute(size, counter.messages, history.instructions, model))
@@ -322,22 +332,31 @@ class Preparer:
             updated_at=history.updated_at,
             scale=history.scale,
             prepared=prepared_of(history.prepared) if history.prepared is not None else None,
-            keeps=history.id is not None and history.unplaced is None,
+            keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
         if request.keeps_loop:
             planning = replace(planning, keeps_loop=True, binds_loop=request.binds_loop or model in self._binding)
         return planning, lead
 
     async def _plan(
-        self, history: History, context: RequestContext, model: str, planning: PlanningContext
+        self,
+        history: History,
+        context: RequestContext,
+        model: str,
+        planning: PlanningContext,
+        before: PlannedStart | None,
     ) -> tuple[History, Plan]:
-        """Decide what is sent; return the history too, with a cut that others just made at its place."""
+        """Decide what is sent; return the history too, with a cut that others just made at its place.
+
+        `before` is what is known of the plan from the request before.
+        """
         name, policy = context.policy_name, context.policy
         if policy is None:
             return history, await plan_of(history, name, policy, planning)
 
         def decide(history: History, fork: int | None) -> Awaitable[Plan]:
-            return plan_of(history, name, policy, planning if fork is None else replace(planning, fork=fork))
+            context = planning if fork is None else replace(planning, fork=fork)
+            return plan_of(history, name, policy, context, before=before)
 
         session = (context.dialect.name, context.tenant, history.id)
         place = (*session, history.arrival.base, name, policy.version, context.agent, model)
@@ -350,12 +369,26 @@ class Preparer:
 
 
 async def plan_of(
-    history: History, name: str, policy: Policy | None, planning: PlanningContext, *, overflow: int | None = None
+    history: History,
+    name: str,
+    policy: Policy | None,
+    planning: PlanningContext,
+    *,
+    overflow: int | None = None,
+    before: PlannedStart | None = None,
 ) -> Plan:
-    """Decide what of the history is sent: nothing is trimmed without a policy, and more after an `overflow`."""
+    """Decide what of the history is sent: nothing is trimmed without a policy, and more after an `overflow`.
+
+    `before` is what is known of the plan from the request before.
+    """
     composed = history.composed
     if policy is None:
         return await compute(history.size, bypass, history.entries, planning, composed=composed)
+    if before is not None and overflow is None and not composed and not history.start:
+        cut = history.standing.cut if history.standing is not None else None
+        made = extended(before, history.entries, policy, name, planning, cut)
+        if made is not None:
+            return made
     return await compute(
         TRIMMING * history.size,
         plan,
@@ -368,6 +401,13 @@ async def plan_of(
         start=history.start,
         overflow=overflow,
     )
+
+
+def _planned(history: History, made: Plan, policy: Policy | None, planning: PlanningContext) -> PlannedStart | None:
+    """Return what the plan says of the next request's; None where it says nothing."""
+    if policy is None or history.composed or history.start:
+        return None
+    return planned_start(history.entries, len(history.nodes), made, policy, planning)
 
 
 def _masked(history: History) -> tuple[str, ...]:

@@ -90,7 +90,6 @@ def response_headers(report: PlanReport) -> Headers:
     """Return the response headers of the contract."""
     encode = headers.encode_value
     told = {
-        headers.SESSION_ID: None if report.session is None else encode(report.session),
         headers.EXCHANGE_ID: report.exchange.encode(),
         headers.CONTEXT_KIND: report.kind.encode(),
         headers.CONTEXT_POLICY: encode(report.plan.policy),
@@ -100,10 +99,12 @@ def response_headers(report: PlanReport) -> Headers:
         headers.CONTEXT_MESSAGES_SENT: b"%d" % report.messages_sent,
         headers.CONTEXT_EDITS: encode(",".join(report.edits)) if report.edits else b"",
     }
+    if report.session is not None:
+        told[headers.SESSION_ID] = encode(report.session)
     if report.warnings:
         text = " ".join("; ".join(report.warnings).split()).encode("ascii", "replace")
         told[headers.CONTEXT_WARNING] = text[:_WARNING_BYTES]
-    return [(name.encode(), value) for name, value in told.items() if value is not None]
+    return list(zip(map(str.encode, told), told.values(), strict=True))
 
 
 def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:

@@ -16,10 +16,11 @@ from msgspec import Struct
 from proxy.dialects import Dialect, JsonObject, Message, StreamReader
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
+from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
-from proxy.upstream import Answer, too_large
+from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, MAX_STREAM_BYTES, Answer, check_values, too_large
 
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
@@ -63,7 +64,8 @@ _NO_REPLY: Final = "the upstream's answer holds no reply"
 async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
     """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
     body = await answer.read()
-    await settle(read_answer(dialect, body, answer.status))
+    work = (dialect, body, answer.status)
+    await settle(await compute(len(body), read_answer, *work) if len(body) > OFF_LOOP_BYTES else read_answer(*work))
     await send_whole(client, answer.status, headers(answer), body)  # they tell how settling went
 
 
@@ -157,11 +159,16 @@ class StreamRelay:
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
-        plain = self._answer.readable
+        plain, size, room = self._answer.readable, 0, HELD_BYTES
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
+                size += len(chunk)
+                large = self._events.waiting > MAX_REPLY_VALUES  # the event that ends next: a value has a byte at least
                 for event in self._events.feed(chunk):
+                    if large:
+                        await compute(len(event.raw), check_values, event.raw)
+                        large = False
                     if self._done:
                         self._tail += event.raw
                     elif event.is_done:
@@ -171,9 +178,16 @@ class StreamRelay:
                         shown.append(self._read(event))
                 await self._send(b"".join(shown))
                 if self._events.waiting > MAX_EVENT_BYTES:
+                    self._events.flush()
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
+                if size > MAX_STREAM_BYTES and not self._done:
+                    raise too_large(f"is a stream longer than {MAX_STREAM_BYTES} bytes")
+                if size > room:
+                    await self._answer.hold()
+                    room += HELD_BYTES
         except UpstreamError as why:
             self._failure = why
+            why.__traceback__ = None  # it would hold this object, which holds the error
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]
 
     def _read(self, event: Event) -> bytes:

@@ -245,6 +245,8 @@ class UpstreamSender:
     async def _post(self, attempt: Attempt) -> Answer:
         """Send the body."""
         call, destination = attempt.prepared.call, attempt.prepared.destination
+        body = self._body(attempt, attempt.orders, add_usage=attempt.adds_usage)
+        attempt.sent_bytes = len(body)
         sent = headers.to_upstream(
             call.headers, drop_credentials=not destination.forwards_credentials, extra_drop=self._dropped
         )
@@ -252,8 +254,6 @@ class UpstreamSender:
         path = call.dialect.requests.path
         if call.query and destination.forwards_query:
             path += f"?{call.query.decode('latin-1')}"
-        body = self._body(attempt, attempt.orders, add_usage=attempt.adds_usage)
-        attempt.sent_bytes = len(body)
         return await self._upstream.ask(destination, "POST", path, sent, body)
 
     def _body(self, attempt: Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias
 
 import anyio.to_thread
+from cachetools import LRUCache
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.dialects import Dialect, Message
@@ -22,10 +24,11 @@ from proxy.store import Store
 from proxy.summaries import Summaries, Summarizer
 from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
-from proxy.trimming import PlanningContext, ReadySummary
+from proxy.trimming import PlanningContext, Prices, ReadySummary
 from proxy.upstream import Upstream
 
 _COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
+_NEWS: Final = 0.1  # weight of a new observation of the provider's cache against all earlier ones
 
 
 UsedBy: TypeAlias = Callable[[str, str | None, int], None]
@@ -51,6 +54,7 @@ class Knowledge:
         self.catalogue = catalogue  # exchanged when the configuration is read again
         self._upstream = upstream
         self._calibration = calibration
+        self._cached_shares: LRUCache[str, float] = LRUCache(_COUNTABLE)  # by model
         self._countable: set[str] = set()  # models whose vocabulary is there
 
     def facts(self, model: str, dialect: Dialect) -> ModelFacts:
@@ -99,22 +103,33 @@ class Knowledge:
             context_window=facts.context_window,
             agent=agent,
             idle=None if updated_at is None else max(0, self.now - updated_at) / 1000,
-            prices=facts.prices,
+            prices=self._as_billed(model, facts.prices),
             scale=1.0 if scale is None or self._calibration is None else rounded(scale),
             prepared=prepared,
             keeps=keeps,
         )
+
+    def _as_billed(self, model: str, prices: Prices) -> Prices:
+        """Return the prices with what a token costs that should be cached: some turn out not to be."""
+        share = round(self._cached_shares.get(model, 1.0), 1)
+        return prices if share == 1 else replace(prices, read=share * prices.read + 1 - share)
 
     def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
         """Return the tokens of what is sent beside the history."""
         tokens = sum(self.counter.messages(instructions, model)) if instructions else 0
         return tokens + (self.counter.json(tools, model) if tools is not None else 0)
 
-    def learn(self, model: str, scale: float | None, counted: int, reported: object) -> float | None:
+    def learn(
+        self, model: str, scale: float | None, counted: int, reported: object, *, read: int = 0, missed: int = 0
+    ) -> float | None:
         """Return a session's scale after upstream `reported` its own count of a request of `counted` tokens.
 
-        The scale is kept with the session, so that each process judges alike, after a restart too.
+        The scale is kept with the session, so that each process judges alike, after a restart too. Of tokens that
+        should have been cached, `read` were, and `missed` were not: that is learnt by model.
         """
+        if read + missed:
+            known = self._cached_shares.get(model, 1.0)
+            self._cached_shares[model] = known + _NEWS * (read / (read + missed) - known)
         if self._calibration is None or not isinstance(reported, int) or isinstance(reported, bool):
             return scale
         self._calibration.learn(model, counted, reported)

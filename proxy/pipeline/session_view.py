@@ -19,7 +19,7 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import as_requested, has_target, prepared_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
-from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus
+from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus, require_content
 from proxy.summaries import Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
@@ -70,6 +70,7 @@ async def session_view(
     name, chosen = _chosen(session, model, policy, policies)
     tools = await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
     rows = await store.path(session.key, session.head)
+    require_content([row.message for row in rows])
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     await knowledge.can_count(model)

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import asdict, replace
 
@@ -29,8 +29,13 @@ from proxy.telemetry import BUCKETS, Meters, log_exchange
 from proxy.tokens import TokenCounter
 from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
 
+if TYPE_CHECKING:  # it would import OpenTelemetry
+    from proxy.telemetry.tracing import TracedExchange
+
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
+_CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
+_LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
 
 
 class Exchange:
@@ -94,7 +99,9 @@ class Exchange:
         except PalimpsestError:
             raise
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets its answer
-            _LOG.exception("an exchange could not be settled as it ended: it is kept as failed")
+            of_answer = isinstance(why, OverflowError | RecursionError)  # absurd numbers, or too many levels
+            told = "an exchange could not be settled as it ended: it is kept as failed (%s)"
+            _LOG.error(told, why, exc_info=not of_answer)
             error = f"the proxy could not read the answer: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
             figures = figures_of(self, failed, self._services.knowledge.now, None)
@@ -106,18 +113,27 @@ class Exchange:
         took, scale = self.mark("settled"), None
         # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
         usage = answered.first_usage if answered.asked_again else answered.usage
-        # Of what the provider adds nothing was counted here.
-        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
-            scale = services.knowledge.learn(
-                prepared.request.model, prepared.history.scale, self.report.plan.tokens_sent, usage.get("prompt_tokens")
-            )
         reported = used(answered.usage)
         figures = figures_of(self, answered, services.knowledge.now, reported)
+        # Of what the provider adds nothing was counted here.
+        if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
+            usual = figures.miss in _LEARNT_FROM
+            scale = services.knowledge.learn(
+                prepared.request.model,
+                prepared.history.scale,
+                self.report.plan.tokens_sent,
+                usage.get("prompt_tokens"),
+                read=figures.tokens_cached if usual else 0,
+                missed=figures.tokens_missed if usual else 0,
+            )
         log_exchange(_LOG, log_line(self.report, answered.status, took))
+        if prepared.call.trace is not None:
+            prepared.call.trace.tell(traced(prepared, self.report, answered, reported))
         if not self._stored:
             self._count(figures, answered.status)
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
+        work += _CHANGE_WORK * len(self.report.plan.made)
         opening = self._opening
         waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
         storing = self._store(answered, figures, scale, work, then)
@@ -173,6 +189,8 @@ class Exchange:
         unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
         if unplaced is not None and not unplaced.infers:
             replies = [reply.body.message for reply in settlement.replies]
+            if masker is not None:
+                replies = [masker.message(reply) for reply in replies]
             self._remember([node_id(unplaced.incoming.digest, reply) for reply in replies])
         opening = opening_of(self.prepared, self._services.knowledge.now)
         spooled = SpooledExchange(
@@ -243,6 +261,37 @@ class Exchange:
             counts.add("palimpsest_edits", edit)
         if figures.miss:
             counts.add("palimpsest_cache_misses", figures.miss)
+
+
+def traced(prepared: Prepared, report: PlanReport, answered: Answered, reported: Used | None) -> TracedExchange:
+    """Return what OpenTelemetry is told of an exchange."""
+    from proxy.telemetry.tracing import TracedExchange  # noqa: PLC0415 - only where it is switched on
+
+    error = None
+    if answered.status is not Status.COMPLETE:
+        status = answered.upstream_status
+        error = str(status) if status is not None and status >= 400 else str(answered.status.value)
+    return TracedExchange(
+        model=prepared.request.model,
+        base_url=prepared.destination.base_url,
+        messages_api=prepared.call.dialect.name == "messages",
+        answered_by=answered.model,
+        stream=prepared.request.stream,
+        session=report.session,
+        exchange=report.exchange,
+        kind=report.kind,
+        status=answered.status.value,
+        policy=report.plan.policy,
+        edits=report.edits,
+        finish_reasons=[reason for reason in answered.finish_reasons if reason],
+        tokens_before=report.tokens_before,
+        tokens_sent=report.tokens_sent,
+        input=None if reported is None else reported.prompt,
+        cached=0 if reported is None else reported.read,
+        written=0 if reported is None else reported.written,
+        output=0 if reported is None else reported.output,
+        error=error,
+    )
 
 
 def _observe(counts: Meters, place: int, seconds: float) -> None:

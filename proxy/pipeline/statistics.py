@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -120,11 +119,6 @@ def figures_document(row: StatsRow) -> dict[str, Any]:
     for name in ("added_ms", "upstream_ms"):
         told[f"{name}_mean"] = round(sums[name] / requests, 3) if requests else None
     return told
-
-
-def columns_of(documents: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the names of all columns of a table of these."""
-    return list(dict.fromkeys(name for document in documents for name in document))
 
 
 def _hour_of(moment: datetime) -> int:

@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from mmap import mmap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import anyio
+import anyio.to_thread
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -32,21 +33,25 @@ from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, ChatCompletions, opened
+from proxy.pipeline import COMPUTING, AppServices, ChatCompletions, opened
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.chat import ChatEndpoint, ClientConnection, Receive, Scope, Send
 from proxy.server.dependencies import Services
-from proxy.server.limits import MemoryBudget, free_frames
+from proxy.server.limits import ANSWERS_PART, MemoryBudget, forget_way
 from proxy.server.passthrough import Passthrough
-from proxy.store import Masker, Store
-from proxy.telemetry import Meters, set_level
+from proxy.store import Masker, Store, Withholder
+from proxy.telemetry import Meters, set_level, tracing_class
+
+if TYPE_CHECKING:  # it would import OpenTelemetry
+    from proxy.telemetry.tracing import Tracing
 
 _LOG: Final = logging.getLogger("palimpsest.app")
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
 _SWEEP_SECONDS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
+_TRACING_SECONDS: Final = 5.0  # how long a collector may take for what is left at the end
 _CHAT: Final = dialect_named("chat")
 _RESPONSES: Final = dialect_named("responses")
 _MESSAGES: Final = dialect_named("messages")
@@ -151,6 +156,7 @@ class Application:
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
         settings = self._settings
+        anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(opened(settings, self._counts))
             outage, store = app.outage, app.store
@@ -158,10 +164,14 @@ class Application:
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)
+            app.upstream.memory.most = budget.most // ANSWERS_PART
+            app.upstream.memory.on_freed = budget.give_back
             if self._ended != ():
                 await outage.once_back(partial(give_up_pending, marks=self._ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
-            if settings.store.mask:
+            if settings.store.content == "none":
+                store.masker = Withholder(await outage.secret(_MASK_SECRET, 2))
+            elif settings.store.mask:
                 store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
             chat = ChatCompletions(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
@@ -178,7 +188,10 @@ class Application:
             )
             self._authenticator = authenticator
             self._chat = ChatEndpoint(settings, authenticator, chat, app.background, budget, budgets)
-            self._passthrough = Passthrough(settings, authenticator, app.upstream, app.background, app.loader)
+            if settings.telemetry.otlp_endpoint is not None:
+                tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, self._mark))
+                self._chat.tracing = tracing
+            self._passthrough = Passthrough(settings, authenticator, app, budget)
             if self._loaded is not None:
                 takes = _takes(chat.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
@@ -195,6 +208,17 @@ def _of_azure(path: bytes) -> tuple[bytes, str]:
         return b"/v1" + found[2], unquote(found[1].decode("latin-1"))
     rest = path.removeprefix(_AZURE)
     return b"/v1/" + rest.removeprefix(b"v1/"), ""
+
+
+@asynccontextmanager
+async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
+    """Send traces and metrics to a collector until the block ends."""
+    tracing = tracing_class()(endpoint, instance)
+    try:
+        yield tracing
+    finally:
+        with anyio.move_on_after(_TRACING_SECONDS, shield=True):
+            await anyio.to_thread.run_sync(tracing.close, abandon_on_cancel=True)
 
 
 @asynccontextmanager
@@ -247,7 +271,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         budgets.take(settings.budgets)
         app.used_by = budgets.used if budgets.rows else None
 
-    takes: dict[str, Callable[[Settings], None]] = {
+    return {
         "policies": take_policies,
         "models": take_models,
         "telemetry.log_level": take_level,
@@ -255,15 +279,6 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
         "auth.admin_key": take_keys,
         "budgets": take_budgets,
     }
-
-    def audited(name: str, take: Callable[[Settings], None]) -> Callable[[Settings], None]:
-        def taking(settings: Settings) -> None:
-            take(settings)
-            _AUDIT.info("configuration changed: %s", name)
-
-        return taking
-
-    return {name: audited(name, take) for name, take in takes.items()}
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
@@ -276,7 +291,7 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
     if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
-        free_frames(why)
+        forget_way(why)
     if isinstance(why, PalimpsestError):
         error = why
     elif isinstance(why, RequestValidationError):

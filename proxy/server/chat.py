@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from proxy.config import Settings
-from proxy.dialects import Dialect, dialect_named
+from proxy.dialects import LONG_BODY, Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ChatCompletions, ClientRequest, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, free_frames
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+
+if TYPE_CHECKING:  # it would import OpenTelemetry
+    from proxy.telemetry.tracing import Tracing
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -189,11 +193,12 @@ class ChatEndpoint:
         self._budgets = budgets
         self._budget = budget
         self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
-        self._countable = min(settings.server.max_messages, settings.server.max_json_values)
+        self._countable = min(settings.server.max_messages, settings.server.max_json_values, LONG_BODY - 1)
         self._limit = settings.server.max_body_bytes
         self._cancels = settings.sessions.on_disconnect == "cancel"
         self._authenticator = authenticator
         self._chat = chat
+        self.tracing: Tracing | None = None  # set where requests are traced
 
     async def serve(self, connection: ClientConnection, model: str = "") -> None:
         """Answer one request; `model` is the one that its path names."""
@@ -202,12 +207,27 @@ class ChatEndpoint:
                 call = await self._call(connection, memory)
                 if model:
                     call = replace(call, body=_with_model(call.body, model))
+                if self.tracing is not None:
+                    await self._traced(call, connection, self.tracing)
+                    return
                 await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
-            free_frames(why)
+            forget_way(why)
         except PalimpsestError as why:
-            free_frames(why)
+            forget_way(why)
             await connection.fail(why)
+
+    async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
+        """Answer a request within a span of its own."""
+        trace = tracing.begin(call.headers)
+        connection.write = trace.noting(connection.write)  # type: ignore[method-assign,assignment]
+        call = replace(call, headers=trace.headers, trace=trace)
+        try:
+            await connection.serve(self._chat.answer(call, connection), self._background, stops=self._cancels)
+        except BaseException as why:
+            trace.end(why.code if isinstance(why, PalimpsestError) else type(why).__name__)
+            raise
+        trace.end()
 
     async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:
         caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
@@ -220,9 +240,9 @@ class ChatEndpoint:
         if self._budgets.rows:
             await self._budgets.admit(caller)
         body = await connection.body(self._limit, memory)
-        if len(body) > self._countable:  # a shorter one cannot hold as many
-            await compute(len(body), self._limits.check, body)
-        memory.add(0, body.count(b"{"))
+        short = len(body) <= self._countable  # it cannot hold too much
+        if short:
+            memory.add(0, body.count(b"{"))
         return ClientRequest(
             dialect=connection.dialect,
             tenant=caller.tenant,
@@ -230,4 +250,12 @@ class ChatEndpoint:
             headers=connection.headers,
             query=connection.query,
             body=body,
+            admit=None if short else partial(self._admit, body, memory),
         )
+
+    async def _admit(self, body: bytes, memory: Reservation, messages: int, size: int) -> None:
+        """Refuse a body that holds too much; its first `size` bytes, with so many messages, were admitted before."""
+        limits = self._limits
+        if len(body) > limits.values or messages + len(body) - size > limits.messages:  # else it cannot
+            await compute(len(body), limits.check, body)
+        memory.add(0, body.count(b"{", size))

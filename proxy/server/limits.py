@@ -14,11 +14,12 @@ Trailers are read and forgotten: a field that comes after the body decides nothi
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from collections import Counter
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from traceback import clear_frames
 from typing import Any, ClassVar, Final, Self
 
 import orjson
@@ -39,10 +40,26 @@ LINGER_SECONDS: Final = 1.0
 """How long a refused client is read on: one that still sends would lose the answer to a reset."""
 BODY_FACTOR: Final = 10
 """Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
+ANSWERS_PART: Final = 4
+"""Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
+_LARGE: Final = 33_554_432
+"""Memory that is given back to the system once it is free. Less may stay with the allocator."""
+_GIVE_BACK_SECONDS: Final = 0.5
 _UNKNOWN_MEMORY: Final = 4 << 30
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
+
+
+def _trimmer() -> Callable[[int], Any] | None:
+    """Return the C library's `malloc_trim`; None where it has none."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # not Linux, or another C library
+        return None
+
+
+_malloc_trim: Final = _trimmer()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -229,6 +246,18 @@ class MemoryBudget:
         """Begin with nothing in work."""
         self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
         self.used = 0
+        self._gives_back = False
+
+    def give_back(self) -> None:
+        """Return to the system soon what the allocator keeps of memory that is free again."""
+        if not self._gives_back:
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        self._gives_back = False
+        if _malloc_trim is not None:
+            asyncio.get_running_loop().run_in_executor(None, _malloc_trim, 0)
 
     def reserve(self) -> Reservation:
         """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""
@@ -260,10 +289,12 @@ class Reservation:
 
     def __exit__(self, *problem: object) -> None:
         self._budget.used -= self._taken
+        if self._taken > _LARGE:
+            self._budget.give_back()
 
 
-def free_frames(why: BaseException) -> None:
-    """Let go of what the functions held that an error came through.
+def forget_way(why: BaseException) -> None:
+    """Forget through which functions an error came, and with them what they held.
 
     An error from a thread is part of a cycle, which would keep a body until the next full collection.
     """
@@ -271,7 +302,7 @@ def free_frames(why: BaseException) -> None:
     error: BaseException | None = why
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        clear_frames(error.__traceback__)
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

@@ -17,10 +17,11 @@ from msgspec import Struct
 from proxy.config import Settings
 from proxy.dialects import dialect_named, headers
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
-from proxy.pipeline import Background, HistoryLoader
+from proxy.pipeline import AppServices, compute
 from proxy.server.authentication import Authenticator
 from proxy.server.chat import ClientConnection
-from proxy.upstream import Answer, Destination, Upstream
+from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+from proxy.upstream import Answer, Destination
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
 """What no decoded segment may hold, or upstream could read another path than was checked."""
@@ -50,47 +51,51 @@ class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
     def __init__(
-        self,
-        settings: Settings,
-        authenticator: Authenticator,
-        upstream: Upstream,
-        background: Background,
-        loader: HistoryLoader,
+        self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget
     ) -> None:
-        self._loader = loader
+        self._loader = app.loader
+        self._budget = budget
+        self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
         self._limit = settings.server.max_body_bytes
         self._authenticator = authenticator
-        self._background = background
-        self._upstream = upstream
+        self._background = app.background
+        self._upstream = app.upstream
         self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
         self._allowed = frozenset(settings.upstream.passthrough)
 
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
-            if connection.first.get(b"upgrade", b"").lower() == b"websocket":
-                raise UpgradeRefused(_NO_WEBSOCKETS)
-            caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
-            if caller.admin:
-                raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
-            if path == _COUNT and connection.method == "POST":
-                await connection.serve(self._count(connection, path), self._background)
-                return
-            anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
-            base = self._upstream.anthropic if anthropic else self._upstream.base
-            body: bytes | None = None
-            if not base.forwards_credentials:
-                if path.startswith(_RESPONSES):
-                    body = await self._check_owner(connection, path, caller.tenant)
-                else:
-                    self._check(connection.method, path)
-            await connection.serve(self._relay(connection, path, base, body), self._background)
-        except ClientLeft:
-            pass
+            with self._budget.reserve() as memory:
+                await self._serve(connection, path, memory)
+        except ClientLeft as why:
+            forget_way(why)
         except PalimpsestError as why:
+            forget_way(why)
             await connection.fail(why)
 
-    async def _check_owner(self, connection: ClientConnection, path: bytes, tenant: str) -> bytes | None:
+    async def _serve(self, connection: ClientConnection, path: bytes, memory: Reservation) -> None:
+        if connection.first.get(b"upgrade", b"").lower() == b"websocket":
+            raise UpgradeRefused(_NO_WEBSOCKETS)
+        caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
+        if caller.admin:
+            raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
+        if path == _COUNT and connection.method == "POST":
+            await connection.serve(self._count(connection, path, memory), self._background)
+            return
+        anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
+        base = self._upstream.anthropic if anthropic else self._upstream.base
+        body: bytes | None = None
+        if not base.forwards_credentials:
+            if path.startswith(_RESPONSES):
+                body = await self._check_owner(connection, path, caller.tenant, memory)
+            else:
+                self._check(connection.method, path)
+        await connection.serve(self._relay(connection, path, base, body), self._background)
+
+    async def _check_owner(
+        self, connection: ClientConnection, path: bytes, tenant: str, memory: Reservation
+    ) -> bytes | None:
         """Raise `NotFound` for a response that is none of the tenant's; return the body where it had to be read.
 
         The provider sees one key of all tenants, and would show everybody's.
@@ -99,7 +104,9 @@ class Passthrough:
         api, names, body = _API.requests, [name.decode("latin-1")], None
         odd = any(is_odd(unquote_to_bytes(segment)) or not segment for segment in (name, *rest))
         if connection.method == "POST" and not rest and name in _ABOUT_INPUT:
-            body = await connection.body(self._limit)
+            body = await connection.body(self._limit, memory)
+            await compute(len(body), self._limits.check, body)
+            memory.add(0, body.count(b"{"))
             names = list(api.parse(body).references)
         elif odd or connection.method not in _ON_RESPONSES:
             raise NotFound(f"There is no {connection.method} {path.decode('latin-1')} here.", code="unknown_url")
@@ -122,9 +129,9 @@ class Passthrough:
                 code="passthrough_not_allowed",
             )
 
-    async def _count(self, connection: ClientConnection, path: bytes) -> None:
+    async def _count(self, connection: ClientConnection, path: bytes, memory: Reservation) -> None:
         """Have tokens counted where the request itself would go: its model tells."""
-        body = await connection.body(self._limit)
+        body = await connection.body(self._limit, memory)
         await self._relay(connection, path, self._upstream.destination(_model_in(body), "messages"), body)
 
     async def _relay(

@@ -216,6 +216,8 @@ async def import_session(
     owner = tenant_of(caller, tenant)
     if owner is None and services.settings.auth.mode != "none":
         raise InvalidRequest("Name the tenant that the session is for with ?tenant=.", param="tenant")
+    if services.settings.store.content == "none":
+        raise InvalidRequest("An import holds content, and none is stored (store.content: none).")
     announced = request.headers.get("content-length", "").encode("latin-1")
     server = services.settings.server
     with services.budget.reserve() as memory:

@@ -30,7 +30,7 @@ from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
 from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
-from proxy.store.masking import MARK, Masker
+from proxy.store.masking import CONTENT, MARK, Masker, Withholder, is_withheld, require_content
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
 from proxy.store.packing import sanitize

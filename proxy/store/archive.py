@@ -27,7 +27,7 @@ from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection
-from proxy.store.packing import is_plain, require_plain
+from proxy.store.packing import encode_exchange, is_plain, require_plain
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -51,6 +51,7 @@ from proxy.store.schema import (
     HIDDEN,
     INSTRUCTIONS,
     NODES,
+    PENDING,
     SESSIONS,
     SUMMARIES,
     insert_into,
@@ -159,15 +160,14 @@ def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Se
 
 def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
     """Return the next records of a kind; `after` are those columns of the last one that order them."""
-    table = kind.table
-    order = [table.c[name] for name in kind.order]
-    found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
-    if kind.only is not None:
-        found = found.where(kind.only)
-    if after is not None:
-        found = found.where(tuple_(*order) > after)
-    records = [record_of(kind, _values(connection, key, kind, row)) for row in connection.execute(found).all()]
-    if table is not BODIES:
+    under_way: list[JsonObject] = []
+    if kind.table is EXCHANGES:
+        under_way = _rows_of_page(connection, key, kind, PENDING, after)
+    records = _rows_of_page(connection, key, kind, kind.table, after)
+    if under_way:  # those that ended between the two readings count as they ended
+        records = list({record["id"]: record for record in (*under_way, *records)}.values())
+        return sorted(records, key=lambda record: (record["created_at"], encode_exchange(record["id"])))[:_AT_ONCE]
+    if kind.table is not BODIES:
         return records
     # The texts of forms are stored with these.
     found = select(FORMS).where(FORMS.c.session == key).order_by(FORMS.c.body, FORMS.c.node).limit(_AT_ONCE)
@@ -179,6 +179,18 @@ def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, .
             values = {"body": row.body, "tokens": 0, "text": tree.form_text(connection, key, row)}
             named[row.body] = record_of(kind, values)
     return [named[name] for name in sorted(named)][:_AT_ONCE]
+
+
+def _rows_of_page(
+    connection: StoreConnection, key: str, kind: _Kind, table: Table, after: tuple[Any, ...] | None
+) -> list[JsonObject]:
+    order = [table.c[name] for name in kind.order]
+    found = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE)
+    if kind.only is not None:
+        found = found.where(kind.only)
+    if after is not None:
+        found = found.where(tuple_(*order) > after)
+    return [record_of(kind, _values(connection, key, kind, row)) for row in connection.execute(found).all()]
 
 
 def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> JsonObject:

@@ -23,14 +23,31 @@ from proxy.store import archive
 from proxy.store.cuts import changes_of, pack_changes
 from proxy.store.database import Rows, StoreConnection
 from proxy.store.packing import TEXTS, StoredAsBytes, pack, pack_against
-from proxy.store.schema import BODIES, CUTS, FORMS, METADATA, OF_A_SESSION, ORDERED, SESSIONS, insert_new
+from proxy.store.records import Status
+from proxy.store.schema import (
+    BODIES,
+    CUTS,
+    EXCHANGES,
+    FORMS,
+    METADATA,
+    OF_A_SESSION,
+    ORDERED,
+    PENDING,
+    SESSIONS,
+    insert_new,
+)
 from proxy.store.tree import form_text
 
 OLD_TABLES: Final = tuple(table.name for table in reversed(OF_A_SESSION))
-_SINCE: Final = {"cuts": {"base"}, "forms": {"text"}}
+_SINCE: Final = {
+    "cuts": {"base"},
+    "forms": {"text"},
+    "pending": {column.name for column in PENDING.columns} - {"session", "id"},
+}
 """Columns that the old tables do not have."""
 _AT_ONCE: Final = 500  # rows of one reading
-_COPIED_AS_IT_IS: Final = tuple(table for table in reversed(OF_A_SESSION) if table not in {BODIES, CUTS, FORMS})
+_CHANGED: Final = frozenset({BODIES, CUTS, EXCHANGES, FORMS, PENDING})
+_COPIED_AS_IT_IS: Final = tuple(table for table in reversed(OF_A_SESSION) if table not in _CHANGED)
 
 
 def _old_type(kind: TypeEngine[Any], *, is_key: bool) -> TypeEngine[Any]:
@@ -88,6 +105,9 @@ def _convert(connection: StoreConnection, key: str) -> None:
     for table in _COPIED_AS_IT_IS:
         for rows in _pages(connection, _OLD[table.name], key):
             insert_new(connection, table, rows)
+    for rows in _pages(connection, _OLD["exchanges"], key):
+        insert_new(connection, PENDING, [row for row in rows if row["status"] == Status.PENDING.value])
+        insert_new(connection, EXCHANGES, [row for row in rows if row["status"] != Status.PENDING.value])
     _convert_texts(connection, key)
     _convert_cuts(connection, key)
     before, after = _digests(_old_records(connection, key)), _digests(_records(connection, key))
@@ -193,7 +213,7 @@ def _records(connection: StoreConnection, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _rest(connection: StoreConnection, tables: Mapping[str, Table], key: str) -> Iterator[dict[str, Any]]:
-    for name in ("sessions", "pending", "leases", "summaries", "evidence", "provider_ids", "session_rollups"):
+    for name in ("sessions", "leases", "summaries", "evidence", "provider_ids", "session_rollups"):
         for rows in _pages(connection, tables[name], key):
             for row in rows:
                 yield row | {"record": name}
@@ -229,6 +249,9 @@ def copy_back(connection: Connection) -> None:
                     _unpack_cuts(connection, key, rows)
                 elif table is FORMS:
                     _give_back_texts(connection, key, rows)
+                elif table is PENDING and rows:
+                    made(_OLD["exchanges"].insert(), rows)
+                    rows = [{name: row[name] for name in ("session", "id")} for row in rows]  # noqa: PLW2901
                 if rows:
                     made(old.insert(), rows)
 

@@ -12,6 +12,7 @@ messages become nodes, and the head goes to the last of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
     LargeBinary,
+    Select,
+    Table,
     Text,
     and_,
     bindparam,
@@ -28,10 +31,12 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     tuple_,
     type_coerce,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.conversation import (
     APPENDING,
@@ -70,40 +75,41 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.rollups import EndedExchange, add_figures, counted
-from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_new, matching
+from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_into, insert_new, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
 
-_EXCHANGES: Final = select(EXCHANGES, SESSIONS.c.tenant, SESSIONS.c.id.label("session_id")).join(
-    SESSIONS, SESSIONS.c.session == EXCHANGES.c.session
-)
-_BY_ID: Final = _EXCHANGES.where(EXCHANGES.c.id == bindparam("exchange")).limit(1)
-_EXCHANGES_OF: Final = _EXCHANGES.where(EXCHANGES.c.session == bindparam("key")).order_by(
-    EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc()
-)
+
+_BOTH: Final = (PENDING, EXCHANGES)
+"""Where exchanges are, in the order of reading: one that is settled meanwhile is found."""
+
+
+def _exchanges(table: Table) -> Select[Any]:
+    return select(table, SESSIONS.c.tenant, SESSIONS.c.id.label("session_id")).join(
+        SESSIONS, SESSIONS.c.session == table.c.session
+    )
+
+
+_BY_ID: Final = tuple(_exchanges(table).where(table.c.id == bindparam("exchange")).limit(1) for table in _BOTH)
 
 _PENDING_IDS: Final = select(PENDING.c.id)
 _PENDING: Final = (
     select(PENDING.c.session, PENDING.c.id)
-    .join(EXCHANGES, and_(EXCHANGES.c.session == PENDING.c.session, EXCHANGES.c.id == PENDING.c.id))
-    .where(EXCHANGES.c.status == Status.PENDING.value, PENDING.c.id.in_(bindparam("ids", expanding=True)))
+    .where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
     # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
     .with_for_update(skip_locked=True)
 )
-_NOT_PENDING: Final = delete(PENDING).where(
-    PENDING.c.session == bindparam("the_session"), PENDING.c.id == bindparam("the_exchange")
+_THE_EXCHANGE: Final = tuple(
+    and_(table.c.session == bindparam("the_session"), table.c.id == bindparam("the_exchange")) for table in _BOTH
 )
-_INTERRUPT: Final = (
-    update(EXCHANGES)
-    .where(EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange"))
-    .values(status=Status.INTERRUPTED.value, settled_at=bindparam("at"))
-)
+_NOT_PENDING: Final = delete(PENDING).where(_THE_EXCHANGE[0])
 
 
 def exchange_of(connection: StoreConnection, exchange: str) -> ExchangeRow | None:
     """Return an exchange by its id."""
-    row = connection.execute(_BY_ID, {"exchange": exchange}).one_or_none()
+    pending, settled = [connection.execute(found, {"exchange": exchange}).one_or_none() for found in _BY_ID]
+    row = settled or pending
     return None if row is None else _exchange(row)
 
 
@@ -111,10 +117,15 @@ def exchanges_page(
     connection: StoreConnection, key: str, limit: int, after: Cursor | None
 ) -> tuple[list[ExchangeRow], str | None]:
     """Return up to `limit` exchanges of a session, newest first, and the cursor of the next ones."""
-    found = _EXCHANGES_OF.limit(limit + 1)
-    if after is not None:
-        found = found.where(tuple_(EXCHANGES.c.created_at, EXCHANGES.c.id) < (after.time, after.name))
-    rows = [_exchange(row) for row in connection.execute(found, {"key": key})]
+    found: dict[str, ExchangeRow] = {}
+    for table in _BOTH:
+        newest = _exchanges(table).where(table.c.session == key).limit(limit + 1)
+        if after is not None:
+            newest = newest.where(tuple_(table.c.created_at, table.c.id) < (after.time, after.name))
+        newest = newest.order_by(table.c.created_at.desc(), table.c.id.desc())
+        found |= {row.id: _exchange(row) for row in connection.execute(newest)}
+    # In the order of the ids' bytes: all that are made by the program sort so as texts.
+    rows = sorted(found.values(), key=lambda row: (row.created_at, encode_exchange(row.id)), reverse=True)
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
@@ -130,11 +141,12 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
     if marks is not None:
         ids = [name for name in ids if name.endswith(tuple(marks))]
     left = [row for some in tree.in_parts(ids) for row in connection.execute(_PENDING, {"ids": some})]
-    found = [{"key": row.session, "exchange": row.id, "at": at} for row in left]
+    found = [{"the_session": row.session, "the_exchange": row.id} for row in left]
     if found:
-        connection.execute(_INTERRUPT, found)
-        done = [{"the_session": row["key"], "the_exchange": row["exchange"]} for row in found]
-        connection.execute(_NOT_PENDING, done)
+        end = {f"the_{name}": value for name, value in _NOTHING_CAME.items()}
+        end |= {"the_status": Status.INTERRUPTED.value, "the_settled_at": at}
+        connection.execute(_close(connection.dialect.name), [end | each for each in found])
+        connection.execute(_NOT_PENDING, found)
     return len(found)
 
 
@@ -148,6 +160,56 @@ def _exchange(row: Row) -> ExchangeRow:
     for name in ("messages", "nodes", "replies"):
         values[name] = tuple(orjson.loads(values[name]))
     return ExchangeRow(**values)
+
+
+# ---------------------------------------------------------------------------------------------------- closing
+
+_SETTLED: Final = (
+    *("status", "settled_at", "tokens_before", "tokens_sent", "receipt"),
+    *("base", "nodes", "replies", "cut_node"),
+)
+"""The columns that the end of an exchange tells. The others come from its row in `pending`."""
+_NOTHING_CAME: Final = {
+    "tokens_before": 0,
+    "tokens_sent": 0,
+    "receipt": "{}",
+    "base": None,
+    "nodes": "[]",
+    "replies": "[]",
+    "cut_node": None,
+}
+
+
+@cache
+def _close(dialect: str) -> postgresql.Insert | sqlite.Insert:
+    """Return what inserts the row of an exchange that ends; None for `base` leaves the one that was planned."""
+    values: list[ColumnElement[Any]] = []
+    for column in PENDING.columns:
+        told: ColumnElement[Any] = column
+        if column.name in _SETTLED:
+            told = bindparam(f"the_{column.name}", type_=column.type)
+            if column.name == "base":
+                told = func.coalesce(told, column, type_=column.type)
+        values.append(told.label(column.name))
+    columns = [column.name for column in PENDING.columns]
+    made = insert_into(dialect, EXCHANGES).from_select(columns, select(*values).where(_THE_EXCHANGE[0]))
+    return made.on_conflict_do_nothing()
+
+
+@cache
+def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
+    """Return what inserts a row into `pending`, unless the exchange is settled: it may be begun once more."""
+    values = [bindparam(f"new_{column.name}", type_=column.type).label(column.name) for column in PENDING.columns]
+    there = and_(
+        EXCHANGES.c.session == bindparam("new_session", type_=EXCHANGES.c.session.type),
+        EXCHANGES.c.id == bindparam("new_id", type_=EXCHANGES.c.id.type),
+    )
+    row = select(*values).where(~select(EXCHANGES.c.id).where(there).exists())
+    return (
+        insert_into(dialect, PENDING)
+        .from_select([column.name for column in PENDING.columns], row)
+        .on_conflict_do_nothing()
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ begin
@@ -210,8 +272,7 @@ def begin(
             "tokens_sent": 0,
             "receipt": "{}",
         }
-        insert_new(connection, EXCHANGES, [row])
-        insert_new(connection, PENDING, [{"session": key, "id": opening.exchange}])
+        connection.execute(_open(connection.dialect.name), {f"new_{name}": value for name, value in row.items()})
 
 
 # ------------------------------------------------------------------------------------------- how things stand
@@ -232,8 +293,11 @@ class ExchangeState(Struct, frozen=True, kw_only=True):
 
 
 _STATE_FIELDS: Final = ExchangeState.__struct_fields__
-_STATE: Final = select(*(EXCHANGES.c[name] for name in _STATE_FIELDS)).where(
-    EXCHANGES.c.session == bindparam("key"), EXCHANGES.c.id == bindparam("exchange")
+_STATE: Final = tuple(
+    select(*(table.c[name] for name in _STATE_FIELDS)).where(
+        table.c.session == bindparam("key"), table.c.id == bindparam("exchange")
+    )
+    for table in _BOTH
 )
 
 _BASE: Final = NODES.alias("base")
@@ -249,10 +313,10 @@ def _is_asked(column: ColumnElement[str], place: int) -> ColumnElement[bool]:
 
 
 _ALL: Final = (
-    select(SESSIONS, *_STATE.selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
+    select(SESSIONS, *_STATE[0].selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
     .select_from(_ASKED)
     .join(SESSIONS, _is_asked(SESSIONS.c.session, 0))
-    .outerjoin(EXCHANGES, and_(EXCHANGES.c.session == SESSIONS.c.session, _is_asked(EXCHANGES.c.id, 1)))
+    .outerjoin(PENDING, and_(PENDING.c.session == SESSIONS.c.session, _is_asked(PENDING.c.id, 1)))
     .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _is_asked(_BASE.c.node, 2)))
     .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _is_asked(_FIRST.c.node, 3)))
 )
@@ -279,9 +343,17 @@ def settle_snapshots(connection: StoreConnection, settlements: Mapping[str, Sett
     found: dict[str, SettleSnapshot] = {}
     for key in sorted(settlements):  # all lock in one order
         session = tree.locked_session(connection, key)
-        row = connection.execute(_STATE, {"key": key, "exchange": settlements[key].exchange}).one_or_none()
-        found[key] = SettleSnapshot(session=session, state=None if row is None else ExchangeState(**row._asdict()))
+        found[key] = SettleSnapshot(session=session, state=_state(connection, key, settlements[key].exchange))
     return found
+
+
+def _state(connection: StoreConnection, key: str, exchange: str) -> ExchangeState | None:
+    """Return how an exchange stands that is under way, or else how it ended."""
+    for found in _STATE:
+        row = connection.execute(found, {"key": key, "exchange": exchange}).one_or_none()
+        if row is not None:
+            return ExchangeState(**row._asdict())
+    return None
 
 
 def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
@@ -308,9 +380,10 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
                 under = tree.NodePlace(
                     node=settlement.base, depth=depth, round=rounds, tokens_total=tokens, recorded=recorded
                 )
-        exchange = None
         if state[0] is not None:
-            exchange = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
+            exchange: ExchangeState | None = ExchangeState(**dict(zip(_STATE_FIELDS, state, strict=True)))
+        else:
+            exchange = _state(connection, session.key, settlement.exchange)
         found[session.key] = SettleSnapshot(session=session, state=exchange, under=under)
     return found
 
@@ -327,7 +400,7 @@ _TWINS: Final = (
             EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
         ),
         EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
-        EXCHANGES.c.kind.in_(sorted(APPENDING)),
+        text("exchanges.kind IN ('append', 'first')"),  # written out, as the index has it
         EXCHANGES.c.replies != "[]",
     )
     # In no order: for the sake of one, SQLite would rather read every exchange of the session.
@@ -340,9 +413,7 @@ _GONE: Final = "the session was deleted meanwhile: the messages before this requ
 _OPEN: Final = frozenset({Status.PENDING, Status.INTERRUPTED})
 
 _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session"))
-_CLOSE: Final = update(EXCHANGES).where(
-    EXCHANGES.c.session == bindparam("the_session"), EXCHANGES.c.id == bindparam("the_exchange")
-)
+_CHANGE: Final = update(EXCHANGES).where(_THE_EXCHANGE[1])
 
 
 def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settlement]) -> list[Any]:
@@ -392,8 +463,12 @@ def _settle(
     end = ExchangeEnd(connection, settlement, session, state, now.under)
     settled = end.write()
     exchange = {"the_session": session.key, "the_exchange": settlement.exchange}
-    connection.execute(_CLOSE, end.exchange_row | exchange)
-    connection.execute(_NOT_PENDING, exchange)
+    if Status(state.status) is Status.PENDING:
+        told = {f"the_{name}": value for name, value in (_NOTHING_CAME | end.exchange_row).items()}
+        connection.execute(_close(connection.dialect.name), told | exchange)
+        connection.execute(_NOT_PENDING, exchange)
+    else:  # it was taken for interrupted
+        connection.execute(_CHANGE, end.exchange_row | exchange)
     connection.execute(_MOVE, end.session_row | {"the_session": session.key})
     if (figures := counted(settlement, session.key, end.exchange_row["status"])) is not None:
         ended.append(figures)

@@ -35,7 +35,7 @@ from proxy.store.packing import (
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
 from proxy.store.rollups import counted, row_of
-from proxy.store.schema import BODIES, CUTS, EVIDENCE, EXCHANGES, FORMS, INSTRUCTIONS, NODES, SESSIONS
+from proxy.store.schema import BODIES, CUTS, EVIDENCE, FORMS, INSTRUCTIONS, NODES, PENDING, SESSIONS
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
@@ -45,15 +45,15 @@ stand."""
 
 _ENCODERS: Final = {
     table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
-    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, EXCHANGES, EVIDENCE)
+    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, PENDING, EVIDENCE)
 }
 _OF_A_FORM: Final = _ENCODERS["forms"] | {"said": encode_name}
-_OF_AN_END: Final = {
+_OF_AN_END: Final[Mapping[str, Callable[[str], bytes]]] = {
     **dict.fromkeys(("base", "head", "instructions", "tools", "cut_node", "first_node"), encode_name),
     **dict.fromkeys(("nodes", "replies", "asked"), encode_names),
     "session": encode_session,
     "id": encode_exchange,
-    "receipt": _ENCODERS["exchanges"]["receipt"],
+    "receipt": _ENCODERS["pending"]["receipt"],
 }
 """What a row of a wave has of several tables."""
 
@@ -173,9 +173,10 @@ def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
         encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
         texts.append(_text(sorted(rows[table], key=order), encoders) if rows[table] else None)
-    texts.append(_text(rows["exchanges"], _ENCODERS["exchanges"]))
+    opened = [{name.removeprefix("new_"): value for name, value in row.items()} for row in rows["pending"]]
+    texts.append(_text(opened, _ENCODERS["pending"]))
     return Beginnings(
-        arguments=(*texts, list(map(encode_session, sessions))), exchanges={row["id"]: row for row in rows["exchanges"]}
+        arguments=(*texts, list(map(encode_session, sessions))), exchanges={row["id"]: row for row in opened}
     )
 
 

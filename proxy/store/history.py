@@ -12,12 +12,12 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, ScalarSelect, bindparam, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, bindparam, select, union_all
 
 from proxy.conversation import (
     ROOT,
@@ -55,7 +55,7 @@ from proxy.store.records import (
     dialect_of,
     session_key,
 )
-from proxy.store.schema import CUTS, EXCHANGES, NODES, SESSIONS, matching
+from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING, SESSIONS, matching
 from proxy.store.summaries import prepared_on
 from proxy.trimming import Summary
 
@@ -118,15 +118,25 @@ _FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.
 """How exchanges end without a reply."""
 
 _ASKED_COLUMNS: Final = ("digest", "kind", "base", "status", "replies", "instructions", "tools", "model")
-_ASKED: Final = (
-    select(*(EXCHANGES.c[name] for name in _ASKED_COLUMNS))
-    .where(*matching(EXCHANGES))
-    .order_by(EXCHANGES.c.created_at.desc(), EXCHANGES.c.id.desc())
-    .limit(1)
-)
-_ASKED_THIS: Final = _ASKED.where(EXCHANGES.c.digest == bindparam("digest"))
-_ANSWERED_THERE: Final = _ASKED_THIS.where(EXCHANGES.c.base == bindparam("base"), EXCHANGES.c.replies != "[]")
-_ASKED_BY_KEY: Final = _ASKED_THIS.where(EXCHANGES.c.idempotency == bindparam("idempotency"))
+
+
+def _asked(*like: str, answered: bool = False) -> Select[Any]:
+    """Return what reads the newest exchange that has these values, settled or under way."""
+    newest: list[Select[Any]] = []
+    for table in (EXCHANGES, PENDING):
+        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "created_at", "id")))
+        found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
+        found = found.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(1)
+        newest.append(select(found.subquery()))
+    both = union_all(*newest).subquery()
+    columns = [both.c[name] for name in _ASKED_COLUMNS]
+    return select(*columns).order_by(both.c.created_at.desc(), both.c.id.desc()).limit(1)
+
+
+_ASKED: Final = _asked()
+_ASKED_THIS: Final = _asked("digest")
+_ANSWERED_THERE: Final = _asked("digest", "base", answered=True)
+_ASKED_BY_KEY: Final = _asked("digest", "idempotency")
 
 
 def _stored(name: ColumnElement[str]) -> ScalarSelect[str]:
@@ -329,7 +339,8 @@ class HistoryReader:
             raise Conflict(DELETED)
         cut = None
         if question.policy is not None and has_cuts:
-            cut = newest_cut(connection, key, [mark.node for mark in marks], question.policy, question.agent)
+            branch = [mark.node for mark in marks] if start else question.incoming.names[: arrival.fresh]
+            cut = newest_cut(connection, key, branch, question.policy, question.agent)
         return replace(found, start=start, depth=depth, marks=marks, cut=cut)
 
     def _of_append(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:

@@ -1,25 +1,43 @@
-"""Secrets are masked before anything is stored.
+"""Secrets are masked before anything is stored; or whatever was said is, with `store.content: none`.
 
 What a pattern finds becomes `[masked:0123456789ab]`, an HMAC of what stood there: the same secret is masked alike, and
-another one otherwise. So a client that sends its history again is recognised by masked texts.
+another one otherwise. So a client that sends its history again is recognised by masked texts. Without content each text
+becomes such an HMAC as a whole.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, cast
 
+import msgspec
 import re2  # type: ignore[import-untyped]  # the package ships no types
 from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.dialects import Message, Request
+from proxy.dialects.jsontext import write
+from proxy.errors import InvalidRequest
 from proxy.store.records import Body, Opening, Reply, Settlement, SummaryRow
 from proxy.trimming import Change, Cut, Hidden
 
 _RE2: Final[Any] = re2
+_MARK: Final = re.compile(r"\[(?:content )?not stored: [0-9a-f]+\]")
+"""What stands in the place of a text that is not stored."""
+_DATA_MARK: Final = "not_stored"  # the only field of JSON data that is not stored
+_WITHHELD: Final = re.compile(rb"not stored: [0-9a-f]{8}|" + _DATA_MARK.encode() + rb"\W+[0-9a-f]{16}")
+CONTENT: Final = "content"
+"""Says in the receipt of an exchange whose content is not stored: `none`."""
+_SHORT: Final = 24  # characters: a shorter text tells no session by itself, and neither may what stands in its place
+_NAMES: Final = frozenset({"role", "type", "id", "name", "status", "call_id", "tool_call_id", "tool_use_id", "agent"})
+"""Fields of messages, parts and calls that are no content."""
+_LONGEST_NAME: Final = 200
+_DATA: Final = frozenset({"arguments", "input", "parameters", "input_schema", "function_call", "schema"})
+"""Fields that hold whatever the client or the model likes."""
 MARK: Final = "[masked:"
 PRESETS: Final[Mapping[str, str]] = {
     "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
@@ -37,8 +55,24 @@ _REMEMBERED: Final = 20_000
 _LONGEST: Final = 100_000  # bytes of a text that is remembered
 
 
+def is_withheld(message: Message) -> bool:
+    """Tell whether a stored message has its text withheld."""
+    return _WITHHELD.search(message.raw) is not None
+
+
+def require_content(messages: Iterable[Message]) -> None:
+    """Raise `InvalidRequest` if the content of a stored message is needed, and is not stored."""
+    if any(map(is_withheld, messages)):
+        raise InvalidRequest(
+            "What was said before is not stored (store.content: none). Send the whole history with each request.",
+            code="content_not_stored",
+        )
+
+
 class Masker:
     """Masks texts and messages. One for the life of the process."""
+
+    keeps_cuts = True  # whether what an edit wrote can be stored, and so be sent again
 
     def __init__(self, patterns: Iterable[str], secret: bytes) -> None:
         """`patterns` are regular expressions in RE2's syntax, or names of presets."""
@@ -97,8 +131,15 @@ class Masker:
     def request(self, request: Request) -> Request:
         """Return a request as it is stored; its place in the history depends on that."""
         return replace(
-            request, messages=self.messages(request.messages), instructions=self.messages(request.instructions)
+            request,
+            messages=self.messages(request.messages),
+            instructions=self.messages(request.instructions),
+            tools=self.tools(request.tools),
         )
+
+    def tools(self, tools: bytes | None) -> bytes | None:
+        """Return the text of tools masked."""
+        return None if tools is None else self.text(tools.decode()).encode()
 
     # ------------------------------------------------------------------------------ what goes into the store
 
@@ -111,7 +152,7 @@ class Masker:
             instructions=None if lead is None else self.messages(lead),
             forms=tuple([(node, self.message(form)) for node, form in opening.forms]),
             parameters=self.data(opening.parameters),
-            tools=None if opening.tools is None else self.text(opening.tools.decode()).encode(),
+            tools=self.tools(opening.tools),
         )
 
     def settlement(self, settlement: Settlement) -> Settlement:
@@ -161,3 +202,90 @@ class Masker:
             after=self.messages(hidden.after),
             reply=None if hidden.reply is None else self.message(hidden.reply),
         )
+
+
+class Withholder(Masker):
+    """Withholds all that was said: roles, ids and names of tools stay."""
+
+    keeps_cuts = False
+
+    def __init__(self, secret: bytes) -> None:
+        """`secret` makes the marks; with another one, clients would not be recognised by what they send."""
+        super().__init__((), secret)
+
+    def text(self, text: str) -> str:
+        """Return the mark of a text; white space around it does not count."""
+        bare = text.strip()
+        if not bare or _MARK.fullmatch(bare):
+            return bare
+        digest = self._digest(bare)
+        return f"[content not stored: {digest[:16]}]" if len(bare) >= _SHORT else f"[not stored: {digest[:8]}]"
+
+    def data(self, value: Any) -> Any:
+        """Return a message, or a part of one, without what it says."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, Any]", value)
+            return {name: self._member(name, each) for name, each in members.items()}
+        if isinstance(value, list | tuple):
+            return [self.data(each) for each in cast("Sequence[Any]", value)]
+        return value
+
+    def tools(self, tools: bytes | None) -> bytes | None:
+        """Return the text of tools, of which the names stay."""
+        if tools is None:
+            return None
+        try:
+            return write(self.data(msgspec.json.decode(tools)))
+        except msgspec.DecodeError:
+            return write([])
+
+    def opening(self, opening: Opening) -> Opening:
+        """Return a request without what it says."""
+        return replace(super().opening(replace(opening, forms=())), parameters={})
+
+    def settlement(self, settlement: Settlement) -> Settlement:
+        """Return the end of an exchange without what was said in it.
+
+        A cut is stored if it only drops: another one is planned anew at each request.
+        """
+        cut, receipt = settlement.cut, settlement.receipt
+        drops = cut is not None and cut.summary is None and all(change.message is None for change in cut.changes)
+        status = receipt.get("upstream_status")
+        error = receipt.get("error")
+        if error is not None and status is not None:  # these are the provider's words, which may quote
+            error = f"HTTP {status}; the words are not stored"
+        return replace(
+            settlement,
+            messages=tuple([self._body(body) for body in settlement.messages]),
+            arrivals=(),
+            replies=tuple([self._reply(reply) for reply in settlement.replies]),
+            cut=cut if drops else None,
+            kept=settlement.kept if drops else None,
+            receipt={**receipt, "error": error, CONTENT: "none"},
+        )
+
+    def _member(self, name: str, value: Any) -> Any:
+        if name in _NAMES and isinstance(value, str) and len(value) <= _LONGEST_NAME:
+            return value
+        if name in _DATA and not (name == "function_call" and isinstance(value, Mapping) and "name" in value):
+            return self._whole(value)
+        return self.data(value)
+
+    def _whole(self, value: Any) -> Any:
+        """Return what stands in the place of JSON data, or of a text that holds some: of the same type."""
+        held = value
+        if isinstance(value, str):
+            with suppress(msgspec.DecodeError, RecursionError):
+                held = msgspec.json.decode(value)
+        if not isinstance(held, Mapping):
+            return self.data(value)
+        members = cast("Mapping[str, Any]", held)
+        if not members or set(members) == {_DATA_MARK}:
+            return value
+        made = {_DATA_MARK: self._digest(msgspec.json.encode(members, order="deterministic").decode())[:16]}
+        return write(made).decode() if isinstance(value, str) else made
+
+    def _digest(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), sha256).hexdigest()

@@ -33,7 +33,7 @@ from proxy.store.sqlite import connect, create_file, sqlite_engine
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION: Final = "0014"
+REVISION: Final = "0015"
 """The newest migration: the tables that this version of the program works with."""
 _COMPACT: Final = "0013"
 """The migration that puts the tables of the old layout aside."""

@@ -172,12 +172,13 @@ _HASHES: Final = frozenset({8, 16, 20, 32})  # bytes of the hashes that are name
 _NAME: Final = 20  # bytes of the name of a node, a text, a version
 _KEY: Final = 16  # bytes of the hash in a session's internal name, and of the id of an exchange
 _EXCHANGE: Final = "exc_"
-_RECENT: Final = 4096  # names that are remembered: a request has those of its session and its exchange in many rows
+_RECENT: Final = 4096  # names that are remembered: a request has each of its own in several rows
 _DIALECTS: Final = {"responses": b"r", "messages": b"m"}
 """What stands before the hash of a session of another dialect than Chat Completions."""
 _DIALECT_OF: Final = {mark: name for name, mark in _DIALECTS.items()}
 
 
+@lru_cache(maxsize=_RECENT)
 def encode_name(name: str) -> bytes:
     """Return a hash as its bytes, anything else as it is kept beside them."""
     raw = _from_digits(name)

@@ -106,8 +106,6 @@ BODIES: Final = Table(
 )
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
 
-_RECORDED_WHERE: Final = text("source = 'upstream' AND recorded IS NOT NULL")
-
 NODES: Final = Table(
     "nodes",
     METADATA,
@@ -121,10 +119,9 @@ NODES: Final = Table(
     *_columns(Text, "agent", "policy", nullable=True),
     *_columns(PackedText, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
     *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
-    # The tenant, where every assistant message up to here came from upstream.
+    # The tenant, where every assistant message up to here came from upstream. Exports have it.
     *_columns(Text, "recorded", nullable=True),
     Index(None, "session", "content"),
-    Index("ix_nodes_recorded", "recorded", "node", sqlite_where=_RECORDED_WHERE, postgresql_where=_RECORDED_WHERE),
 )
 """The tree of messages. Append-only."""
 
@@ -181,29 +178,37 @@ CUTS: Final = Table(
 )
 """Where views were trimmed up to, and how; never changed once made."""
 
+
+def _of_an_exchange() -> Iterator[Column[Any]]:
+    yield from _keys(ExchangeName, "id")
+    yield from _columns(BigInteger, "created_at", "tokens_before", "tokens_sent")
+    yield from _columns(BigInteger, "settled_at", nullable=True)
+    yield from _columns(HashName, "base", "digest")
+    yield from _columns(Text, "status", "kind", "model", "policy", "policy_version")
+    yield from _columns(Text, "agent", nullable=True)
+    yield from _columns(Boolean, "stream")
+    yield from _columns(PackedRecord, "parameters", "receipt")  # JSON objects
+    yield from _columns(Names, "messages", "nodes", "replies")
+    yield from _columns(HashName, "tools", "instructions", "cut_node", nullable=True)
+    yield from _columns(HashName, "idempotency", nullable=True)  # hash of the client's key for this request
+
+
+REPEATABLE: Final = text("kind IN ('append', 'first') OR idempotency IS NOT NULL")
+"""Which exchanges an index finds by their digest: those whose repetition is told by it. A query says the same words."""
+
 EXCHANGES: Final = Table(
     "exchanges",
     METADATA,
-    *_keys(ExchangeName, "id"),
-    *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
-    *_columns(BigInteger, "settled_at", nullable=True),
-    *_columns(HashName, "base", "digest"),
-    *_columns(Text, "status", "kind", "model", "policy", "policy_version"),
-    *_columns(Text, "agent", nullable=True),
-    *_columns(Boolean, "stream"),
-    *_columns(PackedRecord, "parameters", "receipt"),  # JSON objects
-    *_columns(Names, "messages", "nodes", "replies"),
-    *_columns(HashName, "tools", "instructions", "cut_node", nullable=True),
-    *_columns(HashName, "idempotency", nullable=True),  # hash of the client's key for this request
+    *_of_an_exchange(),
     Index(None, "id"),
     Index(None, "session", "created_at"),
-    Index(None, "session", "digest", "created_at"),
+    Index(None, "session", "digest", sqlite_where=REPEATABLE, postgresql_where=REPEATABLE),
 )
-"""Requests and how they ended. No index has a column that settling changes: PostgreSQL would enter the row into all of
-them anew."""
+"""Requests that were settled, and how they ended. A row is inserted when its exchange ends: PostgreSQL would store a
+row that changes twice, and enter it anew into indexes."""
 
-PENDING: Final = Table("pending", METADATA, *_keys(ExchangeName, "id"), sqlite_with_rowid=False)
-"""The exchanges that are not settled. `exchanges` has that too, but no index of it; see there."""
+PENDING: Final = Table("pending", METADATA, *_of_an_exchange(), sqlite_with_rowid=False)
+"""Requests under way, as rows of `exchanges` that are not whole yet."""
 
 FORMS: Final = Table(
     "forms",

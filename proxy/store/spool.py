@@ -42,7 +42,6 @@ _STATE_AT: Final = 32
 _SECRETS_AT: Final = 64
 _SECRETS: Final = struct.Struct("<8sH")  # checksum and length of what follows
 _RECORD: Final = struct.Struct("<BBHI8s")  # state, nothing, length of the key, length of the content, checksum
-_END: Final = 0
 _WAITS: Final = 1
 _DROPPED: Final = 2
 _ROOM: Final = 1_048_576  # bytes that the file grows by at least

@@ -314,6 +314,7 @@ class SqliteDatabase:
                     else:
                         batch.append(following)
             _tell(self._commit(batch))
+            del batch, first  # they may hold long texts, and the next may be long in coming
         self._writing.close()
 
     def _commit(self, writes: list[_Write]) -> list[_Outcome]:
@@ -582,7 +583,7 @@ class _Compiled(CompiledStatement):
             if not isinstance(column.type, StoredAsBytes)
             and (convert := column.type.dialect_impl(_DIALECT).result_processor(_DIALECT, None)) is not None
         ]
-        self.is_insert = isinstance(statement, Insert) and not self.exported
+        self.is_insert = isinstance(statement, Insert) and statement.select is None and not self.exported
         self.pick = self.picker(self.order)
         """Takes the values out, in the order of their places."""
         self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list

@@ -1,6 +1,7 @@
 """What is sent of a history, and why: `history + policy + context -> plan -> view`. Pure.
 
     planner     `plan`, the entry point: what is sent for one request; also `bypass`, `untrimmed`, `compaction`
+    extend      the same for a log that begins like the one before it
     model       the records: entry, change, gap, summary, cut, context, plan, prices
     policy      a policy as the operator writes it: match, trigger, target, keep, pin, edits
     settings    what its settings are made of: numbers, patterns, triggers, targets
@@ -20,6 +21,7 @@ from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit
 from proxy.trimming.edits.digest_agent_calls import BUILT_IN, broadcast_digest, broadcast_of
 from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
+from proxy.trimming.extend import PlannedStart, extended, planned_start
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
     UNTRIMMED,

@@ -10,7 +10,8 @@ written to the cache again. When is it time?
                 interval in the long run.
     edits       Each edit must pay for what it rewrites itself, within as many turns as there were so far.
     risk        The session may end with this request. So what trims have cost beyond what they have saved
-                stays a small part of what the session would have cost without any.
+                stays a small part of what the session would have cost without any. So it must be, too, if
+                cached tokens turn out to be as cheap as they often are: prices may be wrong.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 
@@ -36,7 +37,8 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, 
 RISK: Final = 0.035  # what trimming may cost beyond what it saved, as a part of what the input costs without it
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
+_CHEAP: Final = 0.1  # price of a cached token that a higher one may turn out to be
+DEAR: Final = 0.25  # price of a cached token from which short sessions are left alone: there trims pay soonest,
 _SHORT: Final = 40  # and what they lose is missed most. So many turns are short
 
 
@@ -123,9 +125,19 @@ class Costs(Struct, frozen=True, kw_only=True):
         making = draft.total - imagined.total + written + self.prices.output * written
         return replace(balance, loss=balance.loss + making).pays_within(self.expected)
 
-    def affordable(self, loss: float) -> bool:
+    def affordable(self, balance: Balance) -> bool:
         """Tell whether what trims have cost beyond what they saved, this one too, is a small part of all."""
-        return loss <= 0 or loss - self.account.saved <= RISK * self.account.untrimmed
+        account = self.account
+        if not _is_small(balance.loss, account.saved, account.untrimmed):
+            return False
+        if account.cheap_saved is None or account.cheap_untrimmed is None:
+            return True
+        return _is_small(self.cheap_loss(balance), account.cheap_saved, account.cheap_untrimmed)
+
+    def cheap_loss(self, balance: Balance) -> float:
+        """Return by how much this request becomes dearer if cached tokens are cheap."""
+        cheap, sent = _cheap(self.prices), self.stays - balance.freed
+        return _once(cheap, sent, sent - balance.rewritten) - _once(cheap, self.stays, self.held)
 
     def paid_back(self, balance: Balance) -> int:
         """Return after how many requests a trim has paid for itself."""
@@ -140,9 +152,9 @@ class Costs(Struct, frozen=True, kw_only=True):
         """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
         stays, prices = self.stays, self.prices
         rate = prices.factor(stays) * prices.read
-        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
+        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance):
             return False
-        if prices.read >= _DEAR and self.account.turns < _SHORT:
+        if prices.read >= DEAR and self.account.turns < _SHORT:
             return False
         # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
         is_cached = stays - balance.freed >= prices.minimum
@@ -164,6 +176,16 @@ class Costs(Struct, frozen=True, kw_only=True):
         # Where only what the client was not shown went, the message is the same.
         counts = zip(self.tokens[:first], draft.tokens, strict=False)
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
+
+
+def _is_small(loss: float, saved: float, untrimmed: float) -> bool:
+    """Tell whether a loss, less what was saved, is a small part of what all would have cost."""
+    return loss <= 0 or loss - saved <= RISK * untrimmed
+
+
+def _cheap(prices: Prices) -> Prices:
+    """Return the prices where cached tokens are cheap."""
+    return replace(prices, read=min(prices.read, _CHEAP))
 
 
 def _once(prices: Prices, tokens: int, cached: int) -> float:
@@ -209,14 +231,30 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
     start = cut.position if cut is not None else 0
     new = [entry for entry in entries if entry.position >= start]
     prefix = before - sum([entry.tokens for entry in new])
-    turns, untrimmed, saved, freed, sent = 0, 0.0, 0.0, 0, 0
-    counted = False
-    if cut is not None:
-        freed = max(0, prefix - cut.tokens)
-        if cut.account is not None:
-            # The request that trimmed is in its account already.
-            turns, untrimmed, saved = cut.account.turns, cut.account.untrimmed, cut.account.saved
-            counted, sent = True, prefix
+    freed = max(0, prefix - cut.tokens) if cut is not None else 0
+    known = cut.account if cut is not None else None
+    turns, untrimmed, saved = _spent(new, prices, prefix, freed, is_known=known is not None)
+    cheap_untrimmed: float | None = None
+    cheap_saved: float | None = None
+    if prices.read > _CHEAP:
+        _, cheap_untrimmed, cheap_saved = _spent(new, _cheap(prices), prefix, freed, is_known=known is not None)
+        if known is not None:
+            cheap_untrimmed += known.untrimmed if known.cheap_untrimmed is None else known.cheap_untrimmed
+            cheap_saved += known.saved if known.cheap_saved is None else known.cheap_saved
+    if known is not None:
+        turns, untrimmed, saved = turns + known.turns, untrimmed + known.untrimmed, saved + known.saved
+    return Account(
+        turns=turns, untrimmed=untrimmed, saved=saved, cheap_untrimmed=cheap_untrimmed, cheap_saved=cheap_saved
+    )
+
+
+def _spent(
+    new: Sequence[Entry], prices: Prices, prefix: int, freed: int, *, is_known: bool
+) -> tuple[int, float, float]:
+    """Return of the requests since a cut their number, what they would have cost untrimmed, and what was saved."""
+    turns, untrimmed, saved = 0, 0.0, 0.0
+    # The request that trimmed is in the cut's account already, if that has one.
+    counted, sent = is_known, prefix if is_known else 0
     for entry in new:
         if entry.message.role == "assistant":
             if not counted:
@@ -229,14 +267,26 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
             counted = False
             sent = prefix
         prefix += entry.tokens
-    return Account(turns=turns, untrimmed=untrimmed, saved=saved)
+    return turns, untrimmed, saved
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
     """Return the account with the request that a trim is made at; `before` are its tokens untrimmed."""
-    prices, account, stays, held = costs.prices, costs.account, costs.stays, costs.held
-    untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
-    paid = _once(prices, stays, held) + balance.loss
+    account, stays, held = costs.account, costs.stays, costs.held
+    cached = held + before - stays if costs.warm else 0
+    untrimmed = _once(costs.prices, before, cached)
+    paid = _once(costs.prices, stays, held) + balance.loss
+    cheap_untrimmed: float | None = None
+    cheap_saved: float | None = None
+    if account.cheap_untrimmed is not None and account.cheap_saved is not None:
+        cheap = _cheap(costs.prices)
+        whole = _once(cheap, before, cached)
+        cheap_untrimmed = account.cheap_untrimmed + whole
+        cheap_saved = account.cheap_saved + whole - _once(cheap, stays, held) - costs.cheap_loss(balance)
     return Account(
-        turns=account.turns + 1, untrimmed=account.untrimmed + untrimmed, saved=account.saved + untrimmed - paid
+        turns=account.turns + 1,
+        untrimmed=account.untrimmed + untrimmed,
+        saved=account.saved + untrimmed - paid,
+        cheap_untrimmed=cheap_untrimmed,
+        cheap_saved=cheap_saved,
     )

@@ -187,6 +187,8 @@ class Account(Struct, frozen=True, kw_only=True):
     turns: int  # requests
     untrimmed: float  # what they would have cost if nothing had been trimmed
     saved: float  # what trimming saved of that; negative where it cost more so far than it saved
+    cheap_untrimmed: float | None = None  # the same if cached tokens turn out to be cheap; None where they are
+    cheap_saved: float | None = None
 
 
 UNTRIMMED: Final = "untrimmed:"

@@ -114,7 +114,7 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: Pla
         if trigger.tool_calls is not None or trigger.fired(size, context, None, aim):
             return None
         counts = [entry.tokens for entry in entries]
-        if trigger.cost is not None and context.keeps and _is_due(entries, counts, context, size.tokens):
+        if trigger.cost is not None and context.keeps and is_due(entries, counts, context, size.tokens):
             return None
     return replace(
         plan,
@@ -349,17 +349,17 @@ class _Planning:
         entries, tokens = history.log.entries, history.tokens
         if not always:
             total = context.fixed_tokens + summary_tokens(history.summary) + sum(tokens)
-            if policy.trigger.cost is None or not _is_due(entries, tokens, context, total):
+            if policy.trigger.cost is None or not is_due(entries, tokens, context, total):
                 return None
         sent = self.base.sent_as(history)
         return Costs(
             prices=prices_of(context),
-            warm=_last_reply(entries) is not None and not is_cold(context),
+            warm=last_reply(entries) is not None and not is_cold(context),
             messages=tuple([message for message, _ in sent]),
             tokens=tuple([count for _, count in sent]),
             summary=history.summary,
             fixed=context.fixed_tokens,
-            cached=_last_reply(self.base.log.entries) or 0,
+            cached=last_reply(self.base.log.entries) or 0,
             account=account_of(self.entries, self.cut, context, self.tokens),
             reads=reads_of(self.base.log.entries, self.cut.position if self.cut is not None else 0),
         )
@@ -526,11 +526,11 @@ def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size:
     return max(0, until_upper, int(size.tokens / nearest) - size.tokens)
 
 
-def _is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
+def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
     """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
     if is_cold(context):
         return True
-    replied = _last_reply(entries)
+    replied = last_reply(entries)
     return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
 
 
@@ -546,7 +546,8 @@ def is_cold(context: PlanningContext) -> bool:
     return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
 
 
-def _last_reply(entries: Sequence[Entry]) -> int | None:
+def last_reply(entries: Sequence[Entry]) -> int | None:
+    """Return the place of the newest assistant message."""
     for place in range(len(entries) - 1, -1, -1):
         if entries[place].message.role == "assistant":
             return place

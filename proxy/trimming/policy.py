@@ -31,9 +31,6 @@ _ROOM: Final = 0.1  # the least part of a trigger that a trim should leave free
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-_NOT_TRIMMING: Final = {"match", "extends", "mode", "share", "tools"}  # what decides nothing about a trim
-
-
 class Match(Section, frozen=True):
     """Whom a policy serves: both patterns must fit. `*` stands for anything, `?` for one character."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import Round, open_calls, rounds, spans
 from proxy.dialects import Message, Span
-from proxy.trimming.cost import NO_CHANGE, Balance, Costs
+from proxy.trimming.cost import DEAR, NO_CHANGE, Balance, Costs, prices_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
 from proxy.trimming.edits.dropping import DropOldest
@@ -111,6 +111,7 @@ def draft_of(
         prepared=context.prepared,
         gaps=base.gaps,
         hidden=base.hidden,
+        dear=prices_of(context).read >= DEAR,
     )
 
 

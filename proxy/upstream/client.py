@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Final, Protocol
 
 import aiohttp
+import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 from multidict import CIMultiDict
@@ -38,7 +39,13 @@ _RAW_BITS: Final = -15
 _ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
 _PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
 MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
+MAX_STREAM_BYTES: Final = 50_331_648  # longest stream of events: 160,000 tokens of 300 bytes each
 MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
+_LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
+HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
+_COPIES: Final = 2  # an answer is in memory as it came, and put together
+_VALUE_BYTES: Final = 64  # memory of a small JSON value
+_MEMORY_SECONDS: Final = 30.0  # how long an answer waits for memory
 _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
 """What aiohttp raises where no answer came. `UnicodeError`: the host name is invalid."""
 
@@ -121,18 +128,55 @@ class Inflater:
         return True
 
 
+class AnswerMemory:
+    """What large answers take together, in one process.
+
+    One that finds no room waits until others are done. The oldest never waits, so that they all come to an end.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no answer."""
+        self.most = 134_217_728
+        self._held: dict[Answer, int] = {}  # the oldest first
+        self._freed = asyncio.Event()
+        self.on_freed: Callable[[], None] = _do_nothing
+        """Called when a large answer is done."""
+
+    async def take(self, answer: Answer, size: int) -> None:
+        """Take `size` bytes more for an answer; raises an `UpstreamError` if there was no room for a long time."""
+        held = self._held
+        held.setdefault(answer, 0)
+        try:
+            async with asyncio.timeout(_MEMORY_SECONDS):
+                while sum(held.values()) + size > self.most and next(iter(held)) is not answer:
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError as why:
+            raise too_large("is one of many large ones, for which server.max_memory has no room at once") from why
+        held[answer] += size
+
+    def give_back(self, answer: Answer) -> None:
+        """Free what an answer took."""
+        if self._held.pop(answer, None) is not None:
+            self._freed.set()
+            self.on_freed()
+
+
 class Answer:
     """What the upstream answered: status, headers, and a body that is read once.
 
     The caller closes it; until then it may occupy a connection.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError]) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, error_of: Callable[[Exception], UpstreamError], memory: AnswerMemory
+    ) -> None:
         self.status = response.status
         self.headers: Headers = list(response.raw_headers)
         self._response = response
         self._content = response.content
         self._error_of = error_of
+        self._memory = memory
         self._body: bytes | None = None
         self._inflater: Inflater | None = None
         self._ahead = b""  # what was read of the body and is to be read again
@@ -221,21 +265,40 @@ class Answer:
     async def read(self) -> bytes:
         """Return the whole body, decoded where it is `readable`; raises as `chunk` does, and if it is too large."""
         if self._body is None:
-            plain, parts, size = self.readable, list[bytes](), 0
+            plain, parts, size, room = self.readable, list[bytes](), 0, _LARGE_BYTES
             while not self.ended and (part := await self.chunk(plain=plain)):
                 parts.append(part)
                 size += len(part)
                 if size > MAX_REPLY_BYTES:
                     raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
+                if size > room:
+                    await self.hold()
+                    room += HELD_BYTES
             body = b"".join(parts)
-            if size > MAX_REPLY_VALUES and excess_of(body, MAX_REPLY_VALUES, size) is not None:
-                raise too_large(f"holds more than {MAX_REPLY_VALUES} JSON values")
+            if size > _LARGE_BYTES:
+                await anyio.to_thread.run_sync(check_values, body)
+                await self._memory.take(self, body.count(b",") * _VALUE_BYTES)
             self._body = body
         return self._body
 
+    async def hold(self) -> None:
+        """Take memory for `HELD_BYTES` of this answer, until it is closed; raises as `AnswerMemory.take` does."""
+        await self._memory.take(self, HELD_BYTES * _COPIES)
+
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""
+        self._memory.give_back(self)
         self._response.close()
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def check_values(text: bytes) -> None:
+    """Raise an `UpstreamError` if an answer, or an event, holds too many values to make objects of them."""
+    if excess_of(text, MAX_REPLY_VALUES, len(text)) is not None:
+        raise too_large(f"holds more than {MAX_REPLY_VALUES} JSON values")
 
 
 def too_large(problem: str) -> UpstreamError:
@@ -249,6 +312,7 @@ class Upstream:
     def __init__(self, settings: UpstreamSettings, *, shares_key: bool) -> None:
         """Connect to nothing yet. `shares_key`: clients send this proxy's keys, which must not leave it."""
         self._settings = settings
+        self.memory: Final = AnswerMemory()
         self.base: Final = Destination(
             base_url=settings.base_url,
             authorization=_bearer(settings.api_key),
@@ -345,7 +409,7 @@ class Upstream:
             raise UpstreamUnreachable(
                 f"{origin_of(destination.base_url).name} did not answer with valid HTTP. Check {destination.setting}."
             )
-        return Answer(response, error_of)
+        return Answer(response, error_of, self.memory)
 
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:

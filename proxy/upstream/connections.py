@@ -29,6 +29,7 @@ from proxy.errors import ConfigurationError, UpstreamBusy
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
     from aiohttp.typedefs import LooseHeaders
@@ -38,6 +39,8 @@ IDLE_SECONDS: Final = 4.0
 at that moment is lost: the client cannot tell whether the server has read it."""
 SPARE_SECONDS: Final = 1.0
 """A connection is given up this much sooner than the server announces (`Keep-Alive: timeout=5`)."""
+DISTRUST_SECONDS: Final = 30.0
+"""How long no connection to a server is used again after it closed one that was just used again."""
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
@@ -175,6 +178,8 @@ class Connector(aiohttp.TCPConnector):
         )
         self._deadlines: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
         """By connection that was used: the time after which it is not used again."""
+        self._distrusted: dict[ConnectionKey, float] = {}
+        """Servers that closed a connection without a word, and until when none of theirs is used again."""
 
     async def connect(
         self,
@@ -207,12 +212,19 @@ class Connector(aiohttp.TCPConnector):
         elif (
             request.needs_new_connection
             or deadline <= self._loop.time()
+            or self._distrusted.get(request.connection_key, 0.0) > self._loop.time()
             or protocol.should_close  # the server sent something that nobody had asked for
             or _has_input(protocol.transport)
         ):
             return False
         request.protocol, request.reused = protocol, deadline is not None
         return True
+
+    def distrust(self, server: ConnectionKey) -> None:
+        """Use no connection to this server again for a while: the next request on one may be lost too."""
+        now = self._loop.time()
+        self._distrusted = {key: until for key, until in self._distrusted.items() if until > now}
+        self._distrusted[server] = now + DISTRUST_SECONDS
 
     def limit_reuse(self, protocol: ResponseHandler, seconds: float) -> None:
         """Do not use this connection again after so many seconds."""
@@ -244,6 +256,8 @@ async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandler
         repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
         if not isinstance(request, _Request) or not request.reused or answered:
             raise
+        if not request.unwritten and isinstance(connector := request.session.connector, Connector):
+            connector.distrust(request.connection_key)
         if not repeatable and not request.unwritten:
             raise
         request.needs_new_connection, request.unwritten = True, False

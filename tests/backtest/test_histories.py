@@ -18,6 +18,7 @@ from proxy.pipeline import write_lines
 from proxy.store import Store
 from proxy.tokens import TokenCounter
 from tests.backtest.histories import call, figures_of, reply, result, user
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -188,7 +189,7 @@ async def _filled(store: Store) -> None:
 
 
 def test_the_store_and_its_export_tell_the_same(tmp_path: Path) -> None:
-    url, file = f"sqlite:///{tmp_path / 'sessions.db'}", tmp_path / "kept.jsonl"
+    url, file = empty_store(tmp_path / "sessions.db"), tmp_path / "kept.jsonl"
 
     async def both() -> SessionHistory:
         store = await Store.open(url)

@@ -56,6 +56,7 @@ def counts(grounded: int, present: int, *, bound: int | None = None, whole: int 
         bound=present if bound is None else bound,
         calls=1,
         whole=int(present == grounded) if whole is None else whole,
+        shares=present / grounded,
     )
 
 
@@ -84,8 +85,8 @@ def test_the_strata_tell_where_a_value_last_occurred() -> None:
         "help@example.org": ("every", "pinned"),
         "ORD77": ("every", "pinned"),
         "B22": ("every", "near"),
-        "HAT136": ("every", "far"),
-        "14C7": ("every", "far", "tool_only"),
+        "HAT136": ("every", "far", "key"),
+        "14C7": ("every", "far", "tool_only", "key"),
     }
     assert references.positions == (0, 9)
     assert references.references(0) == ((),)
@@ -143,7 +144,7 @@ def test_a_value_that_nothing_named_cannot_be_bound() -> None:
     history = [result("HAT136 1450"), *filler(6), calling({"flight": "HAT136"})]
 
     assert References([], history).judge(7, history[:7]).far == Counts(
-        grounded=1, present=1, bound_possible=0, bound=0, calls=1, whole=1
+        grounded=1, present=1, bound_possible=0, bound=0, calls=1, whole=1, shares=1.0
     )
 
 
@@ -152,7 +153,7 @@ def test_every_call_of_a_message_counts_by_itself() -> None:
 
     found = References([], history).judge(7, masked(history[:7], "one: A11, three: C33"))
 
-    assert found.far == Counts(grounded=3, present=2, bound_possible=3, bound=2, calls=2, whole=1)
+    assert found.far == Counts(grounded=3, present=2, bound_possible=3, bound=2, calls=2, whole=1, shares=1.5)
 
 
 def test_messages_without_calls_and_calls_without_values_count_nothing() -> None:
@@ -230,3 +231,17 @@ def test_counts_add_up_stratum_by_stratum() -> None:
     assert (total.every.recall, total.every.bound_recall, total.every.whole_calls) == (0.8, 2 / 3, 0.5)
     assert (Counts().recall, Counts().bound_recall, Counts().whole_calls) == (None, None, None)
     assert "not sufficient" in CAVEAT
+
+
+def test_whole_arguments_are_key_and_values_of_others_are_held_by_chance() -> None:
+    history = [user("go"), *(result(f"order_{at} is at src/a{at}.py") for at in range(2)), *[user("more")] * 7]
+    asking = calling({"path": "src/a0.py", "note": "see order_1 there"})
+    references = References([], [*history, asking], strangers=["src/a1.py", "elsewhere_7", "src/a0.py"])
+    found = references.judge(len(history), history)
+    assert found.key == counts(1, 1)
+    assert found.far.grounded == found.tool_only.grounded > 1
+    assert (found.chance.grounded, found.chance.present) == (2, 1)
+    part = references.judge(len(history), [history[2], *history[3:]])
+    assert part.key.mean_of_calls == 0
+    assert 0 < (part.far.mean_of_calls or 0) < 1
+    assert references.judge(0, history).chance == Counts()

@@ -105,7 +105,7 @@ def test_what_is_not_known_is_a_dash() -> None:
     found = Backtest([], [free], COUNTER).run([history([user("a"), reply("b")])])
     assert titled(found, "Dollars for input").rows == (("baseline:none", "0.0000 -"),)
     assert titled(found, "with output").rows == (("baseline:none", "-"),)
-    assert titled(found, "later tool calls").rows[0][1:-1] == ("-",) * 6
+    assert titled(found, "later tool calls").rows[0][1:] == (*["-"] * 9, "0", "-")
 
 
 # -------------------------------------------------------------------------------------- HTML
@@ -192,7 +192,7 @@ def test_json_has_every_figure_unrounded() -> None:
         sources = total["tokens_read"] + total["tokens_written"] + total["tokens_uncached"]
         assert sources == total["tokens_sent"]
     assert data["recall_means"] == "presence is necessary, not sufficient"
-    assert set(data["totals"][0]["recall"]) == {"every", "pinned", "near", "far", "tool_only"}
+    assert set(data["totals"][0]["recall"]) == {"every", "pinned", "near", "far", "tool_only", "key", "chance"}
     assert set(data["totals"][0]["recall"]["far"]) >= {"grounded", "present", "recall", "bound_recall", "whole_calls"}
 
 

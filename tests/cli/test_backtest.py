@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import sys
@@ -114,6 +115,39 @@ def test_printed_tables(run: Run, file: Path) -> None:
         assert words in out
     assert "Each session" not in out
     assert "Each session at read 0.1" in run("backtest", "--file", file, "--file", file)[1]
+
+
+def test_the_cheapest_policy_that_keeps_enough_is_printed_as_yaml(run: Run, file: Path, config: Path) -> None:
+    found = data(run, "--file", file, "--suggest")
+    costs = [each["ratio"] for each in found["tried"]]
+    assert costs == sorted(costs)
+    assert len(costs) == 10
+    assert (found["prices"], found["bound"]) == ("read 0.1", 0.97)
+    code, out, _ = run("backtest", "--file", file, "--suggest", "--prices", "priced", "--bound", "0.5")
+    assert code == 0
+    assert "cost at priced" in out
+    assert "of the far values kept" in out
+    config.write_text(out[out.index("policies:") :])
+    assert run("check", "--config", config)[0] == 0
+
+
+def test_where_no_policy_keeps_enough_none_is_suggested(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.backtest.suggest._recall", lambda _: 0.5)
+    assert data(run, "--file", file, "--suggest")["suggestion"] is None
+    assert "None keeps 0.97 of the far values" in run("backtest", "--file", file, "--suggest")[1]
+
+
+def test_packed_files_are_read(run: Run, file: Path) -> None:
+    packed = file.with_name("packed") / "long.json.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    for given in (packed, packed.parent):
+        found = data(run, "--file", given, "--policy", "baseline:none")
+        assert {each["session"] for each in found["sessions"]} == {"long"}
+    packed.write_bytes(b"no such thing")
+    code, _, errors = run("backtest", "--file", packed)
+    assert code == 2
+    assert "cannot be read: Not a gzipped file" in errors
 
 
 def test_the_html_report(run: Run, file: Path) -> None:

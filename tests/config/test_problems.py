@@ -43,6 +43,7 @@ def test_each_mistake_has_a_line_of_its_own() -> None:
         "upstream: {api_key: [hush]}\n",
         "upstream: {api_key: 'hush hush'}\n",
         "upstream: {base_url: 'hush://me:hush@host'}\n",
+        "upstream: {proxy: 'http://me:hush@host/hush'}\n",
         "upstream: {routes: [hush]}\n",
         "store: {url: 'mysql://me:hush@host/db'}\n",
         "auth: {keys: [hush]}\n",

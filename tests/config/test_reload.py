@@ -31,7 +31,8 @@ BROKEN = "policies: {a: {keep: {rounds: two}}}\n"
 
 @pytest.fixture(autouse=True)
 def log_of_the_configuration(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "palimpsest.configuration")
+    for name in ("configuration", "audit"):
+        caplog.set_level(logging.INFO, f"palimpsest.{name}")
 
 
 class _Process:

@@ -49,6 +49,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "url": "sqlite+aiosqlite:///palimpsest.db",
             "migrate": True,
             "mask": [],
+            "content": "full",
             "on_failure": "forward",
             "spool": "palimpsest-spool",
             "spool_max_bytes": 1073741824,
@@ -66,7 +67,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "models": [],
         "policies": {},
         "dashboard": {"enabled": True},
-        "telemetry": {"metrics": True, "log_format": "text", "log_level": "info"},
+        "telemetry": {"metrics": True, "otlp_endpoint": None, "log_format": "text", "log_level": "info"},
     }
 
 

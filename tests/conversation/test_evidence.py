@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.conversation import TELLING, Witness
-from proxy.conversation.evidence import is_random
+from proxy.conversation.evidence import is_random, squeezed
 from proxy.dialects.chat.message import ChatMessage
 
 OURS = Witness(tenant="team", dialect="chat")
@@ -76,3 +76,9 @@ def test_nobody_meets_the_evidence_of_another_tenant_or_dialect() -> None:
     witnesses = [OURS, Witness(tenant="other", dialect="chat"), Witness(tenant="team", dialect="responses")]
     assert len({evidence.piece for witness in witnesses for evidence in witness.marks(said(LONG))}) == 3
     assert all(-(2**63) <= evidence.piece < 2**63 for evidence in OURS.of(said(LONG), "a" * 40))
+
+
+@pytest.mark.parametrize("text", ["", " ", "ab", " ab  cd\n", "ab cd", "a\u3000b   ", "      a", "abcdef gh     i"])
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
+def test_white_space_is_squeezed_window_by_window(text: str, window: int) -> None:
+    assert squeezed(text, window) == " ".join(text.split())

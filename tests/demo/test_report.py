@@ -24,6 +24,7 @@ def test_plain_text_is_aligned_in_lines_of_at_most_82_characters() -> None:
         "(D drop_oldest)",
         "above 2,500 tokens, down to 1,500",
         "25.0 %",
+        "gpt-4o                                0.0081   0.0056  30.8 %",
         "ok     requests refused by the upstream: 0 of 4",
     ],
 )
@@ -46,4 +47,5 @@ def test_json_holds_every_figure() -> None:
     assert data["holds"] is True
     assert [named["policy"] for named in data["runs"]] == ["default", "off"]
     assert data["runs"][0]["saved_percent"] == 25.0
+    assert [cost["model"] for cost in data["costs"]] == ["gpt-4o", "gpt-5.6"]
     assert data["runs"][0]["steps"][1]["edits"] == ["drop_oldest"]

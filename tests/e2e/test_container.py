@@ -194,11 +194,12 @@ def test_every_install_of_the_image_is_pinned() -> None:
     assert len(installs) == 2
     assert "--require-hashes" in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
-    pinned = re.findall(r"^\S+==\S+", (ROOT / "requirements-psycopg.txt").read_text("utf-8"), re.MULTILINE)
-    assert any(pin.startswith("psycopg==") for pin in pinned)
-    assert set(pinned) <= set(
-        re.findall(r"^\S+==\S+", (ROOT / "requirements-dev.txt").read_text("utf-8"), re.MULTILINE)
-    )
+    known = set(re.findall(r"^\S+==\S+", (ROOT / "requirements-dev.txt").read_text("utf-8"), re.MULTILINE))
+    for extra, needed in (("psycopg", "psycopg=="), ("otel", "opentelemetry-sdk==")):
+        pinned = re.findall(r"^\S+==\S+", (ROOT / f"requirements-{extra}.txt").read_text("utf-8"), re.MULTILINE)
+        assert any(pin.startswith(needed) for pin in pinned)
+        assert set(pinned) <= known
+        assert f"requirements-{extra}.txt" in installs[0]
 
 
 # ------------------------------------------------------------------------------------ the compose file

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.served import Served, config_file, is_running
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -35,7 +36,7 @@ def ask(url: str, session: str, model: str, *, stream: bool) -> Future[httpx.Res
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_path: Path, workers: int) -> None:
-    store = f"sqlite:///{tmp_path / 's.db'}"
+    store = empty_store(tmp_path / "s.db")
     config = config_file(tmp_path, upstream, store, server={"workers": workers, "drain_timeout": 1})
     with Served(config).wait() as served:
         long = ask(served.url, "long", "long:6+gate", stream=True)
@@ -56,7 +57,7 @@ def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_pa
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, workers: int) -> None:
-    store = f"sqlite:///{tmp_path / 's.db'}"
+    store = empty_store(tmp_path / "s.db")
     config = config_file(tmp_path, upstream, store, server={"workers": workers, "drain_timeout": 600})
     with Served(config).wait() as served:
         asked = ask(served.url, "long", "long:6+gate", stream=True)

@@ -16,7 +16,7 @@ from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
-EXCHANGES = 200 if LONG_RUN else 100
+EXCHANGES = 200 if LONG_RUN else 60
 KILLS = 7 if LONG_RUN else 3
 TALKERS = 4
 SLOW = "+delay:2+chunkdelay:1"

@@ -19,6 +19,7 @@ import pytest
 from proxy.store.packing import unpack
 from tests.support import postgres
 from tests.support.served import LONG_RUN, Served, config_file
+from tests.support.stores import empty_store
 from tests.support.talker import Reply, Talker, reply_of, shown
 from tests.support.upstream import Upstream
 
@@ -62,7 +63,7 @@ def crew(
     """Workers that started on an empty store; they end in order."""
     folder = tmp_path_factory.mktemp("crew")
     if request.param == "sqlite":
-        yield from _serving(folder, provider, f"sqlite:///{folder / 'palimpsest.db'}")
+        yield from _serving(folder, provider, empty_store(folder / "palimpsest.db"))
         return
     with postgres.database(request.getfixturevalue("postgres_server")) as url:
         yield from _serving(folder, provider, url)

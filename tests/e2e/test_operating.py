@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
     watch = {**TRIMS, "mode": "observe"}
     config = config_file(tmp_path, upstream, store_url, policies={"lean": TRIMS, "watch": watch})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         for policy in ("lean", "watch", "off"):
             for mode in ("full", "append"):
                 exchange = ""
@@ -157,13 +158,57 @@ def _accepted_everywhere(base: str, key: str) -> bool:
 
 
 def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
-    config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00004})
-    with Served(config, "--workers", "2").wait() as served:
-        for number in range(5):
+    config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00015, "max_sessions": 3})
+    with Served(config, "--workers", "4").wait() as served:
+        for number in range(8):
             assert ask(served.url, f"s{number}", [user("hi")]).status_code == 200
-        until(lambda: get(served.url, "/sessions")["data"] == [], "it is so in time", 40)
+
+        def left() -> list[str]:
+            return [each["id"] for each in get(served.url, "/sessions")["data"]]
+
+        until(lambda: len(left()) <= 3, "it is so in time", 40)
+        assert set(left()) <= {"s5", "s6", "s7"}  # the oldest went
+        until(lambda: left() == [], "it is so in time", 60)
+        assert get(served.url, "/search", q="hi")["data"] == []
         told = get(served.url, "/stats")["total"]
-        assert (told["requests"], told["sessions"]) == (5, 0)
+        assert (told["requests"], told["sessions"]) == (8, 0)
+
+
+def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    config = config_file(tmp_path, upstream, store_url, server={"workers": 4, "drain_timeout": 40})
+
+    def stream(number: int) -> bytes:
+        body = {"stream": True, "model": "long:6+gate"}
+        return call(
+            served.url,
+            "POST",
+            "/v1/chat/completions",
+            headers={"x-session-id": f"s{number}"},
+            json={"messages": [user("hi")], **body},
+        ).content
+
+    def is_ready() -> bool:
+        try:
+            return call(served.url, "GET", "/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with Served(config).wait() as served, ThreadPoolExecutor(8) as pool:
+        assert is_ready()
+        streams = [pool.submit(stream, number) for number in range(8)]
+        until(lambda: upstream.open == 8, "all are asked", 20)
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: not is_ready(), "nothing new is taken", 5)
+        assert not any(each.done() for each in streams)
+        upstream.gate.set()
+        for each in streams:
+            assert each.result(30).endswith(b"data: [DONE]\n\n")
+        assert served.process.wait(30) == 0
+    with Served(config).wait() as served:  # the store was closed after the last of them
+        rows = [row for number in range(8) for row in get(served.url, f"/sessions/s{number}/exchanges")["data"]]
+        assert [row["status"] for row in rows] == ["complete"] * 8
 
 
 def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
@@ -171,7 +216,7 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
     config = config_file(tmp_path, upstream, store_url, policies=policies)
     names = ("kept", "junk", "called", "forced")
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         chosen: Counter[str] = Counter()
         for number in range(40):
             policy = {
@@ -197,7 +242,7 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     config = config_file(
         tmp_path, upstream, store_url, store={"mask": ["keys", "hunter2-[a-z]+"]}, policies={"lean": TRIMS}
     )
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         history: list[Any] = [{"role": "system", "content": f"Use {secret}."}]
         for turn in range(6):
             history.append(user(f"turn {turn}: {secret} {word} " + "word " * 80))
@@ -221,3 +266,73 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     for file in tmp_path.rglob("*"):
         if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
             assert secret.encode() not in file.read_bytes(), file
+
+
+def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_said(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    drops = {"trigger": {"tokens": 900}, "target": {"tokens": 500}, "edits": [{"type": "drop_oldest"}]}
+    config = config_file(
+        tmp_path, upstream, store_url, store={"content": "none"}, policies={"lean": TRIMS, "drops": drops}
+    )
+    words = "plumbus"  # stands in each thing that is said
+    moved = dict[str, int]()
+    tool = {"name": "look", "description": words, "parameters": {"type": "object", "title": words}}
+    with Served(config, "--workers", "4").wait() as served:
+        for policy in ("lean", "drops"):
+            history: list[Any] = [{"role": "system", "content": f"You keep the {words}."}]
+            kinds: list[str] = []
+            for turn in range(8):
+                new: list[Any] = [user(f"turn {turn}: {words} " + "word " * 80)]
+                if turn % 2:
+                    function = {"name": "look", "arguments": json.dumps({words: f"{words} {turn}"})}
+                    calls = [{"id": f"call_{turn}", "type": "function", "function": function}]
+                    new.append({"role": "assistant", "content": None, "tool_calls": calls})
+                    new.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": f"{words} {turn}\n" * 60})
+                history += new
+                tools = [{"type": "function", "function": tool}]
+                answer = ask(served.url, policy, history, policy=policy, tools=tools, metadata={"note": words})
+                assert answer.status_code == 200, answer.text
+                kinds.append(answer.headers["x-context-kind"])
+                view = get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+                sent = orjson.loads(upstream.last.body)["messages"]
+                assert words in json.dumps(sent[-1])  # the provider gets what was said
+                assert "not stored" not in json.dumps(sent)
+                assert [each["role"] for each in view["messages"]] == [each["role"] for each in sent]
+                assert view["content"] == "none"
+                said = answer.json()["choices"][0]["message"]
+                history.append({"role": said["role"], "content": said["content"]})
+            assert kinds == ["first", *["resend"] * 7]  # whatever worker is asked
+            receipts = get(served.url, f"/sessions/{policy}/exchanges")["data"]
+            assert receipts[0]["tokens_sent"] < receipts[0]["tokens_before"]
+            assert receipts[0]["edits"]
+            moved[policy] = sum(row["cut"] is not None and row["cut"]["moved"] for row in receipts)
+            assert len(get(served.url, f"/sessions/{policy}")["branches"]) == 1
+        assert min(moved.values()) > 0
+        check_nothing_is_told(served.url, words)
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
+            assert words.encode() not in file.read_bytes(), file
+
+
+def check_nothing_is_told(base: str, words: str) -> None:
+    """See that whatever needs content says that there is none, and that `words` stand nowhere."""
+    refused = ask(base, "lean", [user("and now?")], mode="append")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_not_stored")
+    for path in ("/sessions/lean/context", "/ui/policies/lab?session=lean&policy=off"):
+        assert call(base, "GET", path).status_code == 400
+    assert call(base, "POST", "/sessions/lean/compact").status_code == 400
+    found = get(base, "/search", q=words)
+    assert found["data"] == []
+    assert found["searched"]["not_stored"] == found["searched"]["messages"] > 0
+    exported = call(base, "GET", "/sessions/lean/export")
+    assert call(base, "POST", "/sessions/import?as=again", content=exported.content).status_code == 400
+    paths = ["", "/messages", "/exchanges", "/export"]
+    pages = ["/ui/sessions/lean", "/ui/sessions/drops.json?request=8", "/ui/cache.json", "/ui/sessions?text=plumbu"]
+    for path in [*(f"/sessions/lean{path}" for path in paths), *pages]:
+        answer = call(base, "GET", path)
+        assert answer.status_code == 200, answer.text
+        assert f"{words} " not in answer.text, path
+        assert words not in answer.text, path
+    assert "[content not stored: " in exported.text
+    assert "[content not stored: " in call(base, "GET", "/ui/sessions/lean").text

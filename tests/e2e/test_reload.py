@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.command import run_command
 from tests.support.served import SECONDS, Served, config_file
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -27,7 +28,7 @@ TALK = [{"role": role, "content": f"{role} says"} for role in ("user", "assistan
 
 @pytest.fixture
 def config(tmp_path: Path, upstream: Upstream) -> Path:
-    return config_file(tmp_path, upstream, f"sqlite:///{tmp_path / 'palimpsest.db'}", policies={"whole": {}})
+    return config_file(tmp_path, upstream, empty_store(tmp_path / "palimpsest.db"), policies={"whole": {}})
 
 
 BY_WINDOW: dict[str, Any] = {**SMALL, "trigger": {"ratio": 0.5}}

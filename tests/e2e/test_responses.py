@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from proxy.dialects.responses.reply import event_of, item_events
+from tests.support.plain_provider import EVENTS, Asked, PlainProvider, Told
 from tests.support.server import Proxy, settings_for
 from tests.support.upstream import Upstream
 
@@ -44,91 +45,56 @@ def user(text: str) -> Item:
     return {"role": "user", "content": text}
 
 
-class Provider:
-    """Answers with the items that it is told to, and notes what comes."""
+class Provider(PlainProvider):
+    """Answers with the items that it is told to."""
 
     def __init__(self) -> None:
-        self.got: list[tuple[str, str, Any]] = []
+        super().__init__()
         self.answers: list[list[Item] | dict[str, Any]] = []
-        provider, numbers = self, iter(range(1, 999))
+        self._numbers = count(1)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _answer(self) -> None:
-                length = int(self.headers.get("content-length") or 0)
-                body: Any = orjson.loads(self.rfile.read(length)) if length else None
-                provider.got.append((self.command, self.path, body))
-                if self.command != "POST" or not self.path.partition("?")[0].endswith("/responses"):
-                    return self._send("application/json", orjson.dumps({"path": self.path}))
-                answer = provider.answers.pop(0)
-                given = answer if isinstance(answer, dict) else {"output": answer}
-                usage = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 105}
-                found = {"id": f"resp_{next(numbers)}", "object": "response", "model": "m", "status": "completed"}
-                return provider.reply(self._send, found | {"usage": usage, "store": True} | given, body["stream"])
-
-            do_POST = do_GET = do_DELETE = _answer  # noqa: N815 - names of the base's
-
-            def _send(self, kind: str, body: bytes, status: int = 200) -> None:
-                self.send_response(status)
-                self.send_header("content-type", kind)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    @staticmethod
-    def reply(send: Callable[..., None], response: dict[str, Any], stream: bool) -> None:
-        if "refused" in response:
-            return send("application/json", orjson.dumps({"error": response["refused"]}), 400)
-        if not stream:
-            return send("application/json", orjson.dumps(response))
+    def answer(self, asked: Asked) -> Told:
+        if asked.method != "POST" or not asked.path.partition("?")[0].endswith("/responses"):
+            return Told(body=orjson.dumps({"path": asked.path}))
+        answer = self.answers.pop(0)
+        given = answer if isinstance(answer, dict) else {"output": answer}
+        if "refused" in given:
+            return Told(status=400, body=orjson.dumps({"error": given["refused"]}))
+        usage = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 105}
+        found = {"id": f"resp_{next(self._numbers)}", "object": "response", "model": "m", "status": "completed"}
+        response: dict[str, Any] = found | {"usage": usage, "store": True} | given
+        if not asked.body["stream"]:
+            return Told(body=orjson.dumps(response))
         events: list[tuple[str, Any]] = [("response.created", {"response": {**response, "status": "in_progress"}})]
         for place, item in enumerate(response["output"]):
             events += item_events(place, item)
         events.append((f"response.{response['status']}", {"response": response}))
         numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
-        return send("text/event-stream", b"".join([event_of(name, data) for name, data in numbered]))
+        return Told(kind=EVENTS, body=b"".join([event_of(name, data) for name, data in numbered]))
 
     @property
     def sent(self) -> Any:
-        return self.got[-1][2]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        return self.got[-1].body
 
 
 @pytest.fixture
 def api() -> Iterator[Provider]:
-    provider = Provider()
-    yield provider
-    provider.close()
+    with Provider() as provider:
+        yield provider
 
 
 @pytest.fixture
 def serves(api: Provider, upstream: Upstream, tmp_path: Path) -> Iterator[Callable[..., Proxy]]:
-    open_proxies: list[Proxy] = []
+    with ExitStack() as stack:
+        numbers = count()
 
-    def start(**sections: Any) -> Proxy:
-        sections["upstream"] = {"base_url": api.base_url, **sections.get("upstream", {})}
-        folder = tmp_path / str(len(open_proxies))
-        folder.mkdir()
-        proxy = Proxy(settings_for(upstream, folder, sections)).__enter__()
-        open_proxies.append(proxy)
-        return proxy
+        def start(**sections: Any) -> Proxy:
+            sections["upstream"] = {"base_url": api.base_url, **sections.get("upstream", {})}
+            folder = tmp_path / str(next(numbers))
+            folder.mkdir()
+            return stack.enter_context(Proxy(settings_for(upstream, folder, sections)))
 
-    yield start
-    for proxy in open_proxies:
-        proxy.__exit__(None, None, None)
+        yield start
 
 
 def ask(
@@ -163,7 +129,7 @@ def test_a_conversation_is_stored_item_by_item_and_trimmed(
             assert api.sent["input"] == talk[: len(api.sent["input"])]
     assert proxy.messages("s") == talk
     # A trim came with the last question but one: what it made invalid is not sent then, and not later.
-    before, last = [body["input"] for _, _, body in api.got[-2:]]
+    before, last = [asked.body["input"] for asked in api.got[-2:]]
     assert last[: len(before)] == before
     assert [each["id"] for each in last if each.get("type") == "reasoning"] == ["rs_1", "rs_4"]
     assert LONG not in orjson.dumps(last).decode()
@@ -274,7 +240,7 @@ def test_a_shared_key_opens_a_tenant_s_own_responses_alone(serves: Callable[...,
     for path in ("compact", "input_tokens"):
         for body, status in (({"input": "x"}, 200), ({"input": "x", "previous_response_id": name}, 404)):
             assert reach(bert, "POST", f"/v1/responses/{path}", body) == status
-    assert [path for method, path, _ in api.got if method == "DELETE"] == [f"/v1/responses/{name}"]
+    assert [asked.path for asked in api.got if asked.method == "DELETE"] == [f"/v1/responses/{name}"]
 
 
 def test_with_a_key_of_its_own_everything_goes_through(serves: Callable[..., Proxy], api: Provider) -> None:
@@ -302,7 +268,7 @@ def test_azure_s_paths_are_understood(serves: Callable[..., Proxy], api: Provide
     api.answers += [[said("a", 1)], [said("b", 2)]]
     for way in ("/openai/v1/responses", "/openai/responses?api-version=preview"):
         assert there.client.post(way, json={"model": "m", "input": "x", "stream": False}).status_code == 200
-    assert [path for _, path, _ in api.got] == ["/v1/responses", "/v1/responses?api-version=preview"]
+    assert [asked.path for asked in api.got] == ["/v1/responses", "/v1/responses?api-version=preview"]
     assert there.client.get("/openai/v1/models").json() == {"path": "/v1/models"}
 
 

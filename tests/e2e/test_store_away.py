@@ -5,6 +5,7 @@ The table of `docs/deployment.md` says the same in words.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -22,10 +23,13 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
+from proxy.store import upgrade
 from proxy.store.sqlite import SqliteDatabase
 from tests.support import postgres
 from tests.support.server import Proxy, settings_for
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -34,6 +38,7 @@ Fault: TypeAlias = Callable[..., Generator[tuple[Break, Break]]]
 """Gives what makes the store fail, and what mends it."""
 
 WARNING: Final = "the store cannot be used"
+MIGRATED: Final = "migrated"  # a database with the tables of an empty store
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +144,7 @@ def deleted(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Bre
     kept = file.with_name("kept")
 
     def delete() -> None:
-        kept.mkdir()
+        kept.mkdir(exist_ok=True)
         for each in file.parent.glob(f"{file.name}*"):
             each.rename(kept / each.name)
 
@@ -235,7 +240,7 @@ class Server:
 
     def make_read_only(self) -> None:
         postgres.execute(self.admin, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
-        time.sleep(0.3)
+        time.sleep(0.1)
 
     def make_writable(self) -> None:
         postgres.execute(
@@ -244,7 +249,7 @@ class Server:
             "ALTER SYSTEM RESET default_transaction_read_only",
             "SELECT pg_reload_conf()",
         )
-        time.sleep(0.3)
+        time.sleep(0.1)
 
     def refuse(self, state: str) -> None:
         """Let every write end with an error of the server's."""
@@ -303,9 +308,12 @@ POSTGRES_SAYS: Final = {
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
+    """A server of this module's own, whose databases begin with the tables of an empty store."""
     if postgres.VARIABLE in os.environ:  # noqa: TID251 - a setting of the tests
         pytest.skip("the server that is named is not ours to stop")
     with postgres.server() as url:
+        postgres.execute(url, f'CREATE DATABASE "{MIGRATED}"')
+        asyncio.run(upgrade(make_url(url).set(database=MIGRATED).render_as_string(hide_password=False)))
         yield url
 
 
@@ -349,13 +357,13 @@ class Cell:
     def unready(self) -> dict[str, Any]:
         """Return what `/readyz` says of the store that fails; it never takes long."""
         answer = self.proxy.client.get("/healthz")
-        for _ in range(5):
+        for _ in range(25):
             started = time.monotonic()
             answer = self.proxy.client.get("/readyz")
             assert time.monotonic() - started < 1.5
             if answer.status_code == 503 and self.says in answer.text:
                 break
-            time.sleep(0.5)
+            time.sleep(0.1)
         assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
         assert self.says in answer.json()["error"]["message"]
         body: dict[str, Any] = answer.json()
@@ -382,22 +390,27 @@ def cell(
             folder = tmp_path / "store"
             folder.mkdir()
             file = folder / "palimpsest.db"
-            file.touch()
+            store = {"url": empty_store(file)}
             with ExitStack() as faults:
                 breaks, mends = faults.enter_context(SQLITE[name](file, monkeypatch))
-                store = {"url": f"sqlite:///{file}"}
                 proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": store})))
                 yield Cell(proxy, upstream, breaks, mends, SAYS[name])
             shutil.rmtree(folder / "kept", ignore_errors=True)
         else:
             url = request.getfixturevalue("own_server")
-            empty = stack.enter_context(postgres.database(url))
+            empty = stack.enter_context(postgres.database(url, like=MIGRATED))
             breaks, mends = POSTGRES[name](Server(url, empty))
             proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": {"url": empty}})))
             yield Cell(proxy, upstream, breaks, mends, POSTGRES_SAYS[name])
 
 
-def test_it_fails_before(cell: Cell) -> None:
+def test_it_fails_before_while_the_provider_is_asked_and_when_the_reply_is_stored(cell: Cell) -> None:
+    for fails in (fails_before, fails_while_the_provider_is_asked, fails_when_the_reply_is_stored):
+        cell.upstream.forget()  # its gate is shut again
+        fails(cell)
+
+
+def fails_before(cell: Cell) -> None:
     assert cell.ask("first").status_code == 200
     cell.breaks()
     cell.unready()
@@ -414,7 +427,7 @@ def test_it_fails_before(cell: Cell) -> None:
     cell.check()
 
 
-def test_it_fails_while_the_provider_is_asked(cell: Cell) -> None:
+def fails_while_the_provider_is_asked(cell: Cell) -> None:
     assert cell.ask("first").status_code == 200
     asked = cell.begin("second", "say:word+hold", stream=False)
     cell.breaks()
@@ -425,7 +438,7 @@ def test_it_fails_while_the_provider_is_asked(cell: Cell) -> None:
     cell.check()
 
 
-def test_it_fails_when_the_reply_is_stored(cell: Cell) -> None:
+def fails_when_the_reply_is_stored(cell: Cell) -> None:
     assert cell.ask("first").status_code == 200
     asked = cell.begin("second", "long:6+gate", stream=True)
     until(lambda: cell.proxy.exchanges("s")[-1]["status"] == "pending", "it is under way", 20)

@@ -25,6 +25,7 @@ from tests.support.answers import Answering, options_of
 from tests.support.received import Received
 from tests.support.served import Served, config_file
 from tests.support.server import Proxy, settings_for
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -85,7 +86,7 @@ def is_unavailable(answer: httpx.Response, advice: str) -> bool:
 
 def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path) -> None:
     file = tmp_path / "sessions.db"
-    config = config_file(tmp_path, upstream, f"sqlite:///{file}")
+    config = config_file(tmp_path, upstream, empty_store(file))
     with Served(config) as served, ThreadPoolExecutor(8) as threads:
         url = served.wait().url
 
@@ -163,7 +164,7 @@ LARGE = "0123456789abcdef" * 8_000
 def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
     """The system's own limit, on a process of its own: what is in the file is kept, and served."""
     file = tmp_path / "sessions.db"
-    config = config_file(tmp_path, upstream, f"sqlite:///{file}")
+    config = config_file(tmp_path, upstream, empty_store(file))
     with Served(config) as served:
         url = served.wait().url
         process = served.process.pid

@@ -15,6 +15,7 @@ import pytest
 from tests.support.parcels import FULL, REPLY, RULE, SECTIONS, SOFT, ask, asked_for, parcels, sent, stored, tried
 from tests.support.served import Served, config_file
 from tests.support.server import Proxy, settings_for
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -56,7 +57,7 @@ def test_two_that_want_the_same_one_make_it_once(pair: tuple[Proxy, Proxy], upst
 def test_of_one_that_was_killed_another_takes_over(provider: Upstream, upstream: Upstream, tmp_path: Path) -> None:
     file = tmp_path / "palimpsest.db"
     model = f"say:{REPLY}+summary:good+sum-hold"
-    with Served(config_file(tmp_path, provider, f"sqlite:///{file}", **SECTIONS)).wait() as served:
+    with Served(config_file(tmp_path, provider, empty_store(file), **SECTIONS)).wait() as served:
         answer = _post(served.url, "s", SOFT, model)
         assert answer.status_code == 200, answer.text
         until(lambda: asked_for(upstream), "it is asked for")

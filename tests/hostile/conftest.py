@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import _direct, provider, serve, session, upstream
 from tests.support.served import Served, config_file
+from tests.support.stores import empty_store
 
 __all__ = ["_direct", "provider", "serve", "session", "upstream"]
 
@@ -53,6 +54,6 @@ def answering(_direct: None) -> Iterator[Answering]:
 def served(answering: Answering, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A proxy in a process of its own, whose memory can be seen."""
     folder = tmp_path_factory.mktemp("served")
-    config = config_file(folder, answering, f"sqlite:///{folder / 'p.db'}", server={"max_memory": 800 * MEGABYTE})
+    config = config_file(folder, answering, empty_store(folder / "p.db"), server={"max_memory": 800 * MEGABYTE})
     with Served(config) as process:
         yield process.wait()

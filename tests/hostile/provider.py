@@ -1,6 +1,6 @@
 """An upstream that answers in every way that it should not. The `model` of a request says in which.
 
-    lambda writer, seeds: ...      what it writes, for each model; else the dialect's own answer
+lambda writer, seeds: ...      what it writes, for each model; else the dialect's own answer
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HostileProvider:
                 body = await reader.readexactly(length)
                 self.asked += 1
                 path = head.split(b" ", 2)[1].partition(b"?")[0].decode()
-                seeds = next(seeds for seeds in DIALECTS.values() if seeds.path == path)
+                seeds = next((seeds for seeds in DIALECTS.values() if seeds.path == path), DIALECTS["chat"])
                 asked = orjson.loads(body)
                 does = self.does.get(asked["model"], plain)
                 await does(writer, seeds, asked.get("stream") is True)

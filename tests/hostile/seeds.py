@@ -63,11 +63,7 @@ _TALK: Final[list[JsonObject]] = [
     {"role": "user", "content": "go on", "name": "anne"},
 ]
 _HEAD: Final[JsonObject] = {"id": "chatcmpl-1", "model": "m", "created": 1}
-_USAGE: Final[JsonObject] = {
-    "prompt_tokens": 9,
-    "completion_tokens": 3,
-    "prompt_tokens_details": {"cached_tokens": 4},
-}
+_USAGE: Final[JsonObject] = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 def _chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:

@@ -24,6 +24,7 @@ import pytest
 from tests.hostile.mutation import as_json, mutated, mutated_bytes
 from tests.support.raw_socket import RawClient
 from tests.support.served import Served, config_file
+from tests.support.stores import empty_store
 
 SECONDS: Final = float(os.environ.get("PALIMPSEST_ATTACK_SECONDS", "0"))  # noqa: TID251 - a setting of the tests
 CASE: Final = os.environ.get("PALIMPSEST_ATTACK_CASE", "")  # noqa: TID251 - a setting of the tests
@@ -148,7 +149,7 @@ def faulty(_direct: None) -> Iterator[Faulty]:
 @pytest.fixture(scope="module")
 def proxy(faulty: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     folder = tmp_path_factory.mktemp("fuzz")
-    config = config_file(folder, faulty, f"sqlite:///{folder / 'p.db'}", policies={"default": POLICY})
+    config = config_file(folder, faulty, empty_store(folder / "p.db"), policies={"default": POLICY})
     with Served(config) as served:
         found = Attacked(served.wait())
         with found.client:

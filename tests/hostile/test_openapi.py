@@ -13,6 +13,7 @@ from proxy.config import Settings
 from proxy.server.app import Application
 from tests.hostile.conftest import Answering
 from tests.support.served import Served, config_file
+from tests.support.stores import empty_store
 
 pytestmark = pytest.mark.attack
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.attack
 def test_no_route_fails_at_what_its_schema_allows(answering: Answering, tmp_path: Path) -> None:
     schema = tmp_path / "openapi.json"
     schema.write_bytes(orjson.dumps(Application(Settings())._api.openapi()))
-    config = config_file(tmp_path, answering, f"sqlite:///{tmp_path / 'p.db'}")
+    config = config_file(tmp_path, answering, empty_store(tmp_path / "p.db"))
     program = Path(sys.executable).with_name("schemathesis")
     with Served(config) as served:
         url = served.wait().url

@@ -25,6 +25,7 @@ from proxy.pipeline.exchange import _is_stream
 from proxy.pipeline.settle import settlement_of
 from proxy.store import Status
 from proxy.upstream import Answer
+from proxy.upstream.client import AnswerMemory
 from tests.support.house import LONG, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
@@ -249,5 +250,5 @@ def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: str | None, as
     response: Any = SimpleNamespace(status=200, raw_headers=(), headers=headers, content=None)
     for status, expected in ((200, stream), (204, False)):
         response.status = status
-        answer = Answer(response, lambda _: UpstreamError("it broke"))
+        answer = Answer(response, lambda _: UpstreamError("it broke"), AnswerMemory())
         assert _is_stream(answer, asked=asked) is expected

@@ -21,6 +21,7 @@ from proxy.recall import ref_of
 from proxy.store import Kept, Mark, Store
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Gap, Policy
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
 
 
@@ -34,7 +35,7 @@ COUNTER = TokenCounter("estimate")
 
 @pytest.fixture
 async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
-    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     yield Talk(store=store)
     await store.close()
 

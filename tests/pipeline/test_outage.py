@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,6 @@ from tests.support.house import Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with Provider() as upstream:
-        yield upstream
-
-
-@pytest.fixture
-async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
-    provider.forget()
-    async with opened(provider, tmp_path) as house:
-        yield house
 
 
 @asynccontextmanager

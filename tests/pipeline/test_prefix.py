@@ -92,12 +92,12 @@ def told(prepared: Prepared) -> dict[str, Any]:
     history, request, plan = prepared.history, prepared.request, prepared.report.plan
     return {
         "history": replace(history, known=None, variants=(), updated_at=None),
-        "request": replace(request, kept=0, ends=(), fields={}),
+        "request": replace(request, kept=0, ends=(), fields={}, joined=None),
         "fields": list(request.fields.items()),
-        "view": plan.view,
-        "tokens": (plan.tokens_before, plan.tokens_sent),
-        "version": plan.version,
-        "cut": plan.cut,
+        "plan": plan,
+        "body": prepared.call.dialect.requests.compose(
+            request, instructions=history.instructions, messages=plan.view, tools=prepared.tools
+        ),
     }
 
 

@@ -63,6 +63,26 @@ def test_the_time_is_in_milliseconds() -> None:
     assert knowledge().now == 100_500
 
 
+def test_a_cache_that_serves_less_than_it_should_makes_cached_tokens_dearer() -> None:
+    told = knowledge(None, RULE)
+
+    def read() -> float:
+        prices = known_of(told, "mine-1").prices
+        assert prices is not None
+        return prices.read
+
+    told.learn("mine-1", None, 0, None)  # nothing is reported: nothing is learnt
+    told.learn("mine-1", None, 0, None, read=9000, missed=100)
+    assert read() == 0.25
+    for _ in range(50):
+        told.learn("mine-1", None, 0, None, read=0, missed=9000)
+    assert read() == 1
+    assert known_of(told, "mine-2").prices != known_of(told, "mine-1").prices
+    for _ in range(7):
+        told.learn("mine-1", None, 0, None, read=9000)
+    assert read() == pytest.approx(0.5 * 0.25 + 0.5)
+
+
 @pytest.mark.anyio
 async def test_a_vocabulary_is_built_when_a_model_needs_it_and_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[tuple[str, bool]] = []

@@ -28,6 +28,7 @@ from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, Gap, Policy
 from proxy.upstream import Upstream
 from tests.support.house import KEY, House, opened
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body, message
 from tests.support.upstream import Upstream as Provider
 
@@ -54,7 +55,7 @@ SETTINGS = Settings(
 
 @pytest.fixture
 async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
-    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     yield Talk(store=store)
     await store.close()
 

@@ -28,6 +28,7 @@ from proxy.store import ExchangeFigures, Kept, Status, Store
 from proxy.telemetry.metrics import Meters
 from proxy.tokens import TokenCounter
 from proxy.trimming import PlanningContext, Policy, plan
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +82,7 @@ def prepared_of(request: Request, history: History, **policy: Any) -> Prepared:
 
 @pytest.fixture
 async def talk(tmp_path: Path) -> Any:
-    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     yield Talk(store=store, tenant="t", session="s")
     await store.close()
 

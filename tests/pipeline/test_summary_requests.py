@@ -28,6 +28,7 @@ from proxy.pipeline.settle import Exchange
 from proxy.recall import COMPRESS, RECALL, Recall
 from proxy.store import Body, Store, SummaryRow, SummaryStatus
 from proxy.trimming import Cut, Entry, PlanningContext, Policy, Summary, SummaryRequest, bypass
+from tests.support.stores import empty_store
 from tests.support.talk import message
 
 FACTS = Catalogue().facts("m", None)
@@ -181,7 +182,7 @@ def test_a_summary_made_beside_the_requests_is_stored_again_as_a_requested_one()
 
 @pytest.fixture
 async def recall(tmp_path: Path) -> AsyncIterator[Recall]:
-    store = await Store.open(f"sqlite:///{tmp_path}/s.db")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     yield Recall(store)
     await store.close()
 

@@ -21,6 +21,7 @@ from proxy.recall import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offer
 from proxy.recall.answering import ALLOWED, FAILED, NO_COMPRESSION, UNAVAILABLE, Asked, read_asked
 from proxy.store import Body, Opening, Reply, Settlement, Status, Store, session_key
 from proxy.trimming import Entry
+from tests.support.stores import empty_store
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +39,7 @@ ASK = ChatMessage.of({"role": "user", "content": "What broke? A valve?"})
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store.open(f"sqlite:///{tmp_path / 'palimpsest.db'}")
+    opened = await Store.open(empty_store(tmp_path / "palimpsest.db"))
     yield opened
     await opened.close()
 

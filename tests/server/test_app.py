@@ -176,7 +176,8 @@ async def test_what_was_under_way_is_marked_at_the_start(serve: Serve, upstream:
     file = proxy.settings.store.url.removeprefix("sqlite:///")
     with sqlite3.connect(file) as connection:
         connection.execute("UPDATE exchanges SET status = 'pending'")
-        connection.execute("INSERT INTO pending (session, id) SELECT session, id FROM exchanges")
+        connection.execute("INSERT INTO pending SELECT * FROM exchanges")
+        connection.execute("DELETE FROM exchanges")
     connection.close()
     with Proxy(proxy.settings) as again:
         assert [row["status"] for row in again.exchanges(session)] == ["interrupted"]

@@ -14,6 +14,7 @@ from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import json_response, session_of, tenant_of
 from proxy.store import Store
+from tests.support.stores import empty_store
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ class _Services:
 
 @pytest.fixture
 async def services(tmp_path: Path) -> AsyncIterator[Any]:
-    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     yield _Services(store)
     await store.close()
 

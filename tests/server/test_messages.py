@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import orjson
 import pytest
 
 from proxy.dialects.messages.reply import events_of, named_event
+from tests.support.plain_provider import EVENTS, Asked, PlainProvider, Told
 from tests.support.server import Proxy, settings_for
 from tests.support.upstream import Upstream
 
@@ -43,36 +43,18 @@ def answer_of(*blocks: Any, stop: str = "end_turn") -> dict[str, Any]:
     return {**told, "stop_reason": stop, "stop_sequence": None, "usage": usage}
 
 
-class Anthropic:
-    """Answers with what it is told to, as a body or as a stream, and notes what came."""
+class Anthropic(PlainProvider):
+    """Answers with what it is told to, as a body or as a stream."""
 
     def __init__(self) -> None:
-        self.got: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        super().__init__()
         self.answers: list[tuple[int, dict[str, Any]]] = []
-        provider = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                provider.got.append((self.path, headers, body))
-                status, told = provider.answers.pop(0)
-                sent, kind = orjson.dumps(told), "application/json"
-                if body.get("stream") and status == 200:
-                    sent, kind = b"".join(map(named_event, events_of(told))), "text/event-stream"
-                self.send_response(status)
-                self.send_header("content-type", kind)
-                self.send_header("content-length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
+    def answer(self, asked: Asked) -> Told:
+        status, told = self.answers.pop(0)
+        if asked.body.get("stream") and status == 200:
+            return Told(kind=EVENTS, body=b"".join(map(named_event, events_of(told))))
+        return Told(status=status, body=orjson.dumps(told))
 
     def says(self, *blocks: Any, stop: str = "end_turn") -> dict[str, Any]:
         told = answer_of(*blocks, stop=stop)
@@ -81,19 +63,13 @@ class Anthropic:
 
     @property
     def last(self) -> dict[str, Any]:
-        return self.got[-1][2]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        return self.got[-1].body
 
 
 @pytest.fixture
 def claude() -> Iterator[Anthropic]:
-    claude = Anthropic()
-    yield claude
-    claude.close()
+    with Anthropic() as claude:
+        yield claude
 
 
 Start = Callable[..., Proxy]
@@ -101,17 +77,13 @@ Start = Callable[..., Proxy]
 
 @pytest.fixture
 def start(claude: Anthropic, upstream: Upstream, tmp_path: Path) -> Iterator[Start]:
-    running: list[Proxy] = []
+    with ExitStack() as stack:
 
-    def begin(**sections: Any) -> Proxy:
-        sections["upstream"] = {"anthropic_base_url": claude.base_url, **sections.get("upstream", {})}
-        proxy = Proxy(settings_for(upstream, tmp_path, sections))
-        running.append(proxy.__enter__())
-        return proxy
+        def begin(**sections: Any) -> Proxy:
+            sections["upstream"] = {"anthropic_base_url": claude.base_url, **sections.get("upstream", {})}
+            return stack.enter_context(Proxy(settings_for(upstream, tmp_path, sections)))
 
-    yield begin
-    for proxy in running:
-        proxy.__exit__()
+        yield begin
 
 
 def ask(proxy: Proxy, messages: list[Any], session: str | None = "s", **fields: Any) -> httpx.Response:
@@ -176,7 +148,7 @@ def test_keys_go_where_they_belong_and_nowhere_else(start: Start, claude: Anthro
     proxy.client.headers.pop("authorization")
 
     def credentials() -> dict[str, str]:
-        _, headers, _ = claude.got[-1]
+        headers = claude.got[-1].headers
         return {name: headers[name] for name in ("authorization", "x-api-key", "api-key") if name in headers}
 
     hi = [{"role": "user", "content": "hi"}]
@@ -184,7 +156,7 @@ def test_keys_go_where_they_belong_and_nowhere_else(start: Start, claude: Anthro
         claude.says(text("ho"))
         assert ask(proxy, hi, None, headers=headers).status_code == 200
         assert credentials() == {"x-api-key": "sk-ant"}
-    assert claude.got[-1][1]["anthropic-version"] == VERSION["anthropic-version"]
+    assert claude.got[-1].headers["anthropic-version"] == VERSION["anthropic-version"]
     claude.says(text("ho"))
     assert ask(proxy, hi, None, headers={"x-api-key": KEY}, model="routed-1").status_code == 200
     assert credentials() == {"authorization": "Bearer sk-route", "x-api-key": "sk-route"}
@@ -196,7 +168,7 @@ def test_keys_go_where_they_belong_and_nowhere_else(start: Start, claude: Anthro
         claude.answers.append((200, {"input_tokens": 7}))
         counted = proxy.client.post("/v1/messages/count_tokens", json={"model": model, "messages": hi}, headers=keys)
         assert (counted.json(), credentials()["x-api-key"]) == ({"input_tokens": 7}, key)
-    assert claude.got[-1][0] == "/v1/messages/count_tokens"
+    assert claude.got[-1].path == "/v1/messages/count_tokens"
     claude.answers.append((400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}))
     assert proxy.client.post("/v1/messages/count_tokens", json={"model": 7}, headers=keys).status_code == 400
     beside = proxy.client.get("/v1/messages/batches", headers=keys)
@@ -210,7 +182,7 @@ def test_the_client_s_own_key_goes_to_the_messages_provider(start: Start, claude
     hi = [{"role": "user", "content": "hi"}]
     said = ask(proxy, hi, None, headers={"x-api-key": "sk-mine"}, metadata={"user_id": "u1"}, context_management={})
     assert said.headers["x-session-id"] == "u1"
-    assert (claude.got[-1][1]["x-api-key"], claude.last["metadata"]) == ("sk-mine", {"user_id": "u1"})
+    assert (claude.got[-1].headers["x-api-key"], claude.last["metadata"]) == ("sk-mine", {"user_id": "u1"})
     claude.says(text("ho"))
     managed = ask(proxy, hi, headers={"x-api-key": "sk-mine"}, context_management={"edits": []})
     assert "left to the provider" in managed.headers["x-context-warning"]
@@ -249,4 +221,4 @@ def test_what_is_too_long_is_trimmed_and_sent_once_more(start: Start, claude: An
     for number in range(4):
         talk += [{"role": "user", "content": f"{number} {LONG}"}, {"role": "assistant", "content": LONG}]
     assert ask(proxy, [*talk, {"role": "user", "content": "So?"}]).status_code == 200
-    assert len(claude.got[1][2]["messages"]) < len(claude.got[0][2]["messages"])
+    assert len(claude.got[1].body["messages"]) < len(claude.got[0].body["messages"])

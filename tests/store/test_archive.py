@@ -22,6 +22,7 @@ from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut, Sta
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
 from tests.support.asides import HIDDEN, failed, reply, say, summary
+from tests.support.stores import empty_store
 from tests.support.story import CUT, LATER, told
 from tests.support.talk import Talk, body, message
 
@@ -227,7 +228,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> list[JsonObject]:
     """The records of that story."""
 
     async def tell() -> list[JsonObject]:
-        store = await Store.open(f"sqlite:///{tmp_path_factory.mktemp('story') / 'palimpsest.db'}")
+        store = await Store.open(empty_store(tmp_path_factory.mktemp("story") / "palimpsest.db"))
         records = await told(store)
         await store.close()
         return records

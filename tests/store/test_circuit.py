@@ -10,6 +10,7 @@ import pytest
 from proxy.errors import StoreUnavailable
 from proxy.store import Store
 from proxy.store.circuit import FROZEN, Circuit
+from tests.support.stores import empty_store
 
 pytestmark = pytest.mark.anyio
 AWAY = "The store cannot be used. It is a test."
@@ -88,7 +89,7 @@ async def test_silence_opens_it_the_second_time_and_not_where_the_store_is_busy(
 
 
 async def test_who_waits_is_told_when_it_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path / 's.db'}")
+    store = await Store.open(empty_store(tmp_path / "s.db"))
     monkeypatch.setattr("proxy.store.store.SLOW_SECONDS", 0.1)
 
     async def hangs(*_: object, **__: object) -> None:

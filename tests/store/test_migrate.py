@@ -20,8 +20,10 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.store import Status, Store
 from proxy.store.migrate import REVISION, config, current, downgrade, upgrade
 from proxy.store.schema import METADATA, NODES
+from tests.support.talk import Talk, body
 
 Answer = TypeVar("Answer")
 
@@ -86,6 +88,48 @@ async def test_tables_that_are_up_to_date_need_no_alembic(url: str) -> None:
 async def test_the_migrations_make_the_tables_that_the_program_knows(url: str) -> None:
     await upgrade(url)
     assert ask(url, differences) == []
+
+
+_AS_BEFORE = """
+    INSERT INTO exchanges SELECT * FROM pending;
+    CREATE TABLE ids AS SELECT session, id FROM pending;
+    DROP TABLE pending;
+    CREATE TABLE pending (session {bytes} NOT NULL, id {bytes} NOT NULL,
+                          CONSTRAINT pk_pending PRIMARY KEY (session, id));
+    INSERT INTO pending SELECT session, id FROM ids;
+    DROP TABLE ids;
+    DROP INDEX ix_exchanges_session_digest;
+    CREATE INDEX ix_exchanges_session_digest_created_at ON exchanges (session, digest, created_at);
+    CREATE INDEX ix_nodes_recorded ON nodes (recorded, node);
+    UPDATE alembic_version SET version_num = '0014'
+"""
+"""Makes of the tables what migration 13 made before exchanges were inserted once."""
+
+
+async def test_exchanges_under_way_move_to_a_table_of_their_own(url: str) -> None:
+    store = await Store.open(url)
+    talk = Talk(store=store)
+    await talk.say("one", "1")
+    under_way = await talk.begin(body("user", "two"))
+    before = [record async for record in store.export(talk.key)]
+    await store.close()
+    statements = _AS_BEFORE.format(bytes="BLOB" if url.startswith("sqlite") else "BYTEA").split(";")
+
+    def change(connection: Connection) -> None:
+        for statement in statements:
+            connection.execute(text(statement))
+        connection.commit()
+
+    ask(url, change)
+    store = await Store.open(url)
+    talk = Talk(store=store)
+    assert ask(url, differences) == []
+    assert [record async for record in store.export(talk.key)] == before
+    assert await store.interrupt_pending(9_000) == 1
+    row = await store.exchange(under_way)
+    assert row is not None
+    assert row.status is Status.INTERRUPTED
+    await store.close()
 
 
 async def test_two_that_start_at_once_migrate_once(url: str) -> None:

@@ -25,6 +25,7 @@ from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, message
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +71,7 @@ async def summarizer() -> AsyncIterator[Forgetful]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await Store.open(f"sqlite:///{tmp_path / 'palimpsest.db'}")
+    store = await Store.open(empty_store(tmp_path / "palimpsest.db"))
     yield store
     await store.close()
 

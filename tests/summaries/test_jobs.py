@@ -28,6 +28,7 @@ from proxy.summaries.summarizer import ModelAnswer, SummarizerTarget
 from proxy.tokens import TokenCounter
 from proxy.trimming import Summarize, SummaryRequest
 from proxy.upstream import Upstream
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +135,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("spoken") / "palimpsest.db"
 
     async def speak() -> None:
-        store, upstream = await Store.open(f"sqlite:///{file}"), unreachable()
+        store, upstream = await Store.open(empty_store(file)), unreachable()
         await Bench(store, upstream).speak(6)
         await upstream.aclose()
         await store.close()
@@ -146,7 +147,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def bench(spoken: Path, tmp_path: Path) -> AsyncIterator[Bench]:
     file = Path(copy2(spoken, tmp_path))
-    store, upstream = await Store.open(f"sqlite:///{file}", migrate=False), unreachable()
+    store, upstream = await Store.open(empty_store(file), migrate=False), unreachable()
     bench = Bench(store, upstream)
     yield bench
     bench.told.let.set()

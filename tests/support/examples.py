@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.config import Settings, load
 from tests.support.server import Proxy
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 
 FOLDER = Path(__file__).parents[2] / "examples" / "policies"
@@ -20,7 +21,7 @@ def example_settings(name: str, upstream: Upstream, folder: Path, **sections: An
     """
     overrides: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
-        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}"},
+        "store": {"url": empty_store(folder / "palimpsest.db")},
         "tokens": {"method": "estimate", "calibrate": False},
         **sections,
     }

@@ -53,10 +53,10 @@ def server() -> Generator[str]:
 
 
 @contextmanager
-def database(server_url: str) -> Generator[str]:
-    """Make an empty database on the server; give its URL, and drop it afterwards."""
+def database(server_url: str, like: str = "template1") -> Generator[str]:
+    """Make a database on the server, empty or a copy of another one; give its URL, and drop it afterwards."""
     name = f"palimpsest_test_{uuid4().hex[:12]}"
-    execute(server_url, f'CREATE DATABASE "{name}"')
+    execute(server_url, f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:

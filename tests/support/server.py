@@ -12,6 +12,7 @@ import httpx
 from proxy.cli.serving import server_config
 from proxy.config import Settings
 from tests.support.listening import Listening
+from tests.support.stores import empty_store
 from tests.support.tongues import Tongue
 from tests.support.upstream import Upstream
 
@@ -20,11 +21,13 @@ def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Any]) 
     """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
     data: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
-        "store": {"url": f"sqlite:///{folder / 'palimpsest.db'}", "spool": str(folder / "spool")},
+        "store": {"spool": str(folder / "spool")},
         "tokens": {"method": "estimate"},
     }
     for name, section in sections.items():
         data[name] = {**data.get(name, {}), **section} if isinstance(section, Mapping) else section
+    if "url" not in data["store"]:
+        data["store"]["url"] = empty_store(folder / "palimpsest.db")
     return Settings(**data)
 
 

@@ -294,3 +294,13 @@ def test_the_estimate_of_a_run_of_one_character_grows_with_its_length(unit: str)
     short, long = estimate(unit * 10_000, "o200k_base"), estimate(unit * 100_000, "o200k_base")
     assert short > 10
     assert long == pytest.approx(10 * short, rel=0.05)
+
+
+def test_a_long_text_is_counted_in_windows_and_has_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"word {number} and a line\n  of 中文 " for number in range(400))
+    whole, guessed = BUILT["o200k_base"].count(text), estimate(text, "o200k_base")
+    monkeypatch.setattr(vocabulary, "_AT_ONCE", 1_000)
+    monkeypatch.setattr(vocabulary, "_SEARCHED", 200)
+    assert BUILT["o200k_base"].count(text) == whole
+    assert abs(estimate(text, "o200k_base") - guessed) <= guessed // 100
+    assert BUILT["o200k_base"].count("汉" * 2_500) > 0

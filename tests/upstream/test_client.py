@@ -18,6 +18,7 @@ import pytest
 from proxy.config import UpstreamSettings
 from proxy.errors import UpstreamBusy, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream import Answer, Destination, Upstream, connections
+from proxy.upstream.client import AnswerMemory
 from tests.upstream.wire import OK, Provider, ask, connected, listening, until, with_header
 
 pytestmark = pytest.mark.anyio
@@ -310,7 +311,7 @@ async def test_an_encoded_answer_may_come_in_pieces_that_hold_nothing_yet() -> N
     response: Any = SimpleNamespace(
         status=200, raw_headers=(), headers={"content-encoding": "gzip"}, content=Content(), close=lambda: None
     )
-    answer = Answer(response, lambda why: UpstreamUnreachable(str(why)))
+    answer = Answer(response, lambda why: UpstreamUnreachable(str(why)), AnswerMemory())
     assert await answer.read() == b'{"a":1}'
 
 

@@ -19,14 +19,13 @@ repair of a longer history begins with that of the shorter one, unless its last 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
 from proxy.dialects.chat.cache_marks import decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
@@ -176,6 +175,7 @@ class ChatDialect(Dialect):
     """The Chat Completions API."""
 
     name: ClassVar[str] = "chat"
+    repairs_blocks_alone: ClassVar[bool] = True
     requests: ClassVar[RequestSide] = RequestSide(
         path="/chat/completions",
         parse=parse_chat_request,
@@ -240,13 +240,8 @@ class ChatDialect(Dialect):
     def repair(self, messages: Sequence[Message]) -> Repaired:
         # A missing result is put in, everything else that breaks the rules is left out.
         walk = _Walk(messages)
-        found = Counter(problem for _, problem in walk.problems)
-        notes = [
-            f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
-            for problem in Problem
-            if found[problem]
-        ]
-        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
+        notes = repair_notes(walk.problems, Problem, _CURES)
+        return Repaired(messages=tuple(walk.messages), notes=notes, sources=tuple(walk.sources))
 
 
 CHAT: Final = ChatDialect()

@@ -21,6 +21,7 @@ from proxy.dialects import (
     LONG_BODY,
     OWN_FIELDS,
     Facts,
+    JoinedTexts,
     JsonObject,
     Message,
     Request,
@@ -82,6 +83,7 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
         ends=_ends(body, fields, messages) if len(body) >= LONG_BODY else (),
+        joined=JoinedTexts() if len(body) >= LONG_BODY else None,
     )
     return _request(body, fields, values, talk)
 
@@ -94,6 +96,7 @@ class _Talk(Struct, frozen=True, kw_only=True):
     replies: tuple[int, ...]
     has_own_fields: bool
     ends: tuple[int, ...]
+    joined: JoinedTexts | None = None
     kept: int = 0
 
 
@@ -122,6 +125,7 @@ def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk
         parameters=values,
         has_own_fields=talk.has_own_fields,
         ends=talk.ends,
+        joined=talk.joined,
         kept=talk.kept,
     )
 
@@ -143,22 +147,15 @@ def compose(
     ("metadata.session_id"), which are left out with the objects that get empty by that.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
-    if request.has_own_fields or instructions is not None or messages is not None:
-        asked = (
-            *(request.instructions if instructions is None else instructions),
-            *(request.messages if messages is None else messages),
-        )
-        sent = tuple(
-            [
-                message
-                if (facts := message.facts) is not None and not facts.has_own_fields
-                # Nothing is known of a message that comes from the store.
-                else message.without_own_fields()
-                for message in asked
-            ]
-        )
-        if sent != (*request.instructions, *request.messages):
-            changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
+    given = (*request.instructions, *request.messages)
+    asked = (
+        *(request.instructions if instructions is None else instructions),
+        *(request.messages if messages is None else messages),
+    )
+    if request.has_own_fields or asked != given:
+        sent, listed = (request.joined or JoinedTexts()).sent(asked)
+        if sent != given:
+            changes["messages"] = b"[%b]" % listed
     for path in drop_fields:
         name, *rest = path.split(".")
         text = changes.get(name, request.fields.get(name))
@@ -252,6 +249,7 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
         has_own_fields=any([each.has_own_fields for each in facts])
         or (before.has_own_fields and any(message.own_fields for message in (*before.instructions, *known))),
         ends=before.ends[: kept + 1] + _ends_after(body, end, new),
+        joined=before.joined,
         kept=kept,
     )
     return _request(body, fields, values, talk)

@@ -16,14 +16,13 @@ shorter one, unless its last calls were answered meanwhile.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import decides_itself, marked
@@ -270,13 +269,8 @@ class MessagesDialect(Dialect):
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
         walk = _TurnWalk(messages)
-        found = Counter(problem for _, problem in walk.problems)
-        notes = [
-            f"repaired: {found[problem]} x {problem}, {_CURES.get(problem, 'left out')}"
-            for problem in BrokenRule
-            if found[problem]
-        ]
-        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
+        notes = repair_notes(walk.problems, BrokenRule, _CURES)
+        return Repaired(messages=tuple(walk.messages), notes=notes, sources=tuple(walk.sources))
 
 
 MESSAGES: Final = MessagesDialect()

@@ -15,7 +15,6 @@ as they are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
@@ -30,6 +29,7 @@ from proxy.dialects.base import (
     RoleOrder,
     Span,
     SpokenRole,
+    repair_notes,
 )
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
@@ -260,14 +260,8 @@ class ResponsesDialect(Dialect):
 
     def repair(self, messages: Sequence[Message]) -> Repaired:
         walk = _ItemWalk(cast("Sequence[Item]", messages))
-        found = Counter(problem for _, problem in walk.problems)
-        notes = [
-            f"repaired: {found[problem]} x {problem}, "
-            + ("a result was put in" if problem is ItemProblem.MISSING else "left out")
-            for problem in ItemProblem
-            if found[problem]
-        ]
-        return Repaired(messages=tuple(walk.entries), notes=tuple(notes), sources=tuple(walk.sources))
+        notes = repair_notes(walk.problems, ItemProblem, {ItemProblem.MISSING: "a result was put in"})
+        return Repaired(messages=tuple(walk.entries), notes=notes, sources=tuple(walk.sources))
 
 
 RESPONSES: Final = ResponsesDialect()

@@ -22,7 +22,6 @@ from proxy.errors import PalimpsestError
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
-_ENDED: Final = frozenset({DONE, "incomplete"})
 _OPENINGS: Final = frozenset({"response.created", "response.in_progress", "response.queued"})
 _RUNNING: Final = frozenset({"queued", "in_progress"})
 _DELTAS: Final = {

@@ -8,7 +8,7 @@ What a stub repeats is verbatim (white space aside) or ends with `…`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
-_SHARE: Final = 0.45  # a value is worth its characters where its chance, in so many `digest_chars`, is one
+_SHARE: Final = 0.35  # a value is worth its characters where its chance, in so many `digest_chars`, is one
 _LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
 _PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
@@ -50,6 +50,9 @@ class ClearToolResults(BaseEdit, frozen=True):
     """Which strategy this is."""
     keep: Natural = 3
     """So many results stay, the newest ones."""
+    keep_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Of the results to keep, the older half stays only while all that stay have at most this part of all tokens.
+    Where reading cached tokens costs a quarter of the full price or more, all stay."""
     at_least: Natural = 0
     """Tokens that a trim must free; where it could not, nothing is cleared."""
     exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -74,7 +77,8 @@ class _ResultClearing:
         self._edit = edit
         self._draft = draft
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
-        self._old = results[: max(0, len(results) - edit.keep)]
+        self._kept = _kept(edit, results, draft)
+        self._old = results[: len(results) - self._kept]
         self._changes = ResultChanges(draft, edit.type)
         # Results that are stubs, or stay since no stub is cheaper.
         self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
@@ -108,7 +112,7 @@ class _ResultClearing:
         if self._draft.tokens[result.place] <= _CHEAPEST:
             return None
         stub = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
-        reason = f"not among the newest {self._edit.keep} tool results"
+        reason = f"not among the newest {self._kept} tool results"
         change = self._changes.change(result, reason, result.message.with_text(stub))
         self._words.update(words_of(stub if change.freed > 0 else result.message.text))
         return change if change.freed > 0 else None
@@ -189,6 +193,19 @@ class _ResultClearing:
         # Of several in one message, some may not be cleared yet.
         whole = self._draft.messages[result.place]
         return whole is result.message or is_stub(result.message.text, self._short(result.ref))
+
+
+def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> int:
+    """Return how many of the newest results stay."""
+    most, least = min(edit.keep, len(results)), -(-edit.keep // 2)
+    if draft.dear or edit.keep_share == 1:
+        return most
+    room = edit.keep_share * draft.total
+    for kept, result in enumerate(reversed(results[len(results) - most :])):
+        room -= draft.tokens[result.place]
+        if kept >= least and room < 0:
+            return kept
+    return most
 
 
 def stub_of(tokens: int, ref: str, digest: str) -> str:

@@ -499,7 +499,7 @@ def _outcome(raw: bytes, before: Request | None = None, kept: int = 0) -> Any:
         request = parse_chat_request(raw, before, kept)
     except InvalidRequest as why:
         return (str(why), why.param, why.code)
-    told = {name: getattr(request, name) for name in request.__struct_fields__ if name != "kept"}
+    told = {name: getattr(request, name) for name in request.__struct_fields__ if name not in {"kept", "joined"}}
     return {**told, "fields": list(request.fields.items()), "messages": list(request.messages)}
 
 

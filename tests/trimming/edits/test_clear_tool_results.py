@@ -102,6 +102,16 @@ def test_a_stub_that_another_edit_removed_is_nothing_to_look_at() -> None:
     assert list(cleared(gone)) == [2]
 
 
+def test_of_what_is_kept_the_older_half_stays_only_within_its_share() -> None:
+    results = [result(f"{'many ' if at == 2 else ''}words " * (300 if at == 2 else 20), at) for at in range(6)]
+    given = draft(called(*["{}"] * 6), *results)
+    assert list(cleared(given, keep=5)) == [1]
+    assert list(cleared(given, keep=5, keep_share=0.9)) == [1]
+    assert list(cleared(given, keep=5, keep_share=0.5)) == [1, 2, 3]  # two large ones would stay with what is newer
+    assert list(cleared(given, keep=5, keep_share=0.01)) == [1, 2, 3]  # the newest three stay in any case
+    assert list(cleared(replace(given, dear=True), keep=5, keep_share=0.01)) == [1]
+
+
 NOTHING = "no value in it, " * 20
 
 

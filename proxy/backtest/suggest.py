@@ -1,0 +1,82 @@
+"""The cheapest policy for some sessions that keeps enough of what their later calls used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import yaml
+from msgspec import Struct
+
+from proxy.backtest.comparison import BacktestResult, StrategyResult
+from proxy.backtest.replay import PolicyStrategy
+from proxy.config import BUILT_IN
+from proxy.trimming import Policy
+
+RECALL: Final = 0.97  # of the far values that later calls used, so many must still be there
+
+_TRIED: Final = ((3, 600), (5, 600), (5, 1200), (10, 300), (10, 600), (10, 1200), (20, 1200))
+"""Results that stay whole, and `digest_chars`."""
+_SIZES: Final = (30_000, 60_000)  # tokens above which older results are cleared, whatever it costs
+
+
+class Suggestion(Struct, frozen=True, kw_only=True):
+    """A policy, with what it costs and keeps."""
+
+    name: str
+    policy: Policy
+    ratio: float  # input dollars relative to no trimming
+    recall: float  # share of the far values that are still there; 1 where later calls used none
+
+    @property
+    def yaml(self) -> str:
+        """The policy as it stands in a configuration file."""
+        return yaml.safe_dump({"policies": {"default": _short(self.policy)}}, sort_keys=False, default_flow_style=None)
+
+
+def candidates() -> Iterator[PolicyStrategy]:
+    """Yield the policies that are tried: the built-in one, others like it, simple ones with a limit of tokens."""
+    yield PolicyStrategy(name="built-in", policy=BUILT_IN, about="the built-in policy")
+    clearing, *others = BUILT_IN.edits
+    for keep, digest in _TRIED:
+        edit = clearing.model_copy(update={"keep": keep, "digest_chars": digest, "keep_share": 1.0})
+        policy = BUILT_IN.model_copy(update={"edits": (edit, *others)})
+        name = f"keep {keep}, digests of {digest}"
+        yield PolicyStrategy(name=name, policy=policy, about=f"the built-in policy, but {name}")
+    for above in _SIZES:
+        policy = Policy.model_validate(
+            {
+                "trigger": {"tokens": above},
+                "keep": {"rounds": 1, "spans": 5, "first_user": True},
+                "edits": [{"type": "clear_tool_results", "keep": 5, "at_least": above // 10, "digest_chars": 600}],
+            }
+        )
+        yield PolicyStrategy(name=f"above {above:,}", policy=policy, about=f"results cleared above {above:,} tokens")
+
+
+def suggested(
+    result: BacktestResult, strategies: Sequence[PolicyStrategy], prices: str, recall: float = RECALL
+) -> tuple[Suggestion | None, tuple[Suggestion, ...]]:
+    """Return the cheapest of the strategies at these prices that keeps so much, and all of them, cheapest first."""
+    by_name = {strategy.name: strategy for strategy in strategies}
+    found = [
+        Suggestion(name=each.strategy, policy=by_name[each.strategy].policy, ratio=each.ratio, recall=_recall(each))
+        for each in result.strategies
+        if each.strategy in by_name and each.prices == prices and each.ratio is not None
+    ]
+    found.sort(key=lambda each: each.ratio)
+    return next((each for each in found if each.recall >= recall), None), tuple(found)
+
+
+def _recall(each: StrategyResult) -> float:
+    far = each.figures.recall.far.recall if each.figures.recall is not None else None
+    return 1.0 if far is None else far
+
+
+def _short(policy: Policy) -> dict[str, Any]:
+    """Return what a policy sets that is not the default."""
+    made: dict[str, Any] = policy.model_dump(mode="json", exclude_defaults=True, exclude={"match"})
+    made["edits"] = [
+        {"type": edit.type, **edit.model_dump(mode="json", exclude_defaults=True)} for edit in policy.edits
+    ]
+    return made

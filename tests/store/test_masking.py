@@ -1,0 +1,107 @@
+"""What is stored in the place of what was said: masks of secrets, and marks where no content is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.conversation import content_hash
+from proxy.dialects import Message, dialect_named
+from proxy.store import Masker, Withholder, is_withheld
+
+SECRET = b"s" * 32
+
+
+def message(data: dict[str, Any], dialect: str = "chat") -> Message:
+    return dialect_named(dialect).message(orjson.dumps(data))
+
+
+def call(arguments: str) -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+
+
+ALIKE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "chat",
+        {"role": "user", "content": "plumbus"},
+        {"role": "user", "content": [{"type": "text", "text": "plumbus"}]},
+    ),
+    ("chat", {"role": "assistant", "content": "plumbus"}, {"role": "assistant", "content": " plumbus\n"}),
+    ("chat", call('{"a": "plumbus", "b": 1}'), call('{"b":1,"a":"plumbus"}')),
+    (
+        "messages",
+        {"role": "user", "content": "plumbus"},
+        {"role": "user", "content": [{"type": "text", "text": "plumbus", "cache_control": {"type": "ephemeral"}}]},
+    ),
+    (
+        "messages",
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1, "plumbus": 2}}],
+        },
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"plumbus": 2, "a": 1}}],
+        },
+    ),
+    (
+        "responses",
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"plumbus": 1}'},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{ "plumbus":1 }', "status": "completed"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "one", "other"), ALIKE)
+def test_what_means_the_same_is_withheld_alike(dialect: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    withholder = Withholder(SECRET)
+    made = [withholder.message(message(data, dialect)) for data in (one, other)]
+    assert content_hash(made[0]) == content_hash(made[1])
+    for each in made:
+        assert b"plumbus" not in each.raw
+        assert is_withheld(each)
+        assert withholder.message(each).raw == each.raw  # what is withheld stays as it is
+    changed = message(orjson.loads(orjson.dumps(one).replace(b"plumbus", b"plumbas")), dialect)
+    assert content_hash(withholder.message(changed)) != content_hash(made[0])
+    assert content_hash(Withholder(b"t" * 32).message(message(one, dialect))) != content_hash(made[0])
+
+
+def test_roles_ids_and_names_of_tools_stay() -> None:
+    withholder = Withholder(SECRET)
+    asked = withholder.message(message(call('{"a": 1}')))
+    assert (asked.role, [(each.id, each.name) for each in asked.calls]) == ("assistant", [("c1", "look")])
+    answered = withholder.message(message({"role": "tool", "tool_call_id": "c1", "content": "plumbus"}))
+    assert answered.answers == "c1"
+    tools = withholder.tools(
+        b'[{"type":"function","function":{"name":"look","description":"plumbus","parameters":{}}}]'
+    )
+    assert tools is not None
+    assert b'"look"' in tools
+    assert b"plumbus" not in tools
+
+
+def test_a_short_text_gets_a_mark_that_tells_no_session() -> None:
+    withholder = Withholder(SECRET)
+    assert len(withholder.text("ok")) < 24 <= len(withholder.text("a reply that is long enough"))
+    assert withholder.text("") == ""
+
+
+@pytest.mark.parametrize("tools", [b"null", b"[]", b'{"a": [1, true, null]}', b"no json"])
+def test_whatever_tools_are_they_are_withheld(tools: bytes) -> None:
+    withheld = Withholder(SECRET).tools(tools)
+    assert withheld is not None
+    orjson.loads(withheld)
+
+
+def test_a_masked_request_names_the_tools_as_they_are_stored() -> None:
+    tools = b'[{"type":"function","function":{"name":"f","description":"sk-abcdefghijklmnopqrstuvwx"}}]'
+    masked = Masker(["openai"], SECRET).tools(tools)
+    assert masked is not None
+    assert b"[masked:" in masked
