@@ -21,7 +21,7 @@ from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import Client, Headers
 from proxy.store import Status
 from proxy.trimming import Hidden
-from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, MAX_STREAM_BYTES, Answer, check_values, too_large
+from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, Answer, check_values, too_large
 
 _LOG: Final = logging.getLogger("palimpsest.relay")
 
@@ -188,9 +188,9 @@ class StreamRelay:
                 if self._events.waiting > MAX_EVENT_BYTES:
                     self._events.flush()
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if size > MAX_STREAM_BYTES and not self._done:
-                    raise too_large(f"is a stream longer than {MAX_STREAM_BYTES} bytes")
-                if size > room:
+                if size > room and not self._done:
+                    if size > self._answer.longest_stream:
+                        raise too_large(f"is a stream longer than {self._answer.longest_stream} bytes")
                     await self._answer.hold()
                     room += HELD_BYTES
         except UpstreamError as why:

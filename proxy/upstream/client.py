@@ -39,7 +39,8 @@ _RAW_BITS: Final = -15
 _ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
 _PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
 MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
-MAX_STREAM_BYTES: Final = 50_331_648  # longest stream of events: 160,000 tokens of 300 bytes each
+_LEAST_STREAM: Final = 50_331_648  # a stream of 160,000 tokens of 300 bytes each is never too long
+_STREAM_PART: Final = 4  # part of the memory for answers that the events of one stream may fill
 MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
 _LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
 HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
@@ -142,6 +143,11 @@ class AnswerMemory:
         self._freed = asyncio.Event()
         self.on_freed: Callable[[], None] = _do_nothing
         """Called when a large answer is done."""
+
+    @property
+    def longest_stream(self) -> int:
+        """Bytes of the longest stream that is read."""
+        return max(_LEAST_STREAM, self.most // _STREAM_PART)
 
     async def take(self, answer: Answer, size: int) -> None:
         """Take `size` bytes more for an answer; raises an `UpstreamError` if there was no room for a long time."""
@@ -285,6 +291,11 @@ class Answer:
     async def hold(self) -> None:
         """Take memory for `HELD_BYTES` of this answer, until it is closed; raises as `AnswerMemory.take` does."""
         await self._memory.take(self, HELD_BYTES * _COPIES)
+
+    @property
+    def longest_stream(self) -> int:
+        """Bytes of the longest stream that is read."""
+        return self._memory.longest_stream
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""
