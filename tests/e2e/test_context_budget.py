@@ -217,9 +217,7 @@ def test_of_twenty_items_five_entries_are_shown(proxy: Proxy, upstream: Upstream
     assert [row["id"] for row in (first, second, *last)] == [0, 1, 18, 19]
     assert mark == "… (16 omitted)"
     assert first["title"] == "row 0"
-    assert len(first["text"]) < 250
-    assert first["text"].startswith("many words many words")
-    assert len(first) < len(ROWS[0])
+    assert set(first) == {"id", "title", "…"}  # with their texts they would not fit within 200 tokens
     assert name not in made
     ref = made["full_output"]
     assert proxy.get(f"/sessions/{session}/refs/{ref}")["text"] == json.dumps(given)

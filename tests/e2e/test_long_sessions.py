@@ -66,7 +66,7 @@ def replay(
     headers = {"x-session-mode": "full"} | ({"x-context-policy": policy} if policy else {})
     tools = {"tools": recording.tools} if recording.tools else {}
     for turn in turns:
-        answer = proxy.chat(session, turn.messages, f"script:{session}+lenient", headers=headers, **tools)
+        answer = proxy.chat(session, turn.messages, f"script:{session}+lenient+discreet", headers=headers, **tools)
         assert answer.status_code == 200, answer.text
     assert len(upstream.log) == len(turns)
     return [request.json for request in upstream.log]

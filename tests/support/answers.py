@@ -152,13 +152,10 @@ def tokens_of(body: dict[str, Any], does: dict[str, str]) -> int:
 
 def usage_of(body: dict[str, Any]) -> dict[str, Any]:
     """Return usage figures that depend on what was sent and nothing else."""
-    prompt = tokens_of(body, options_of(body["model"]))
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": 7,
-        "total_tokens": prompt + 7,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    does = options_of(body["model"])
+    prompt = tokens_of(body, does)
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7}
+    return usage if "discreet" in does else usage | {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def choice_of(message: dict[str, Any], index: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ that a test can make a model's name its own:
     quotes             refuses `metadata`, in its own words
     plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
-    times:X            counts X times as many tokens
+    times:X            counts X times as many tokens; discreet does not say how many its cache held
     gzip               compresses whatever it answers
     fault:KIND         429 | 429-once | 500 | hang | html | bad-json | no-content
                        drop-before (no answer at all)
