@@ -128,8 +128,8 @@ def _cached(usage: Any) -> int | None:
     if not isinstance(usage, Mapping):
         return None
     told = cast("Mapping[str, Any]", usage)
-    details = told.get("prompt_tokens_details")
-    details = cast("Mapping[str, Any]", details) if isinstance(details, Mapping) else {}
+    given = told.get("prompt_tokens_details")
+    details: Mapping[str, Any] = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
     found = details.get("cached_tokens", told.get("cache_read_input_tokens"))
     return found if isinstance(found, int) else None
 

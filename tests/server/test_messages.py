@@ -63,7 +63,8 @@ class Anthropic(PlainProvider):
 
     @property
     def last(self) -> dict[str, Any]:
-        return self.got[-1].body
+        body: dict[str, Any] = self.got[-1].body
+        return body
 
 
 @pytest.fixture
