@@ -21,7 +21,7 @@ from proxy.pipeline.context import Client
 from proxy.pipeline.own_tools import Rounds
 from proxy.pipeline.relay import Answered, HeadersOf, Settle, StreamRelay, read_answer, send_whole
 from proxy.store import Status
-from proxy.upstream import Answer
+from proxy.upstream import Answer, too_large
 
 INTERVAL: Final = 3.0
 """Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
@@ -186,6 +186,10 @@ class VirtualStream(StreamRelay):
     @property
     def _ended(self) -> bool:
         return super()._ended and not self._filter.again
+
+    def _stop_reading(self) -> None:
+        """Give up: what the proxy's own tools are asked cannot be passed on unread."""
+        raise too_large("is a stream longer than server.max_memory allows")
 
     async def _round(self, settle: Settle) -> bool:
         """Relay one answer; tell whether another one follows."""

@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final, cast
 from weakref import WeakValueDictionary
@@ -90,6 +91,14 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The internal name of its session."""
         return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
+
+
+class Original(Struct, frozen=True, kw_only=True):
+    """A request as it was before trimming, for an upstream that refused it trimmed."""
+
+    plan: Plan
+    helped: Callable[[], None] | None = None
+    """Amid a tool loop: to be called where the upstream takes it. Then trims wait for the loop's end."""
 
 
 class Preparer:
@@ -291,8 +300,8 @@ class Preparer:
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
-    async def untrimmed(self, prepared: Prepared) -> Plan | None:
-        """Return the plan that sends the request as it was before trimming; None where that is not known any more.
+    async def untrimmed(self, prepared: Prepared) -> Original | None:
+        """Return the request as it was before trimming; None where that is not known any more.
 
         Amid a tool loop whose reasoning is required, that is as it was before this trim: the trim waits for its end.
         """
@@ -300,9 +309,9 @@ class Preparer:
         policy, entries = context.policy, history.entries
         if policy is None:
             return None
-        if planning.keeps_loop and entries and entries[-1].message.is_result:
-            self._binding[prepared.request.model] = True
-            return await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
+        if planning.keeps_loop and prepared.report.plan.trimmed and entries[-1].message.is_result:
+            waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
+            return Original(plan=waiting, helped=partial(self._bind, prepared.request.model))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
             whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
             if whole.arrival.base != history.arrival.base:
@@ -311,7 +320,11 @@ class Preparer:
         made = await compute(
             history.size, untrimmed, entries, policy, context.policy_name, prepared.planning, composed=history.composed
         )
-        return replace(made, decided=tuple([entry.arrival or () for entry in history.entries]))
+        return Original(plan=replace(made, decided=tuple([entry.arrival or () for entry in history.entries])))
+
+    def _bind(self, model: str) -> None:
+        """Remember that a model refuses trims amid a tool loop."""
+        self._binding[model] = True
 
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts

@@ -62,6 +62,7 @@ class Answered(Struct, kw_only=True):
 Settle = Callable[[Answered], Awaitable[None]]
 HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an answer goes to the client
 _NO_REPLY: Final = "the upstream's answer holds no reply"
+_TOO_LONG: Final = "the stream was too long to be stored whole: the client got the rest of it all the same"
 
 
 async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
@@ -122,6 +123,7 @@ class StreamRelay:
         self._done = False
         self._tail = b""  # the last event, and what came with it
         self._failure: PalimpsestError | None = None  # why nothing more came
+        self._unread = False  # whether what comes is passed on and not read: it is too long to be stored
 
     async def run(self, settle: Settle) -> None:
         """Relay until the stream ends, one way or another; settle before the client sees its end.
@@ -139,7 +141,7 @@ class StreamRelay:
         A choice is whole if it has a `finish_reason`, or if the stream ended as it should. Of one that broke
         off only text is kept.
         """
-        reply, ended, found = self._reply, self._ended, self._reply.replies
+        reply, ended, found = self._reply, self._ended and not self._unread, self._reply.replies
         kept: list[tuple[Message, bool]] = []
         for message, finish_reason in zip(found.messages, found.finish_reasons, strict=True):
             partial = not ended and finish_reason is None
@@ -188,18 +190,23 @@ class StreamRelay:
                 if self._events.waiting > MAX_EVENT_BYTES:
                     self._events.flush()
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if size > room and not self._done:
-                    if size > self._answer.longest_stream:
-                        raise too_large(f"is a stream longer than {self._answer.longest_stream} bytes")
-                    await self._answer.hold()
+                if size > room and not self._unread:
                     room += HELD_BYTES
+                    if not self._answer.hold_stream():
+                        self._stop_reading()
         except UpstreamError as why:
             self._failure = why
             why.__traceback__ = None  # it would hold this object, which holds the error
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]
 
+    def _stop_reading(self) -> None:
+        """Pass on unread what is still to come: the client paid for it, and there is no memory for more of it."""
+        self._unread = True
+
     def _read(self, event: Event) -> bytes:
         """Read an event; return what the client is shown of it."""
+        if self._unread:
+            return event.raw
         try:
             is_usage = self._reply.take(event)
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the event
@@ -252,7 +259,7 @@ class StreamRelay:
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         reasons = self._reply.replies.finish_reasons
-        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
+        if (reasons and all(reasons)) or self._reply.failed or self._unread or not self._answer.readable:
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
@@ -265,6 +272,8 @@ class StreamRelay:
             return self._reply.replies.error or "the upstream reported an error"
         if left:
             return "the client left"
+        if self._unread:
+            return _TOO_LONG
         if self._failure is not None:
             return self._failure.message
         return _NO_REPLY if self._done else "the upstream closed the stream before the reply was complete"

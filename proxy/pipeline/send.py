@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from proxy.config import Settings
 from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
 from proxy.dialects.jsontext import write
-from proxy.pipeline.prepare import Prepared, plan_of
+from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.trimming import Plan, Policy, merged
 from proxy.upstream import Answer, Upstream
@@ -28,6 +28,8 @@ RESCUED: Final = "upstream found the request too long: it was trimmed and sent o
 """The warning of a request that went through at the second try."""
 OPENED: Final = "upstream refused the trimmed request: the original was sent, and this session is not trimmed that way"
 """The warning of a request that went through untrimmed."""
+HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end of the loop"
+"""The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
 _NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 429})
@@ -70,8 +72,8 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 Replanned: TypeAlias = Callable[[PlanReport, str], None]
 """Called with the report of another plan before that is sent, and with what upstream said of the one before."""
-Untrimmed: TypeAlias = Callable[[Prepared], Awaitable[Plan | None]]
-"""Returns the plan that sends a request as it was before trimming; None where there is none."""
+Untrimmed: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
+"""Returns a request as it was before trimming; None where that is not known."""
 
 
 class UpstreamSender:
@@ -109,9 +111,14 @@ class UpstreamSender:
             answer = await self._past_opening(attempt, policy, answer, replanned)
         if answer.status >= 400 and policy is not None:
             answer = await self._reordered(attempt, answer)
+            first, refusal = attempt.report, answer
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
                 replanned(attempt.report, "overflowed")
                 answer = await self._reordered(attempt, await self._ask(attempt))
+                if prepared.planning.binds_loop and await self._refuses_loop(attempt, answer):
+                    await answer.aclose()
+                    answer, attempt.report = refusal, replace(first, warnings=(*first.warnings, REFUSED_BOTH))
+                    replanned(attempt.report, "refused_again")
             elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
                 answer = await self._opened(attempt, answer, replanned, untrimmed)
         if attempt.orders:
@@ -155,6 +162,16 @@ class UpstreamSender:
             answer = await self._ask(attempt)
         return answer
 
+    async def _refuses_loop(self, attempt: Attempt, answer: Answer) -> bool:
+        """Tell whether a rescue was refused for another reason than its length: amid a tool loop, for its reasoning.
+
+        Then the client hears what the first refusal said: that the request is too long.
+        """
+        if not 400 <= answer.status < 500 or answer.status in _NOT_OF_THE_BODY:
+            return False
+        overflow_of = attempt.prepared.call.dialect.requests.overflow_of
+        return overflow_of(answer.status, await _read(answer)) is None
+
     async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer, replanned: Replanned) -> Answer:
         """Ask again, for less, where a stream begins with the error that the request is too long."""
         opening_error = attempt.prepared.call.dialect.requests.opening_error
@@ -197,19 +214,24 @@ class UpstreamSender:
         if prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer)) is not None:
             return answer
         try:
-            made = await untrimmed(prepared)
+            original = await untrimmed(prepared)
         except BaseException:  # cancelled too: nobody else holds the answer, and it occupies a connection
             await answer.aclose()
             raise
-        if made is None or (made.view == first.plan.view and first.plan.summary is None):
+        if original is None:
+            return answer
+        made = original.plan
+        if made.view == first.plan.view and made.summary == first.plan.summary:
             return answer
         await answer.aclose()
-        attempt.report = _report(first, prepared, made, OPENED)
+        attempt.report = _report(first, prepared, made, OPENED if original.helped is None else HELD)
         replanned(attempt.report, "refused")
         answer = await self._ask(attempt)
         if answer.status >= 400:
             attempt.report = replace(first, warnings=(*first.warnings, REFUSED_BOTH))
             replanned(attempt.report, "refused_again")
+        elif original.helped is not None:
+            original.helped()
         return answer
 
     async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:

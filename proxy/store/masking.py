@@ -81,7 +81,7 @@ class Masker:
             chosen += PRESETS.values() if pattern == "keys" else [PRESETS.get(pattern, pattern)]
         self._patterns = [_RE2.compile(pattern) for pattern in chosen]
         self._secret = secret
-        self._known: LRUCache[bytes, Message] = LRUCache(_REMEMBERED)
+        self._known: LRUCache[tuple[type[Message], bytes], Message] = LRUCache(_REMEMBERED)
 
     def text(self, text: str) -> str:
         """Return a text masked."""
@@ -113,7 +113,8 @@ class Masker:
 
     def message(self, message: Message) -> Message:
         """Return a message masked; the same one where there is nothing to mask."""
-        known = self._known.get(message.raw)
+        name = (type(message), message.raw)  # the same text may be a message of several APIs
+        known = self._known.get(name)
         if known is not None:
             return known
         data = message.data
@@ -121,7 +122,7 @@ class Masker:
         masked = self.data(data)
         made = message if masked is data else type(message).of(masked)
         if len(message.raw) <= _LONGEST:
-            self._known[message.raw] = made
+            self._known[name] = made
         return made
 
     def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -234,7 +234,7 @@ class _Planning:
         waits = bool(fired) and self._waits(view)
         if waits:
             fired = ""
-        if self._is_asked():
+        if self._is_asked() and not self._is_bound:
             # Where nothing else fires, nothing else is done; under another version all begins anew.
             others = () if self.same and not fired else policy.edits
             first = policy.summarizing.model_copy(update={"when": None})
@@ -315,7 +315,7 @@ class _Planning:
         policy, context, trigger = self.policy, self.context, self.policy.trigger
         if trigger is None or self.overflow is not None or not self.entries:
             return False
-        if context.binds_loop and self.entries[-1].message.is_result:
+        if self._is_bound:
             return True  # even where it may be too long: upstream knows better, and a trim would be refused
         if context.context_window is not None and view.tokens * context.scale > context.context_window:
             return False
@@ -326,6 +326,11 @@ class _Planning:
         if paying and self._replies_in_turn() >= _PATIENCE:
             return False
         return any(message.has_reasoning for message in view.messages)
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether a tool loop is under way whose reasoning is refused behind another history."""
+        return self.context.binds_loop and bool(self.entries) and self.entries[-1].message.is_result
 
     def _replies_in_turn(self) -> int:
         current = takewhile(lambda entry: not entry.message.begins_turn, reversed(self.entries))

@@ -7,6 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
@@ -39,8 +40,8 @@ _RAW_BITS: Final = -15
 _ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
 _PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
 MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
-_LEAST_STREAM: Final = 50_331_648  # a stream of 160,000 tokens of 300 bytes each is never too long
-_STREAM_PART: Final = 4  # part of the memory for answers that the events of one stream may fill
+_LEAST_STREAM: Final = 50_331_648  # of a stream, 160,000 tokens of 300 bytes each, may be kept in any case
+_STREAM_PART: Final = 4  # part of the memory for answers that one stream may take
 MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
 _LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
 HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
@@ -133,7 +134,7 @@ class Inflater:
 class AnswerMemory:
     """What large answers take together, in one process.
 
-    One that finds no room waits until others are done. The oldest never waits, so that they all come to an end.
+    A whole one that finds no room waits until others are done, but not for ever: it was paid for. Streams do not wait.
     """
 
     def __init__(self) -> None:
@@ -144,23 +145,25 @@ class AnswerMemory:
         self.on_freed: Callable[[], None] = _do_nothing
         """Called when a large answer is done."""
 
-    @property
-    def longest_stream(self) -> int:
-        """Bytes of the longest stream that is read."""
-        return max(_LEAST_STREAM, self.most // _STREAM_PART)
-
     async def take(self, answer: Answer, size: int) -> None:
-        """Take `size` bytes more for an answer; raises an `UpstreamError` if there was no room for a long time."""
+        """Take `size` bytes more for an answer; wait for room, as long as there is hope."""
         held = self._held
         held.setdefault(answer, 0)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_MEMORY_SECONDS):
                 while sum(held.values()) + size > self.most and next(iter(held)) is not answer:
                     self._freed.clear()
                     await self._freed.wait()
-        except TimeoutError as why:
-            raise too_large("is one of many large ones, for which server.max_memory has no room at once") from why
         held[answer] += size
+
+    def take_for_stream(self, answer: Answer, size: int) -> bool:
+        """Take `size` bytes more for a stream; tell whether there was room."""
+        held = self._held.get(answer, 0) + size
+        longest = max(_LEAST_STREAM, self.most // _STREAM_PART)
+        if held > longest or sum(self._held.values()) + size > max(self.most, longest):
+            return False
+        self._held[answer] = held
+        return True
 
     def give_back(self, answer: Answer) -> None:
         """Free what an answer took."""
@@ -289,13 +292,12 @@ class Answer:
         return self._body
 
     async def hold(self) -> None:
-        """Take memory for `HELD_BYTES` of this answer, until it is closed; raises as `AnswerMemory.take` does."""
+        """Take memory for `HELD_BYTES` of this answer, until it is closed."""
         await self._memory.take(self, HELD_BYTES * _COPIES)
 
-    @property
-    def longest_stream(self) -> int:
-        """Bytes of the longest stream that is read."""
-        return self._memory.longest_stream
+    def hold_stream(self) -> bool:
+        """Take memory for `HELD_BYTES` more of this stream, until it is closed; tell whether there was any."""
+        return self._memory.take_for_stream(self, HELD_BYTES)
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""

@@ -54,13 +54,30 @@ def test_refused_bodies_take_no_memory_with_them(served: Served) -> None:
     assert resident(served.process.pid) - before < 3 * len(body)
 
 
-@pytest.mark.parametrize("model", ["event", "values of an event", "endless stream"])
+@pytest.mark.parametrize("model", ["event", "values of an event"])
 def test_a_stream_that_is_too_large_ends_with_an_error_event(served: Served, seeds: Seeds, model: str) -> None:
     assert b"upstream_too_large" in asked(served, seeds, model, stream=True).content[-2000:]
     deadline = time.monotonic() + 20
     while resident(served.process.pid) > 300 * MEGABYTE:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_a_stream_without_end_is_passed_on_and_not_kept(served: Served, seeds: Seeds) -> None:
+    size = most = 0
+    body = seeds.body(seeds.talks[-1], {"model": "endless stream", "stream": True})
+    with (
+        httpx.Client(timeout=60, trust_env=False) as client,
+        client.stream("POST", served.url + seeds.path, json=body, headers={"x-session-id": "endless"}) as answer,
+    ):
+        assert answer.status_code == 200
+        for piece in answer.iter_raw():
+            size += len(piece)
+            most = max(most, resident(served.process.pid))
+    assert size > 150 * MEGABYTE
+    assert most < 600 * MEGABYTE
+    receipt = httpx.get(f"{served.url}/exchanges/{answer.headers['x-exchange-id']}", trust_env=False).json()
+    assert (receipt["status"], "too long to be stored whole" in receipt["error"]) == ("partial", True)
 
 
 @pytest.mark.parametrize("model", ["deep", "digits", "members", "raw deflate"])

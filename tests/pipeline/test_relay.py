@@ -35,11 +35,15 @@ class _Answer:
         self.pieces, self.fault, self.status, self.readable = pieces, fault, status, True
         self.ended = False
         """Whether it is known that all of it was taken."""
+        self.room = True
         self._said = self.said()
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
         return await anext(self._said, b"")
+
+    def hold_stream(self) -> bool:
+        return self.room
 
     async def said(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
@@ -159,6 +163,21 @@ async def test_a_stream_without_a_reply_is_a_failure() -> None:
         assert client.answered is not None
         assert client.answered.status is Status.FAILED
         assert client.answered.error
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("end", [DONE, b""])
+async def test_of_a_stream_for_which_there_is_no_memory_the_rest_is_passed_on_unread(room: bool, end: bytes) -> None:
+    long = HELLO.replace(b"lo", b"lo" * 1_200_000)
+    pieces = (long, long, HELLO, STOP + end)
+    answer: Any = _Answer(*pieces)
+    answer.room, client = room, _Client()
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=False).run(client.settle)
+    assert client.got == b"".join(pieces)
+    assert client.answered is not None
+    assert client.answered.status is (Status.COMPLETE if room else Status.PARTIAL)
+    assert len(_text(client)[0][0]) == 2 * 2_400_003 + (5 if room else 0)
+    assert (client.answered.error is None) is room
 
 
 async def test_what_is_no_json_is_relayed_all_the_same() -> None:

@@ -1555,6 +1555,9 @@ def test_a_tool_loop_whose_reasoning_is_required_and_checked_is_not_trimmed() ->
         assert not plan(loop, given, "mine", bound).trimmed
         assert plan((*loop, entry_at(11, message("user and now?"))), given, "mine", bound).trimmed
         assert plan(loop, given, "mine", bound, overflow=500).trimmed
+    known = replace(KNOWN, prepared=ready(4, asked=True))
+    assert plan(loop, SUMMING, "mine", known).trimmed
+    assert not plan(loop, SUMMING, "mine", replace(known, keeps_loop=True, binds_loop=True)).trimmed
 
 
 def test_when_to_trim_and_whom_to_hear_are_no_part_of_the_version() -> None:
