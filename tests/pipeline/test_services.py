@@ -91,7 +91,9 @@ def test_what_is_learnt_of_a_cache_holds_for_its_address_only() -> None:
         told.learn("mine-1", None, 0, None, base_url=here.base_url, missed=9000)
 
     def served(facts: ModelFacts) -> float:
-        return told.planning("mine-1", facts, fixed=0, agent=None, updated_at=None).prices.served
+        prices = told.planning("mine-1", facts, fixed=0, agent=None, updated_at=None).prices
+        assert prices is not None
+        return prices.served
 
     assert (served(here), served(there)) == (0, 1)
 
