@@ -121,7 +121,7 @@ bench: $(RUNTIME) ## Measure what the proxy costs (10 minutes; ARGS="--quick", "
 prove: $(RIVALS)/.ready ## Compare with other packages on recorded sessions; writes the README's table (3 minutes; 500 MB of packages).
 	$(BIN)/python -m benchmarks.prove --rivals $(RIVALS)/bin/python $(or $(ARGS),--write)
 
-record-sdks: $(READY) ## Record anew what eight SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
+record-sdks: $(READY) ## Record anew what nine SDKs send (600 MB of environments; needs npm; ARGS="openai agno" for some).
 	$(BIN)/python -m tests.sdks.record $(ARGS)
 
 screenshots: $(READY) ## Make the pictures of docs/images anew, in Chromium.

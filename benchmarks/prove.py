@@ -46,7 +46,7 @@ CLEARING: Final = {
     "trigger": {"tokens": 30_000},
     "edits": [{"type": "clear_tool_results", "keep": 3, "digest_chars": 0}],
 }
-COLUMNS: Final = ("", "input cost", "far values kept", "those only in results", "dearest session")
+COLUMNS: Final = ("", "input cost", "far values kept", "those only in results", "worst session")
 DOES: Final = {
     "langchain-core": "`trim_messages` to 30k",
     "litellm": "`trim_messages` to 30k",
@@ -138,11 +138,14 @@ def _cell(pairs: Sequence[tuple[float, float]]) -> str:
     return percent(pairs).replace(" %", "%").replace(" to ", "-")
 
 
-def table(result: BacktestResult, sessions: int) -> str:
-    """Return the table in Markdown, with what it says."""
+def table(result: BacktestResult, sessions: int, recordings: int) -> str:
+    """Return the table in Markdown, with what it says: `sessions` were cut out of so many `recordings`."""
     requests = result.strategies[0].figures.requests
     lines = [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)], *rows(result))]
-    about = f"{sessions} sessions of real agents, {requests:,} requests; in brackets 95 % intervals by session."
+    about = (
+        f"{sessions} sessions from {recordings} recordings of real agents, cut where they compacted, "
+        f"{requests:,} requests; in brackets 95 % intervals by session."
+    )
     return "\n".join([*lines, "", about, ""])
 
 
@@ -154,10 +157,8 @@ def main() -> None:
     given = parser.parse_args()
     histories = read_files(SESSIONS)
     others = list(rivals(given.rivals, histories)) if given.rivals else []
-    test = Backtest(
-        [*policies(), *baselines(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: 1_000_000
-    )
-    text = table(test.run(histories), len(histories))
+    test = Backtest([*policies(), *baselines(), *others], [price_class(0.1)], TokenCounter(), windows=lambda _: WINDOW)
+    text = table(test.run(histories), len(histories), len(list(SESSIONS.glob("*.json.gz"))))
     sys.stdout.write(text)
     if given.write:
         before, _, rest = README.read_text("utf-8").partition(BEGIN)

@@ -274,12 +274,12 @@ def test_what_packages_send_is_replayed_and_put_into_a_table(tmp_path: Path, mon
     (rival,) = prove.rivals(sys.executable, histories)
     assert rival.name == "litellm 1: `trim_messages` to 30k"
     test = Backtest([rival, *prove.baselines()], [price_class(0.1)], TokenCounter("estimate"))
-    text = prove.table(test.run(histories), len(histories))
+    text = prove.table(test.run(histories), len(histories), 2)
     lines = text.splitlines()
     assert lines[0].startswith("|  | input cost | far values kept |")
     assert any(line.startswith("| litellm 1: `trim_messages` to 30k | ") for line in lines)
     assert "| *knows the future* |" in text
-    assert "2 sessions of real agents, 6 requests" in text
+    assert "2 sessions from 2 recordings of real agents, cut where they compacted, 6 requests" in text
     (tmp_path / "rivals.py").write_text("raise SystemExit('no such package')")
     with pytest.raises(SystemExit, match="no such package"):
         list(prove.rivals(sys.executable, histories))

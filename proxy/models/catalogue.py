@@ -113,6 +113,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     block: int
     breakpoints: Breakpoints
     takes_key: bool = False  # `key` in `CacheRules`, as are the three above
+    base_url: str | None = None  # where this holds; None where it was asked of no address
 
 
 class Catalogue:
@@ -156,6 +157,7 @@ class Catalogue:
             block=rules.block,
             breakpoints=rules.breakpoints,
             takes_key=rules.key,
+            base_url=base_url,
         )
 
 

@@ -54,7 +54,7 @@ class Knowledge:
         self.catalogue = catalogue  # exchanged when the configuration is read again
         self._upstream = upstream
         self._calibration = calibration
-        self._cached_shares: LRUCache[str, float] = LRUCache(_COUNTABLE)  # by model
+        self._cached_shares: LRUCache[tuple[str | None, str], float] = LRUCache(_COUNTABLE)  # by address and model
         self._countable: set[str] = set()  # models whose vocabulary is there
 
     def facts(self, model: str, dialect: Dialect) -> ModelFacts:
@@ -103,16 +103,16 @@ class Knowledge:
             context_window=facts.context_window,
             agent=agent,
             idle=None if updated_at is None else max(0, self.now - updated_at) / 1000,
-            prices=self._as_billed(model, facts.prices),
+            prices=self._as_billed(model, facts),
             scale=1.0 if scale is None or self._calibration is None else rounded(scale),
             prepared=prepared,
             keeps=keeps,
         )
 
-    def _as_billed(self, model: str, prices: Prices) -> Prices:
+    def _as_billed(self, model: str, facts: ModelFacts) -> Prices:
         """Return the prices with what was learnt of the provider's cache."""
-        share = round(self._cached_shares.get(model, 1.0), 1)
-        return prices if share == 1 else replace(prices, served=share)
+        share = round(self._cached_shares.get((facts.base_url, model), 1.0), 1)
+        return facts.prices if share == 1 else replace(facts.prices, served=share)
 
     def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
         """Return the tokens of what is sent beside the history."""
@@ -120,16 +120,26 @@ class Knowledge:
         return tokens + (self.counter.json(tools, model) if tools is not None else 0)
 
     def learn(
-        self, model: str, scale: float | None, counted: int, reported: object, *, read: int = 0, missed: int = 0
+        self,
+        model: str,
+        scale: float | None,
+        counted: int,
+        reported: object,
+        *,
+        base_url: str | None = None,
+        read: int = 0,
+        missed: int = 0,
     ) -> float | None:
         """Return a session's scale after upstream `reported` its own count of a request of `counted` tokens.
 
         The scale is kept with the session, so that each process judges alike, after a restart too. Of tokens that
-        should have been cached, `read` were, and `missed` were not: that is learnt by model.
+        should have been cached, `read` were, and `missed` were not: that is learnt by model and `base_url`, the
+        address of its `facts`.
         """
         if read + missed:
-            known = self._cached_shares.get(model, 1.0)
-            self._cached_shares[model] = known + _NEWS * (read / (read + missed) - known)
+            place = (base_url, model)
+            known = self._cached_shares.get(place, 1.0)
+            self._cached_shares[place] = known + _NEWS * (read / (read + missed) - known)
         if self._calibration is None or not isinstance(reported, int) or isinstance(reported, bool):
             return scale
         self._calibration.learn(model, counted, reported)

@@ -123,6 +123,7 @@ class Exchange:
                 prepared.history.scale,
                 self.report.plan.tokens_sent,
                 usage.get("prompt_tokens"),
+                base_url=prepared.facts.base_url,
                 read=figures.tokens_cached if usual else 0,
                 missed=figures.tokens_missed if usual else 0,
             )

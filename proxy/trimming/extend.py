@@ -85,7 +85,9 @@ def extended(
     ):
         return None
     messages = tuple([entry.message for entry in after])
-    if current is not None and messages and not _is_sound(messages):
+    # Whatever the plan changed of the beginning, or put in, it repairs with what comes after.
+    is_repaired = current is not None or before.arrivals or before.messages_before > count + start.after
+    if is_repaired and messages and not _is_sound(messages):
         return None
     tokens = sum([entry.tokens for entry in after])
     sent = context.fixed_tokens + start.tokens + tokens

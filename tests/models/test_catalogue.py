@@ -86,6 +86,7 @@ def test_an_unknown_model_has_common_facts() -> None:
         matching="blocks",
         block=128,
         breakpoints="none",
+        base_url=OPENAI,
     )
 
 
@@ -112,6 +113,7 @@ def test_the_operators_settings_come_first(model: str) -> None:
         matching="breakpoints",
         block=128,
         breakpoints="anthropic",
+        base_url=OPENAI,
     )
 
 

@@ -13,7 +13,7 @@ from proxy.config import ModelPrices, ModelRule, Settings
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
-from proxy.models import Catalogue
+from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline import Knowledge, opened
 from proxy.tokens import Calibration, TokenCounter
 from proxy.trimming import PlanningContext
@@ -65,6 +65,7 @@ def test_the_time_is_in_milliseconds() -> None:
 
 def test_it_is_learnt_how_much_a_cache_serves() -> None:
     told = knowledge(None, RULE)
+    there = told.facts("mine-1", CHAT).base_url
 
     def served() -> float:
         prices = known_of(told, "mine-1").prices
@@ -72,15 +73,29 @@ def test_it_is_learnt_how_much_a_cache_serves() -> None:
         return prices.served
 
     told.learn("mine-1", None, 0, None)  # nothing is reported: nothing is learnt
-    told.learn("mine-1", None, 0, None, read=9000, missed=100)
+    told.learn("mine-1", None, 0, None, base_url=there, read=9000, missed=100)
     assert served() == 1
     for _ in range(50):
-        told.learn("mine-1", None, 0, None, read=0, missed=9000)
+        told.learn("mine-1", None, 0, None, base_url=there, read=0, missed=9000)
     assert served() == 0
     assert known_of(told, "mine-2").prices != known_of(told, "mine-1").prices
     for _ in range(7):
-        told.learn("mine-1", None, 0, None, read=9000)
+        told.learn("mine-1", None, 0, None, base_url=there, read=9000)
     assert served() == 0.5
+
+
+def test_what_is_learnt_of_a_cache_holds_for_its_address_only() -> None:
+    told = knowledge(None, RULE)
+    here, there = (told.facts_at("mine-1", f"http://127.0.0.1:{port}/v1") for port in (9, 10))
+    for _ in range(50):
+        told.learn("mine-1", None, 0, None, base_url=here.base_url, missed=9000)
+
+    def served(facts: ModelFacts) -> float:
+        prices = told.planning("mine-1", facts, fixed=0, agent=None, updated_at=None).prices
+        assert prices is not None
+        return prices.served
+
+    assert (served(here), served(there)) == (0, 1)
 
 
 @pytest.mark.anyio

@@ -144,6 +144,30 @@ def test_what_comes_after_a_cut_is_sent_as_it_is(more: list[Message], sure: bool
     assert extended(start, whole, policy, "p", KNOWN, None) is None
 
 
+@pytest.mark.parametrize("of", ["arrival", "hidden"])
+@pytest.mark.parametrize(("more", "sure"), [(call("d", "ok"), True), (call("d", "ok")[:1], False)])
+def test_what_comes_after_a_changed_message_is_sent_as_it_is_without_a_cut(
+    of: str, more: list[Message], sure: bool
+) -> None:
+    asked = ChatMessage.of({"role": "user", "content": "look"})
+    log = entries([asked, *call("a")])
+    if of == "arrival":
+        shortening = Policy.model_validate({"on_arrival": [{"type": "truncate_tool_output", "max_bytes": 100}]})
+        decided = plan(log, shortening, "p", KNOWN).decided
+        log = [replace(entry, arrival=changes) for entry, changes in zip(log, decided, strict=True)]
+        assert log[-1].arrival
+    else:
+        log = stored([log[0], replace(log[1], hidden=hidden(log[1], KNOWN)), log[2]])
+    policy = Policy.model_validate({})  # the edits on arrival were taken out of it
+    start = begun(log, len(log), policy)
+    assert start is not None
+    assert start.plan.cut is None
+    whole = log + entries([*[entry.message for entry in log], *more])[len(log) :]
+    made = extended(start, whole, policy, "p", KNOWN, None)
+    assert (made is not None) is sure
+    assert made is None or made == plan(whole, policy, "p", KNOWN)
+
+
 def test_a_call_that_waits_is_planned_with_its_result() -> None:
     policy = Policy.model_validate(LEAN)
     log, cut = trimmed(policy)
