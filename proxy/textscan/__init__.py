@@ -36,6 +36,7 @@ from proxy.textscan.plaintext import (
     grouped,
     is_markup,
     names_ref,
+    omitted,
     shown,
     tidied,
     weight,

@@ -104,10 +104,9 @@ class Draft(Struct, frozen=True, kw_only=True):
     def results(self) -> Iterator[Result]:
         """Yield the tool results that still stand, each with the call that it answers."""
         for span in self.spans:
-            calls = self.entries[span.start].message.calls
+            calls = by_id(self.entries[span.start].message.calls)
             for place, message in self.remaining(span.start, span.stop):
                 for index, result, entry in results_of(message, self.entries[place]):
-                    call = next((call for call in calls if result.answers_call(call)), None)
                     yield Result(
                         place=place,
                         index=index,
@@ -116,7 +115,7 @@ class Draft(Struct, frozen=True, kw_only=True):
                         ref=entry.ref,
                         tokens=entry.tokens,
                         span=span,
-                        call=call,
+                        call=answered_by(result, calls),
                     )
 
     def history_before(self, last: int) -> int:
@@ -191,6 +190,17 @@ class ResultChanges:
         """Go on from a change; return it."""
         self._kept[change.position] = change
         return change
+
+
+def by_id(calls: Sequence[Call]) -> dict[str, Call]:
+    """Return calls by the id that a result names, that of the older form under ""; of those of one id the first."""
+    return {call.id: call for call in reversed(calls) if call.id or call.legacy}
+
+
+def answered_by(result: Message, calls: Mapping[str, Call]) -> Call | None:
+    """Return which of the calls `by_id` a result answers; None where it answers none."""
+    found = (calls.get(each) for each in (*result.answered, ""))
+    return next((call for call in found if call is not None and result.answers_call(call)), None)
 
 
 def results_of(message: Message, entry: Entry) -> Iterator[tuple[int, Message, Entry]]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import span_start
 from proxy.dialects import Call, Message, Span
-from proxy.trimming.draft import overlay
+from proxy.trimming.draft import by_id, overlay
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, StaleRange, Summary
 from proxy.trimming.policy import Policy
 
@@ -164,6 +164,7 @@ def _decided(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]]
 ) -> Iterator[tuple[Change, ...]]:
     originals = [entry.message for entry in entries]
+    asked = _Asked(originals)
     # Whether a message is a result is read from its text: only where somebody asks.
     counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
     tokens, count, calls = context.fixed_tokens, 0, 0
@@ -186,14 +187,26 @@ def _decided(
             yield ()
         else:
             size_then = Size(tokens=tokens, messages=count, tool_calls=calls)
-            yield tuple(_new(entry, _calls_of(originals, place, run), size_then, policy, context))
+            yield tuple(_new(entry, asked.before(place, run), size_then, policy, context))
 
 
-def _calls_of(messages: Sequence[Message], place: int, floor: int) -> tuple[Call, ...]:
-    """Return the calls of the message that the results at `place` follow."""
-    while place > floor and messages[place].is_result:
-        place -= 1
-    return tuple(messages[place].calls)
+class _Asked:
+    """The calls that results answer, asked for going forward: no message is looked at twice."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        self._known = -1  # the last place that was asked for
+        self._calls: dict[str, Call] = {}  # what the result there could answer
+
+    def before(self, place: int, floor: int) -> Mapping[str, Call]:
+        """Return by id the calls of the message that the results at `place` follow, not before `floor`."""
+        start = place
+        while start > floor and start != self._known and self._messages[start].is_result:
+            start -= 1
+        if start != self._known:
+            self._calls = by_id(self._messages[start].calls)
+        self._known = place
+        return self._calls
 
 
 def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: int = 0) -> bool:
@@ -207,7 +220,9 @@ def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: in
     return any(policy.pins(message) for message in messages[start : place + 1])
 
 
-def _new(entry: Entry, calls: Sequence[Call], size: Size, policy: Policy, context: PlanningContext) -> Iterator[Change]:
+def _new(
+    entry: Entry, calls: Mapping[str, Call], size: Size, policy: Policy, context: PlanningContext
+) -> Iterator[Change]:
     """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.conversation import spans
-from proxy.trimming.draft import clipped
+from proxy.dialects import Call, Message
+from proxy.dialects.chat.message import ChatMessage
+from proxy.trimming.draft import answered_by, clipped
+from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import (
     KEPT_APART,
     TrimmedHistory,
@@ -52,6 +56,40 @@ def test_only_tool_results_over_the_limits_are_changed_and_all_is_decided() -> N
     assert change.tokens_after == count(change.message) < 910
     assert arrived.messages == (entries[0].message, entries[1].message, change.message, entries[3].message)
     assert arrived.tokens == (910, 10, change.tokens_after, 15)
+
+
+def test_the_calls_of_parallel_results_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 300
+    calls = ", ".join(f"c{at} search" for at in range(number))
+    entries = log("user hi", f"assistant | {calls}", *(f"tool c{at} {LONG}" for at in range(number)))
+    looked = 0
+    answers_call = ChatMessage.answers_call
+
+    def counted(self: ChatMessage, call: Call) -> bool:
+        nonlocal looked
+        looked += 1
+        return answers_call(self, call)
+
+    monkeypatch.setattr(ChatMessage, "answers_call", counted)
+    assert len(arrive(entries, policy(), KNOWN).changes) == number
+    assert looked <= number
+
+
+@pytest.mark.parametrize("recorded", [(), (3,), (2, 3)])
+def test_each_result_is_shortened_for_what_its_call_asked(recorded: tuple[int, ...]) -> None:
+    log_lines = ("tool a 1", "assistant | a x, b x, a y, z()", "tool a 1", "tool b 1", "function z 1", "tool c 1")
+    entries = [replace(each, arrival=() if each.position in recorded else None) for each in log(*log_lines)]
+    seen: list[tuple[int, str | None]] = []
+
+    class Told(TruncateToolOutput, frozen=True):
+        def shorten_all(self, message: Message, entry: Entry, calls: Mapping[str, Call]) -> None:
+            call = answered_by(message, calls)
+            seen.append((entry.position, call.name if call is not None else None))
+
+    chosen = policy().model_copy(update={"on_arrival": (Told(),)})
+    arrive(entries, chosen, KNOWN)
+    told = [(0, None), (2, "x"), (3, "x"), (4, "z"), (5, None)]
+    assert seen == [each for each in told if each[0] not in recorded]
 
 
 def test_what_is_recorded_is_done_again_whatever_the_policy_says() -> None:

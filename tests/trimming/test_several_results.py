@@ -212,3 +212,11 @@ def test_thinking_of_a_loop_under_way_stays_where_the_model_requires_it(keeps_lo
     assert [block for block in made.view[1].data["content"] if block["type"] == "thinking"] == kept
     done = plan(entries([*talk, reply(THOUGHT), ask("So?")]), policy, "p", context, None)
     assert all(b"signature" not in message.raw for message in done.view)
+
+
+def test_what_results_of_one_message_cost_is_counted_once() -> None:
+    names = "abcd"
+    talk = [TALK[0], reply(*map(use, names)), user(*[result(each, LONG) for each in names]), *TALK[3:5]]
+    assert planned({"type": "clear_tool_results", "keep": 4, "keep_share": 0.99}, messages=talk).changes == ()
+    made = planned({"type": "clear_tool_results", "keep": 4, "keep_share": 0.5}, messages=talk)
+    assert len(made.changes) == 2

@@ -201,8 +201,11 @@ def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> in
     if draft.dear or edit.keep_share == 1:
         return most
     room = edit.keep_share * draft.total
+    counted: set[int] = set()  # places: results of one message share its tokens
     for kept, result in enumerate(reversed(results[len(results) - most :])):
-        room -= draft.tokens[result.place]
+        if result.place not in counted:
+            counted.add(result.place)
+            room -= draft.tokens[result.place]
         if kept >= least and room < 0:
             return kept
     return most

@@ -6,8 +6,10 @@ The tokens of a shorter form are estimated from those of the original: by bytes,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate, chain
 from typing import Final, Literal, TypeAlias
 
 from proxy.dialects import Call, Message
@@ -21,6 +23,7 @@ from proxy.textscan import (
     grouped,
     is_markup,
     names_ref,
+    omitted,
     pieces,
     preview,
     shown,
@@ -48,7 +51,8 @@ _NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit 
 _SURE: Final = 0.85  # part of the limit to which a strict cut goes: tokens are estimated
 _SHORT_TEXT: Final = 80  # characters of a text inside JSON, where more is too much
 _SMALLER: Final = 0.8  # each next cut leaves this part of the one before,
-_LEAST_SHARE: Final = 1e-4  # down to this part of the whole
+_LEAST_ROOM: Final = 8  # down to so many characters
+_SHORT_PART: Final = 80  # characters that each part of many may have before others are left out for it
 _NAME: Final = re.compile(r"\w+")
 _BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
 _LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
@@ -78,7 +82,8 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     strict: bool = False
     """Whether a result that is still over the limit is cut until it is within: items of lists to the fields that name
-    them and those that the call asks for, then fewer items and less text, at last to its beginning and its end."""
+    them and those that the call asks for, then fewer items and less text, at last its longest parts to their beginning
+    and their end; of very many parts the first and the last ones stay."""
     spare_files: bool = False
     """At a trim, results of calls that name a file stay as they are: agents edit files by their exact text."""
 
@@ -101,79 +106,131 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     def _compacted(self, message: Message, entry: Entry, size: int, asked: str) -> Shortened | None:
         """Return `message` in a shorter form; None where that has `size` bytes or more."""
-        given = message.texts
-        before, per_byte = _size("".join(given)), _tokens_per_byte(entry)
-        if before * per_byte <= self.over_tokens:
+        original = _Original(message.texts, entry)
+        if original.tokens <= self.over_tokens:
             return None
-        forms = [_CompactForm(text, self, per_byte) for text in given]
+        forms = [_CompactForm(text, self, original.per_byte) for text in original.texts]
         for step in (_CompactForm.tidy, _CompactForm.clean, _CompactForm.cut):
-            if _is_over(self.over_tokens, forms, given, before * per_byte):
+            if original.is_over(self.over_tokens, forms):
                 for form in forms:
                     form.take(step, entry.ref)
         if self.strict:
-            self._fit(forms, given, before * per_byte, entry.ref, frozenset(_NAME.findall(asked.lower())))
-        made = [form.text for form in forms]
-        if not "".join(made).strip():
+            self._fit(forms, original, entry.ref, frozenset(_NAME.findall(asked.lower())))
+        made = [None if form.is_left_out else form.text for form in forms]
+        if not "".join(filter(None, made)).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
-            made = [ending(entry.ref), *given[1:]]
-        after = _size("".join(made))
+            made = [ending(entry.ref), *original.texts[1:]]
+        after = _size("".join(filter(None, made)))
         if after >= size:
             return None
         used = dict.fromkeys(name for form in forms for name in form.used)
-        reason = f"{', '.join(used)}: {before} bytes become {after}"
+        reason = f"{', '.join(used)}: {original.size} bytes become {after}"
         return Shortened(message=message.with_texts(made), reason=reason)
 
-    def _fit(
-        self, forms: Sequence[_CompactForm], given: Sequence[str], tokens: float, ref: str, asked: frozenset[str]
-    ) -> None:
-        """Cut the forms of `given`, of so many tokens, until they are within the limit."""
+    def _fit(self, forms: Sequence[_CompactForm], original: _Original, ref: str, asked: frozenset[str]) -> None:
+        """Cut the forms of a result until all of them together are within the limit."""
         limit = self.over_tokens * _SURE
         for keep, longest in (
             (self.keep_items, self.max_string),
             (self.keep_items, _SHORT_TEXT),
             (1, _SHORT_TEXT // 2),
         ):
-            if _most_tokens(forms, given, tokens) <= limit:
+            if original.most_tokens(forms) <= limit:
                 return
             for form in forms:
                 form.take(partial(_CompactForm.reduce, keep=keep, longest=longest, asked=asked), ref)
-        share = limit / max(_most_tokens(forms, given, tokens), 1)
-        while _most_tokens(forms, given, tokens) > limit:
-            for form in forms:
-                form.cut_ends(share, ref)
-            if share < _LEAST_SHARE:
+        texts = [form.unmarked for form in forms]
+        room = limit / max(original.most_tokens(forms), 1) * sum(map(len, texts))
+        while original.most_tokens(forms) > limit:
+            made = _ends_of(texts, room, len(ending(ref)) + 1)
+            # What is left out of several parts is told once, where the last of it was.
+            last = max([*made, *(at for at, form in enumerate(forms) if form.is_marked)], default=None)
+            for at, form in enumerate(forms):
+                form.put(made.get(at, form.unmarked), ref if at == last else None, is_cut=at in made)
+            if room < _LEAST_ROOM:
                 return
-            share *= _SMALLER
+            room *= _SMALLER
 
 
-def _most_tokens(forms: Sequence[_CompactForm], given: Sequence[str], tokens: float) -> float:
-    """Return how many tokens the forms may have, by their bytes and by their weight, where `given` have so many."""
-    texts = [form.text for form in forms]
-    sizes, weights = (sum(map(measure, texts)) / max(sum(map(measure, given)), 1) for measure in (_size, weight))
-    return tokens * max(sizes, weights)
+def _ends_of(texts: Sequence[str], room: float, spare: int) -> dict[int, str | None]:
+    """Return by place what is to stand there so that about `room` characters are left of all; None for nothing.
+
+    The longest are cut. Of more texts than there is room for, those at both ends stay. Each change makes a text
+    shorter by more than `spare` characters.
+    """
+    places = [at for at, text in enumerate(texts) if text]
+    inwards = list(chain.from_iterable(zip(places, reversed(places), strict=True)))[: len(places)]
+    sizes = accumulate(min(len(texts[at]), _SHORT_PART) for at in inwards)
+    count = max(bisect_right(list(sizes), room), 1)
+    made: dict[int, str | None] = {}
+    longest = _longest([len(texts[at]) for at in inwards[:count]], room)
+    for at in inwards[:count]:
+        if len(texts[at]) > longest:
+            cut = ends(texts[at], longest)
+            if len(cut) + spare < len(texts[at]):
+                made[at] = cut
+    left_out = sorted(inwards[count:])
+    mark = omitted(f"{len(left_out)} parts")
+    if len(mark) + spare < sum(len(texts[at]) for at in left_out):
+        made |= {at: mark if at == left_out[-1] else None for at in left_out}
+    return made
+
+
+def _longest(sizes: Sequence[int], room: float) -> int:
+    """Return to which size the largest must be cut so that all of them together have the size `room`."""
+    longest = 0.0
+    for place, size in enumerate(sorted(sizes)):
+        longest = max(room, 0) / (len(sizes) - place)
+        if size > longest:
+            break
+        room -= size
+    return int(longest)
 
 
 def _names_file(call: Call | None) -> bool:
     return call is not None and any(value.kind == "path" for value in values_of(call.arguments, "none"))
 
 
-def _is_over(limit: int, forms: Sequence[_CompactForm], given: Sequence[str], tokens: float) -> bool:
-    """Tell whether the forms have more tokens than `limit`, where the texts `given` have so many."""
-    size = max(sum(map(_size, given)), 1)
-    estimate = tokens * sum(form.size for form in forms) / size
-    if size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
-        return estimate > limit
-    return tokens * sum(weight(form.text) for form in forms) / max(sum(map(weight, given)), 1) > limit
+class _Original:
+    """A result before it is put in a shorter form: by its tokens those of the form are estimated."""
+
+    def __init__(self, texts: Sequence[str], entry: Entry) -> None:
+        self.texts = texts
+        self.per_byte = _tokens_per_byte(entry)
+        self.size = sum(map(_size, texts))
+        self.tokens = self.size * self.per_byte
+
+    @cached_property
+    def _weight(self) -> int:
+        return max(sum(map(weight, self.texts)), 1)
+
+    def is_over(self, limit: int, forms: Sequence[_CompactForm]) -> bool:
+        """Tell whether the forms have more tokens than `limit`."""
+        estimate = self._by_size(forms)
+        if self.size > _LARGE or not limit <= estimate * _NEAR <= limit * _NEAR**2:
+            return estimate > limit
+        return self._by_weight(forms) > limit
+
+    def most_tokens(self, forms: Sequence[_CompactForm]) -> float:
+        """Return how many tokens the forms may have, by their bytes and by their weight."""
+        return max(self._by_size(forms), self._by_weight(forms))
+
+    def _by_size(self, forms: Sequence[_CompactForm]) -> float:
+        return self.tokens * sum(form.size for form in forms) / max(self.size, 1)
+
+    def _by_weight(self, forms: Sequence[_CompactForm]) -> float:
+        return self.tokens * sum(form.weight for form in forms) / self._weight
 
 
 class _CompactForm:
     """One text on its way to a shorter form."""
 
+    _weight: int | None  # of the text as it is now; None until somebody asks
+
     def __init__(self, text: str, edit: CompactToolOutput, per_byte: float) -> None:
         """Begin with `text`, of `per_byte` tokens a byte; what may be done with it is what `edit` says."""
         self._per_byte = per_byte
-        self.text = text
-        self.size = _size(text)
+        self._set(text)
         self.used: list[str] = []  # the methods that made it shorter, in order
         self._edit = edit
         self._is_markup = is_markup(text)
@@ -182,20 +239,32 @@ class _CompactForm:
         self._shown = [piece if isinstance(piece, str) else piece.source for piece in self._pieces]
         """Each of the pieces as it stands now."""
 
-        self._is_marked = False  # whether a line at the end must say that something was left out
+        self.is_marked = False  # whether a line at the end must say that something was left out
+        self.is_left_out = False  # whether nothing of it stays, not even its part of the content
+
+    @property
+    def unmarked(self) -> str:
+        """The text as its steps left it, without the line at the end."""
+        return "".join(self._shown)
+
+    @property
+    def weight(self) -> int:
+        """The weight of the text; it is taken once."""
+        if self._weight is None:
+            self._weight = weight(self.text)
+        return self._weight
 
     def take(self, step: Callable[[_CompactForm, str], None], ref: str) -> None:
         """Take a step, unless the text would not get shorter by it."""
-        shown, used, is_marked = list(self._shown), list(self.used), self._is_marked
+        shown, used, is_marked = list(self._shown), list(self.used), self.is_marked
         step(self, ref)
-        text = "".join(self._shown)
-        if self._is_marked:
+        text = self.unmarked
+        if self.is_marked:
             text = f"{text.rstrip()}\n{ending(ref)}"
-        size = _size(text)
-        if size < self.size:
-            self.text, self.size = text, size
+        if _size(text) < self.size:
+            self._set(text)
         else:
-            self._shown, self.used, self._is_marked = shown, used, is_marked
+            self._shown, self.used, self.is_marked = shown, used, is_marked
 
     def tidy(self, _: str) -> None:
         """Do what loses nothing."""
@@ -215,7 +284,7 @@ class _CompactForm:
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, str) or isinstance(piece.value, str):
                 text = shown(self._shown[place]) if self._is_markup else self._shown[place]
-                self._is_marked |= self._offer(place, "noise", without_blobs(text))
+                self.is_marked |= self._offer(place, "noise", without_blobs(text))
 
     def cut(self, ref: str) -> None:
         """Cut documents and count lines."""
@@ -223,13 +292,13 @@ class _CompactForm:
             if isinstance(piece, str) or isinstance(piece.value, str):
                 if "log" in self._edit.methods:
                     text = condensed(folded(self._shown[place]), self._edit.keep_items)
-                    self._is_marked |= self._offer(place, "log", text)
+                    self.is_marked |= self._offer(place, "log", text)
             elif "preview" in self._edit.methods:
                 alone = len(self._pieces) == 1
                 made = preview(piece.value, self._edit.keep_items, self._edit.max_string, ref if alone else None)
                 if made is not None:
                     taken = self._offer(place, "preview", self._written(made))
-                    self._is_marked |= taken and not alone
+                    self.is_marked |= taken and not alone
 
     def reduce(self, ref: str, *, keep: int, longest: int, asked: frozenset[str]) -> None:
         """Cut documents to what says which items there are."""
@@ -240,14 +309,19 @@ class _CompactForm:
             made = preview(piece.value, keep, longest, ref if alone else None, asked=asked)
             if made is not None:
                 taken = self._offer(place, "preview", self._written(made))
-                self._is_marked |= taken and not alone
+                self.is_marked |= taken and not alone
 
-    def cut_ends(self, share: float, ref: str) -> None:
-        """Leave of the text so great a part, its beginning and its end."""
-        self._use("preview")
-        whole = "".join(self._shown)
-        self.text = f"{ends(whole, int(share * len(whole)))}\n{ending(ref)}"
-        self.size = _size(self.text)
+    def put(self, text: str | None, ref: str | None, *, is_cut: bool) -> None:
+        """Put `text` in its place, and a line at the end where a ref is given; None leaves it out."""
+        if is_cut:
+            self._use("preview")
+        self.is_left_out = text is None
+        self._set(text or "" if ref is None else f"{(text or '').rstrip()}\n{ending(ref)}")
+
+    def _set(self, text: str) -> None:
+        self.text = text
+        self.size = _size(text)
+        self._weight = None
 
     def _tidy_document(self, place: int, piece: Embedded) -> None:
         if isinstance(piece.value, str):

@@ -7,13 +7,13 @@ content alone, and can therefore act on arrival as well.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from msgspec import Struct
 
 from proxy.dialects import Call, Message
-from proxy.trimming.draft import Draft, results_of
+from proxy.trimming.draft import Draft, answered_by, by_id, results_of
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
 
@@ -80,16 +80,16 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         call that it answers. What is short already must stay.
         """
 
-    def shorten_all(self, message: Message, entry: Entry, calls: Sequence[Call] = ()) -> Shortened | None:
+    def shorten_all(self, message: Message, entry: Entry, calls: Mapping[str, Call]) -> Shortened | None:
         """Return a message with the shorter form of each of its results; None where all stay.
 
-        `calls` are those of the message before the results.
+        `calls` are those of the message before the results, by id.
         """
         made: list[Message | None] = []
         reasons: list[str] = []
         for _, result, alone in results_of(message, entry):
-            asked = next((call.arguments for call in calls if result.answers_call(call)), "")
-            shortened = self.shorten(result, alone, asked)
+            call = answered_by(result, calls)
+            shortened = self.shorten(result, alone, call.arguments if call is not None else "")
             if result is message:
                 return shortened
             made.append(result if shortened is None else shortened.message)
@@ -100,7 +100,7 @@ class ToolOutputEdit(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for span in draft.spans:
-            calls = draft.entries[span.start].message.calls
+            calls = by_id(draft.entries[span.start].message.calls)
             for place, message in draft.free(span.start, span.stop):
                 if not message.is_result:
                     continue

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.textscan import weight
 from proxy.tokens import TokenCounter
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.compact_tool_output import CompactToolOutput
@@ -367,6 +368,92 @@ def test_what_no_preview_makes_short_enough_is_its_beginning_and_its_end() -> No
     shortened = STRICT.shorten(halves, Entry(message=halves, tokens=9000, ref=REF, position=0))
     assert shortened is not None
     assert all("characters omitted" in part for part in shortened.message.texts)
+
+
+def in_parts(*texts: str, edit: CompactToolOutput = STRICT) -> list[str]:
+    """Return the parts of a result that is cut until it is within the limit."""
+    message = result([{"type": "text", "text": text} for text in texts])
+    counter = TokenCounter()
+    given_entry = Entry(message=message, tokens=counter.message(message, "gpt-4o"), ref=REF, position=0)
+    shortened = edit.shorten(message, given_entry)
+    assert shortened is not None
+    assert counter.message(shortened.message, "gpt-4o") <= edit.over_tokens
+    assert edit.shorten(shortened.message, given_entry) is None
+    assert shortened.message.text.count("compacted; full output") == 1
+    return list(shortened.message.texts)
+
+
+def test_the_longest_parts_are_cut_and_the_last_of_them_says_so() -> None:
+    for texts in (("exit code 1", PROSE), (PROSE, "exit code 1"), ("", "exit code 1", PROSE, "done")):
+        parts = in_parts(*texts)
+        assert [part == text for part, text in zip(parts, texts, strict=True)] == [text != PROSE for text in texts]
+        assert len("".join(parts)) > 400
+    first, short, last = in_parts(PROSE, "exit code 1", PROSE)
+    assert "characters omitted" in first
+    assert "compacted" not in first
+    assert short == "exit code 1"
+    assert last.endswith(f"\n[... compacted; full output: {REF} ...]")
+
+
+def test_of_very_many_parts_those_at_both_ends_stay() -> None:
+    texts = [
+        f"Part {at} says something that only a reader of this part of it would ever need. " * 2 for at in range(50)
+    ]
+    parts = in_parts(*texts)
+    assert 4 <= len(parts) < 20
+    assert parts[0].startswith("Part 0 ")
+    assert parts[-1].startswith("Part 49 ")
+    assert sum("parts omitted" in part for part in parts) == 1
+    assert "say 7" in in_parts(*(f"say {at}" for at in range(2000)))
+
+
+def test_lines_counted_in_one_part_are_told_where_the_last_is_cut() -> None:
+    log = "".join(f"GET /items/{at} 200\n" for at in range(60))
+    counted, cut = in_parts(log, PROSE)
+    assert "GET /items/0 200" in counted
+    assert "compacted" not in counted
+    assert "compacted" in cut
+    cut, counted = in_parts(PROSE, log)
+    assert "compacted" not in cut
+    assert "compacted" in counted
+
+
+def test_an_image_stays_where_parts_of_text_are_left_out() -> None:
+    content = [{"type": "text", "text": f"{at}: {PROSE[:150]}"} for at in range(40)]
+    made = compacted(STRICT, [*content[:20], IMAGE, *content[20:]])
+    assert made is not None
+    assert IMAGE in made.data["content"]
+    assert len(made.data["content"]) < 12
+
+
+@given(
+    st.lists(st.text(max_size=300) | st.integers(0, 2000).map(lambda size: PROSE[:size]), max_size=9),
+    st.integers(0, 300),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_part_gets_longer_but_by_the_line_that_says_so(texts: list[str], limit: int) -> None:
+    message = result([{"type": "text", "text": text} for text in texts])
+    edit = CompactToolOutput(over_tokens=limit, strict=True)
+    shortened = edit.shorten(message, entry(message))
+    if shortened is not None:
+        assert len(shortened.message.text.encode()) < len(message.text.encode())
+        assert edit.shorten(shortened.message, entry(message)) is None
+        if len(shortened.message.texts) == len(texts) and any(map(str.strip, shortened.message.texts)):
+            for part, text in zip(shortened.message.texts, texts, strict=True):
+                assert part == text or len(part.encode()) < len(text.encode())
+
+
+def test_what_arrived_is_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[int] = []
+
+    def counted(text: str) -> int:
+        weighed.append(len(text))
+        return weight(text)
+
+    monkeypatch.setattr("proxy.trimming.edits.compact_tool_output.weight", counted)
+    text = "\n".join(f"{at} {PROSE[at : at + 60]}" for at in range(9000))
+    compacted(STRICT, text)
+    assert sum(weighed) < 2.1 * len(text)
 
 
 def test_no_limit_is_too_small_to_end() -> None:
