@@ -233,6 +233,7 @@ def test_a_session_that_asked_nothing_is_named(run: Run, config: Path) -> None:
 
 def test_a_terminal_gets_a_progress_bar(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # no bar is drawn on a dumb one
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     code, out, _ = run("backtest", "--file", file)
     assert code == 0
