@@ -190,7 +190,7 @@ class StreamRelay:
                 if self._events.waiting > MAX_EVENT_BYTES:
                     self._events.flush()
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if size > room and not self._unread:
+                if size > room and not (self._unread or self._done):
                     room += HELD_BYTES
                     if not self._answer.hold_stream():
                         self._stop_reading()

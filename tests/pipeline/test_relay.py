@@ -180,6 +180,14 @@ async def test_of_a_stream_for_which_there_is_no_memory_the_rest_is_passed_on_un
     assert (client.answered.error is None) is room
 
 
+async def test_a_stream_that_has_come_to_its_end_is_stored_whole_whatever_its_length() -> None:
+    answer: Any = _Answer(HELLO.replace(b"lo", b"lo" * 3_000_000) + DONE)
+    answer.room, client = False, _Client()
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=False).run(client.settle)
+    assert client.answered is not None
+    assert (client.answered.status, client.answered.error) == (Status.COMPLETE, None)
+
+
 async def test_what_is_no_json_is_relayed_all_the_same() -> None:
     client = await _relay(b"data: hello\n\n" + HELLO + STOP + DONE)
     assert client.got.startswith(b"data: hello\n\n")

@@ -7,11 +7,11 @@ Half of a longer prompt comes from its cache. Where it is offered `recall_contex
 from __future__ import annotations
 
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
+from tests.support.plain_provider import EVENTS, Asked, PlainProvider, Told
 from tests.support.summarizing import summary_of
 
 PRICES = {"input": 2.0, "cached_read": 0.5, "cache_write": 2.5, "output": 8.0}
@@ -34,44 +34,29 @@ class Bill:
         return sum(tokens * PRICES[name] for name, tokens in parts.items()) / 1_000_000
 
 
-class Metered:
-    """The provider, on a port of its own."""
+class Metered(PlainProvider):
+    """The provider."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.bills = {"chat": Bill(), "responses": Bill(), "messages": Bill(), "summaries": Bill()}
         self.refuses: bytes = b"\0"
         """A request in which this does not stand is refused; so long as it is set to anything."""
-        self.headers: list[dict[str, str]] = []
-        """Those of each request."""
         self._lock = threading.Lock()
-        provider = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    @property
+    def headers(self) -> list[dict[str, str]]:
+        """Those of each request."""
+        return [asked.headers for asked in self.got]
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                provider.headers.append({name.lower(): value for name, value in self.headers.items()})
-                status, answer = provider.answer(self.path.partition("?")[0], body)
-                self.send_response(status)
-                streams = status == 200 and orjson.loads(body).get("stream")
-                self.send_header("content-type", "text/event-stream" if streams else "application/json")
-                data = _events(answer) if streams else orjson.dumps(answer)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+    def answer(self, asked: Asked) -> Told:
+        """Return the answer to a request."""
+        status, answer = self._answer(asked.path.partition("?")[0], asked.raw, asked.body)
+        if status == 200 and asked.body.get("stream"):
+            return Told(kind=EVENTS, body=_events(answer))
+        return Told(status=status, body=orjson.dumps(answer))
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def answer(self, path: str, raw: bytes) -> tuple[int, dict[str, Any]]:
-        """Return status and body of the answer to a request."""
-        body = orjson.loads(raw)
+    def _answer(self, path: str, raw: bytes, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         sums_up = b"<transcript-" in raw
         if self.refuses != b"\0" and self.refuses not in raw and not sums_up:
             return 400, {"error": {"message": "this is not what I want", "type": "invalid_request_error"}}
@@ -96,15 +81,6 @@ class Metered:
             function = {"name": "recall_context", "arguments": '{"query":"parcel"}'}
             message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
         return 200, _answer(dialect, body["model"], message, prompt, cached, written)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def _answer(

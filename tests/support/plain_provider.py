@@ -20,6 +20,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     path: str  # with its query
     headers: dict[str, str]  # by lower-case name
     body: Any  # JSON; None without one
+    raw: bytes  # the same as it came
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -43,9 +44,10 @@ class PlainProvider:
 
             def _serve(self) -> None:
                 length = int(self.headers.get("content-length") or 0)
-                body: Any = orjson.loads(self.rfile.read(length)) if length else None
+                raw = self.rfile.read(length)
+                body: Any = orjson.loads(raw) if raw else None
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(method=self.command, path=self.path, headers=headers, body=body)
+                asked = Asked(method=self.command, path=self.path, headers=headers, body=body, raw=raw)
                 provider.got.append(asked)
                 told = provider.answer(asked)
                 self.send_response(told.status)
