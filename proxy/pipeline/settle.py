@@ -141,8 +141,10 @@ class Exchange:
             await services.background.finish(self._settle_apart(answered, figures, scale, work, then))
             return
         # Nearly always: no task is needed.
-        self._count(figures, answered.status)
         settlement = settlement_of(self, answered, now, services.counter, figures, scale)
+        self._count(
+            figures, answered.status
+        )  # not before: what cannot be settled so is settled, and counted, as failed
         try:
             await self._store(settlement, answered.ids, then)
         except asyncio.CancelledError:
@@ -162,10 +164,10 @@ class Exchange:
         services = self._services
         if figures.miss in UNSURE:
             figures = await self._explained(figures, answered)
-        self._count(figures, answered.status)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
+        self._count(figures, answered.status)
         await self._store(settlement, answered.ids, then)
 
     async def _store(self, settlement: Settlement, ids: Sequence[str], then: Callable[[Settled], None]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.pipeline import settle
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.tongues import CHAT, TONGUES, Tongue
@@ -83,6 +84,25 @@ def test_requests_that_were_sent_again_untrimmed_are_counted(serve: Serve, sessi
         said.append(user(f"more {number}"))
         said.append(proxy.chat(session, said, model=FUSSY).json()["choices"][0]["message"])
     assert counted() == 1  # the second one was not trimmed
+
+
+def test_an_exchange_that_cannot_be_settled_as_it_ended_is_counted_once(
+    serve: Serve, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, made, failures = serve(), settle.settlement_of, [RecursionError("too many levels")]
+
+    def settlement_of(*given: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return made(*given)
+
+    monkeypatch.setattr(settle, "settlement_of", settlement_of)
+    assert proxy.chat(session, [user("hi")]).status_code == 200
+    figures = proxy.client.get("/metrics").text
+    counted = re.findall(r"^palimpsest_requests_total\{(.*)\} (\S+)$", figures, re.MULTILINE)
+    assert [(float(number), 'status="failed"' in labels) for labels, number in counted] == [(1.0, True)]
+    assert "palimpsest_open_exchanges 0.0" in figures
+    assert [row["status"] for row in proxy.exchanges(session)] == ["failed"]
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 429])
