@@ -18,6 +18,9 @@ PURE := trimming dialects textscan conversation
 .PHONY: $(PURE:%=test-%)
 # Tests run in several processes, a whole file in one of them, in the order of tests/conftest.py: the long ones first.
 TOGETHER := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+# Generated examples are the same in each run, so that a change fails by what it changed; `EXAMPLES=default` makes new ones.
+EXAMPLES ?= ci
+PYTEST := $(BIN)/python -m pytest --quiet --hypothesis-profile=$(EXAMPLES)
 # What needs nothing of each other runs at once; what each one says stays together, and all of it is said.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 # Without compiled files each process that tests start compiles the package, and pytest rewrites every file of tests.
@@ -83,11 +86,11 @@ test: $(READY) ## Run every test, PostgreSQL included, and the coverage gate of 
 # Many of these wait for others: the pure floors' tests, which reckon only, take the time that is left over.
 # The plus lets it say at once how far it is.
 test-most: $(READY)
-	+$(BIN)/python -m pytest --quiet $(TOGETHER) $(PURE:%=--ignore=tests/%) $(ARGS)
+	+$(PYTEST) $(TOGETHER) $(PURE:%=--ignore=tests/%) $(ARGS)
 
 # Each counts into a file of its own: they run at once.
 $(PURE:%=test-%): test-%: $(READY)
-	COVERAGE_FILE=$(VENV)/.coverage-$* $(BIN)/python -m pytest --quiet tests/$* --cov=proxy.$* --cov-branch --cov-fail-under=100
+	COVERAGE_FILE=$(VENV)/.coverage-$* $(PYTEST) tests/$* --cov=proxy.$* --cov-branch --cov-fail-under=100
 
 test-model: $(MODEL_SERVER) ## Run the tests against a real model server, which is installed first (30 MB).
 	$(BIN)/python -m pytest --quiet -m model_server tests/e2e/test_model_server.py $(ARGS)

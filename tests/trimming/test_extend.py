@@ -99,12 +99,19 @@ def test_nothing_is_planned_again_where_nothing_fires() -> None:
     assert made is not None
     assert made.view[:2] == start.view
 
+    whole = stored(log[:2]) + log[2:]
+    assert extended(start, whole, policy, "p", KNOWN, None) is not None
     other = Policy.model_validate(POLICIES[1])
-    assert extended(start, log, other, "p", KNOWN, None) is None  # another version
-    assert extended(start, log, policy, "q", KNOWN, None) is None
-    assert extended(start, log, policy, "p", replace(KNOWN, context_window=9), None) is None
-    assert extended(start, log[1:], policy, "p", KNOWN, None) is None  # another beginning
-    assert extended(start, log, policy, "p", replace(KNOWN, idle=900.0), None) is None  # the cache is cold
+    assert extended(start, whole, other, "p", KNOWN, None) is None  # another version
+    assert extended(start, whole, policy, "q", KNOWN, None) is None
+    assert extended(start, whole, policy, "p", replace(KNOWN, context_window=9), None) is None
+    assert extended(start, whole[1:], policy, "p", KNOWN, None) is None  # another beginning
+    assert extended(start, whole, policy, "p", replace(KNOWN, idle=900.0), None) is None  # the cache is cold
+
+    by_size = begun(whole[:3], 2, other)
+    assert by_size is not None
+    longer = stored(log[:2]) + said(*["user", "assistant"] * 5)[2:]
+    assert extended(by_size, longer, other, "p", KNOWN, None) is None  # its trigger fires
     questions = said("user", "user")
     start = begun(questions, 1, policy)
     assert start is not None
