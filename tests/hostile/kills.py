@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ from tests.support.upstream import Upstream
 SLOW: Final = "+delay:20+chunkdelay:2"
 """So that there are moments in which an exchange is under way."""
 TOOLS: Final = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
+RESULT: Final = "\n".join(f"line {number}" for number in range(40))
 EXCHANGES_OF_A_SESSION: Final = 40
 _PATIENCE: Final = 60.0  # seconds for an answer, and for the store to hold everything once it is back
 
@@ -110,7 +111,11 @@ class Client(Struct, kw_only=True):
             made = await self.insist(said, word, f"tool:find{SLOW}" if calls else f"say:done {word}{SLOW}", stream)
             if calls:
                 (call,) = made["tool_calls"]
-                found = {"role": "tool", "tool_call_id": call["id"], "content": "\n".join(f"line {n}" for n in range(40))}
+                found = {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "content": "\n".join(f"line {n}" for n in range(40)),
+                }
                 word = f"<{self.session} {turn} found>"
                 await self.insist(found, word, f"say:done {word}{SLOW}", stream)
             self.held[self.session] = self.history
@@ -177,7 +182,7 @@ class Database(Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def sqlite_database(folder: Path) -> Iterator[Database]:
+def sqlite_database(folder: Path) -> Generator[Database]:
     """Give a file that another process locks."""
     url = empty_store(folder / "palimpsest.db")
     holder = sqlite3.connect(folder / "palimpsest.db", isolation_level=None, timeout=30, check_same_thread=False)
@@ -193,7 +198,7 @@ def sqlite_database(folder: Path) -> Iterator[Database]:
 
 
 @contextmanager
-def postgres_database(folder: Path) -> Iterator[Database]:  # noqa: ARG001 - as the other one
+def postgres_database(folder: Path) -> Generator[Database]:
     """Give a database of a server of its own that is stopped and started."""
     from tests.e2e.test_store_away import Server  # noqa: PLC0415 - it starts a server's package
 
@@ -252,7 +257,7 @@ async def run(scenario: Scenario, served: Served, database: Database) -> Outcome
 
 
 @asynccontextmanager
-async def _connected() -> AsyncIterator[aiohttp.ClientSession]:
+async def _connected() -> AsyncGenerator[aiohttp.ClientSession]:
     # A connection of its own for each request: they go to all workers.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     limit = aiohttp.ClientTimeout(total=_PATIENCE)
@@ -272,7 +277,7 @@ async def _kill(scenario: Scenario, served: Served, told: Counted) -> None:
 
 async def _restart(scenario: Scenario, database: Database, told: Counted) -> None:
     for number in range(1, scenario.restarts + 1):
-        while told.acknowledged < scenario.exchanges * number / (scenario.restarts + 1):
+        while told.acknowledged < scenario.exchanges * number / (scenario.restarts + 1):  # noqa: ASYNC110 - a test
             await asyncio.sleep(0.1)
         await _go_away(scenario.away, database)
 

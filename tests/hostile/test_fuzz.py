@@ -2,7 +2,8 @@
 
 Whatever comes, nothing fails by accident: no 500, no traceback, no request without an end, nothing left pending.
 Each test makes a fixed number of cases on each database; `make attack` lets each of them run for ten minutes with
-cases that no run had before. A failure names its case, as `PALIMPSEST_ATTACK_CASE` takes it to make that case alone again.
+cases that no run had before. A failure names its case, as `PALIMPSEST_ATTACK_CASE` takes it to make that case alone
+again.
 """
 
 from __future__ import annotations
