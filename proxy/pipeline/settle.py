@@ -210,12 +210,13 @@ class Exchange:
             ids=tuple(ids),
         )
         try:
-            await self._services.outage.keep(spooled)
+            waits = await self._services.outage.keep(spooled, failed=not self._waits)
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
         else:
-            self._services.counts.add("palimpsest_spooled")
+            if waits:
+                self._services.counts.add("palimpsest_spooled")
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""

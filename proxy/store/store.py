@@ -410,13 +410,9 @@ class Store:
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
         except InvalidRequest as why:
-            refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            refused.set_exception(why)
-            return refused
+            return _refused(why)
         if self.circuit.down is not None:
-            refused = asyncio.get_running_loop().create_future()
-            refused.set_exception(StoreUnavailable(self.circuit.down.message))
-            return refused
+            return _refused(StoreUnavailable(self.circuit.down.message))
         if self.masker is not None:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
@@ -514,6 +510,14 @@ class Store:
     async def spent(self, tenant: str, since: int) -> Spent:
         """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
+
+
+def _refused(why: Exception) -> asyncio.Future[None]:
+    """Return what has failed already."""
+    refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    refused.set_exception(why)
+    refused.exception()  # nobody need ask for it
+    return refused
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
