@@ -10,6 +10,7 @@ import asyncio
 import re
 import select
 import ssl
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 from math import inf
@@ -40,7 +41,7 @@ at that moment is lost: the client cannot tell whether the server has read it.""
 SPARE_SECONDS: Final = 1.0
 """A connection is given up this much sooner than the server announces (`Keep-Alive: timeout=5`)."""
 DISTRUST_SECONDS: Final = 30.0
-"""How long no connection to a server is used again after it closed one that was just used again."""
+"""How long no connection to a server is used again after it closed a new one too, and just as it was used again."""
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
@@ -168,6 +169,13 @@ class _Request(aiohttp.ClientRequest):
         self._skip_auto_headers = _AUTOMATIC_HEADERS
 
 
+class _Used(Struct, kw_only=True):
+    """What is known of a connection that was used."""
+
+    since: float
+    deadline: float = inf  # it is not used again after this
+
+
 class Connector(aiohttp.TCPConnector):
     """aiohttp's pool, but it reuses a connection only while the connection is surely open."""
 
@@ -176,10 +184,9 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
             limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS, ssl=trusted
         )
-        self._deadlines: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
-        """By connection that was used: the time after which it is not used again."""
+        self._used: WeakKeyDictionary[ResponseHandler, _Used] = WeakKeyDictionary()
         self._distrusted: dict[ConnectionKey, float] = {}
-        """Servers that closed a connection without a word, and until when none of theirs is used again."""
+        """By server that closed a connection without a word: one that was opened before this time is not used again."""
 
     async def connect(
         self,
@@ -206,29 +213,36 @@ class Connector(aiohttp.TCPConnector):
         protocol = connection.protocol
         if protocol is None or not isinstance(request, _Request):
             return True
-        deadline = self._deadlines.get(protocol)
-        if deadline is None:
-            self._deadlines[protocol] = inf
+        used = self._used.get(protocol)
+        if used is None:
+            self._used[protocol] = _Used(since=time.monotonic())
         elif (
             request.needs_new_connection
-            or deadline <= self._loop.time()
-            or self._distrusted.get(request.connection_key, 0.0) > self._loop.time()
+            or used.deadline <= time.monotonic()
+            or used.since <= self._distrusted.get(request.connection_key, -inf)
             or protocol.should_close  # the server sent something that nobody had asked for
             or _has_input(protocol.transport)
         ):
             return False
-        request.protocol, request.reused = protocol, deadline is not None
+        request.protocol, request.reused = protocol, used is not None
         return True
 
-    def distrust(self, server: ConnectionKey) -> None:
-        """Use no connection to this server again for a while: the next request on one may be lost too."""
-        now = self._loop.time()
-        self._distrusted = {key: until for key, until in self._distrusted.items() if until > now}
-        self._distrusted[server] = now + DISTRUST_SECONDS
+    def distrust(self, server: ConnectionKey, protocol: ResponseHandler | None) -> None:
+        """Give up all connections to the server of a lost request: the next request on one may be lost too.
+
+        If this one was opened after the last loss, the server does so as a rule: none is used again for a while.
+        """
+        now, before = time.monotonic(), self._distrusted.get(server, -inf)
+        used = None if protocol is None else self._used.get(protocol)
+        if used is not None and used.since > before > now - 2 * DISTRUST_SECONDS:
+            self._distrusted[server] = now + DISTRUST_SECONDS
+        else:
+            self._distrusted[server] = max(before, now)
 
     def limit_reuse(self, protocol: ResponseHandler, seconds: float) -> None:
         """Do not use this connection again after so many seconds."""
-        self._deadlines[protocol] = self._loop.time() + seconds
+        now = time.monotonic()  # uvloop's own time is as it was when the turn of its loop began
+        self._used.setdefault(protocol, _Used(since=now)).deadline = now + seconds
 
 
 def _has_input(transport: asyncio.Transport | None) -> bool:
@@ -257,7 +271,7 @@ async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandler
         if not isinstance(request, _Request) or not request.reused or answered:
             raise
         if not request.unwritten and isinstance(connector := request.session.connector, Connector):
-            connector.distrust(request.connection_key)
+            connector.distrust(request.connection_key, request.protocol)
         if not repeatable and not request.unwritten:
             raise
         request.needs_new_connection, request.unwritten = True, False

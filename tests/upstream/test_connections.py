@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -104,8 +105,8 @@ async def test_a_connection_rests_no_longer_than_the_server_says(says: bytes, ex
 async def test_a_connection_is_given_up_a_second_before_the_server_closes_it() -> None:
     async with connected(Provider(with_header(OK, b"Keep-Alive: timeout=30"))) as upstream:
         await ask(upstream)
-        [deadline] = _connector(upstream)._deadlines.values()
-        assert deadline - asyncio.get_running_loop().time() == pytest.approx(29, abs=1)
+        [used] = _connector(upstream)._used.values()
+        assert used.deadline - time.monotonic() == pytest.approx(29, abs=1)
 
 
 @pytest.mark.parametrize("end", ["none", "closed", "reset", "said"])
@@ -186,6 +187,27 @@ async def test_any_other_lost_request_is_never_sent_twice(method: str) -> None:
             await ask(upstream, method)
         assert (len(provider.requests), provider.connections) == (2, 1)
         assert not _kept(upstream)
+
+
+async def test_after_a_loss_those_are_given_up_that_stood_open() -> None:
+    async with connected(provider := Provider(OK, OK, b"", OK)) as upstream:
+        await asyncio.gather(ask(upstream), ask(upstream))
+        with pytest.raises(UpstreamUnreachable):
+            await ask(upstream)
+        for _ in range(3):  # on a new one, which is kept
+            assert (await ask(upstream))[1] == b"ok"
+        assert provider.connections == 3
+
+
+async def test_a_server_that_closes_new_ones_too_gets_a_connection_for_each_request() -> None:
+    async with connected(provider := Provider(OK, b"", OK, b"", OK)) as upstream:
+        for _ in range(2):
+            await ask(upstream)
+            with pytest.raises(UpstreamUnreachable):
+                await ask(upstream)
+        for opened in range(3, 6):
+            assert (await ask(upstream))[1] == b"ok"
+            assert provider.connections == opened
 
 
 async def test_a_request_that_was_not_written_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
