@@ -96,13 +96,8 @@ def _exchanges(table: Table) -> Select[Any]:
 
 _BY_ID: Final = tuple(_exchanges(table).where(table.c.id == bindparam("exchange")).limit(1) for table in _BOTH)
 
-_PENDING_IDS: Final = select(PENDING.c.id)
-_PENDING: Final = (
-    select(PENDING.c.session, PENDING.c.id)
-    .where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
-    # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
-    .with_for_update(skip_locked=True)
-)
+_PENDING_IDS: Final = select(PENDING.c.session, PENDING.c.id)
+_PENDING: Final = _PENDING_IDS.where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
 _THE_EXCHANGE: Final = tuple(
     and_(table.c.session == bindparam("the_session"), table.c.id == bindparam("the_exchange")) for table in _BOTH
 )
@@ -140,10 +135,14 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
 
     With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
     """
-    ids = list(connection.execute(_PENDING_IDS).scalars())
+    rows = connection.execute(_PENDING_IDS).all()
     if marks is not None:
-        ids = [name for name in ids if name.endswith(tuple(marks))]
-    left = [row for some in tree.in_parts(ids) for row in connection.execute(_PENDING, {"ids": some})]
+        rows = [row for row in rows if row.id.endswith(tuple(marks))]
+    for key in sorted({row.session for row in rows}):  # all lock in one order
+        tree.locked_session(connection, key)
+    # Read again: what was being settled meanwhile is.
+    some = tree.in_parts([row.id for row in rows])
+    left = [row for ids in some for row in connection.execute(_PENDING, {"ids": ids})]
     found = [{"the_session": row.session, "the_exchange": row.id} for row in left]
     if found:
         end = {f"the_{name}": value for name, value in NOTHING_CAME.items()}
