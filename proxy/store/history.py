@@ -132,7 +132,7 @@ def _asked(*like: str, answered: bool = False) -> Select[Any]:
         created_at: ColumnElement[int] = table.c.created_at
         if like and table is EXCHANGES:
             found = found.where(text(f"({REPEATABLE})"))
-            created_at = created_at + 0  # no index is in this order: of one, every exchange of the session would be read
+            created_at = created_at + 0  # no index has this order: by one, every exchange of the session would be read
         found = found.order_by(created_at.desc(), table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
     both = union_all(*newest).subquery()

@@ -156,9 +156,10 @@ async def test_a_settlement_beats_who_takes_its_exchange_for_interrupted_at_that
         engine = create_engine(address.url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
     with engine.begin() as other:  # another process, which has not committed when the exchange is settled
         assert interrupt_pending(cast("StoreConnection", other), 1_500) == 1
-        settling = asyncio.create_task(talk.settle(exchange, asked, replies=(body("assistant", "1"),)))
-        await asyncio.wait([settling], timeout=0.2)
-    settled, row = await settling, await store.exchange(exchange)
+        answer = talk.settle(exchange, asked, replies=(body("assistant", "1"),))
+        ending = asyncio.get_running_loop().create_task(answer)
+        await asyncio.wait([ending], timeout=0.2)
+    settled, row = await ending, await store.exchange(exchange)
     assert row is not None
     assert (row.status, row.replies) == (Status.COMPLETE, settled.replies)
 
