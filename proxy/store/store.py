@@ -21,6 +21,7 @@ from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain
+from proxy.store.portions import begin_long, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -420,7 +421,10 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        future = self._database.start(write_exchanges, opening, durable=False)
+        if is_long(opening.messages):
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+        else:
+            future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -438,10 +442,15 @@ class Store:
         return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        if began is not None and not self._database.in_order:
+        # A long one is a task of several writes.
+        if began is not None and (isinstance(began, asyncio.Task) or not self._database.in_order):
             await asyncio.shield(began)
         if self.masker is not None:
             settlement = self.masker.settlement(settlement)
+        if is_long(settlement.messages):
+            long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
+            if long is not None:
+                return long
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await asyncio.shield(began)
