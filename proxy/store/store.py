@@ -295,6 +295,12 @@ class Store:
             return list(names)
         return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
+    async def replies_with(self, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
+        """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+        if not is_plain(tenant):
+            return []
+        return await self._read(partial(tree.replies_with, tenant=tenant, dialect=dialect, names=names))
+
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
     ) -> None:
