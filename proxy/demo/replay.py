@@ -318,7 +318,7 @@ def configuration(folder: Path, base_url: str) -> str:
     # JSON strings are YAML strings.
     url = orjson.dumps(f"sqlite+aiosqlite:///{folder.resolve() / STORE}").decode()
     return (
-        "# Written by `palimpsest demo --keep`. Its upstream ended with the demonstration.\n"
+        "# Written by `palimpsest demo`. Its upstream ended with the demonstration.\n"
         f"store: {{url: {url}}}\n"
         f"upstream: {{base_url: {orjson.dumps(base_url).decode()}}}\n"
         + (_DATA / "policies.yaml").read_text(encoding="utf-8")

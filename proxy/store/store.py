@@ -530,6 +530,15 @@ class Store:
         """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
 
+    async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
+        """Add what was spent with a named key; `at` is in milliseconds since 1970."""
+        unit = partial(operations.spend, tenant=tenant, key=key, at=at, dollars=dollars)
+        await self._write(unit, again=False)  # it would be added twice
+
+    async def spent_with(self, key: str, since: int) -> float:
+        """Return how many dollars were spent with keys of this name since a time, by whole days."""
+        return await self._read(partial(operations.spent_with, key=key, since=since))
+
 
 def _noticed(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
