@@ -5,6 +5,7 @@
     history     what is known of a conversation when a request comes in: one read
     evidence    which session a request without an id belongs to
     exchanges   how an exchange begins and how it is settled: one transaction each
+    portions    long requests, written so that others write between
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them

@@ -24,7 +24,7 @@ from yarl import URL
 from proxy.config import UpstreamSettings
 from proxy.dialects.json_size import excess_of
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connections import SHORT_BYTES, Body, Client, RequestBody, origin_of
+from proxy.upstream.connections import SHORT_BYTES, Body, HttpClient, RequestBody, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -361,7 +361,7 @@ class Upstream:
             for route, (_, destination) in zip(settings.routes, self._routes, strict=True)
         ]
         """The routes in their order, as the Messages API is sent there."""
-        self._client = Client(
+        self._client = HttpClient(
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
             limit=settings.max_connections,

@@ -88,7 +88,7 @@ def _name_of(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port}"
 
 
-class Client:
+class HttpClient:
     """Sends requests as they are. One for the life of the process, made inside the event loop."""
 
     def __init__(self, *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None) -> None:
