@@ -37,7 +37,7 @@ from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
 from proxy.store.masking import CONTENT, MARK, Masker, Withholder, is_withheld, require_content
 from proxy.store.migrate import downgrade, upgrade
-from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Sort
 from proxy.store.packing import sanitize
 from proxy.store.records import (
     Body,
