@@ -266,7 +266,7 @@ class Exchange:
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
         if self._services.used_by is not None:
             tokens = figures.tokens_input + figures.tokens_output
-            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens)
+            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens, figures.cost)
         for edit in report.edits:
             counts.add("palimpsest_edits", edit)
         if figures.miss:

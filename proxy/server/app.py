@@ -178,8 +178,8 @@ class Application:
             handler = ExchangeHandler(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
-            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts)
-            app.used_by = budgets.used if budgets.rows else None
+            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts, background=app.background)
+            app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,
                 app=app,
@@ -285,7 +285,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
 
     def take_budgets(settings: Settings) -> None:
         budgets.take(settings.budgets)
-        app.used_by = budgets.used if budgets.rows else None
+        app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
 
     return {
         "policies": take_policies,
