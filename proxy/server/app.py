@@ -232,6 +232,7 @@ async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator
         seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
     async with anyio.create_task_group() as group:
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
+        group.start_soon(_again, store.finish_removals, "deletions", _FOLD_SECONDS)
         if retention.days is not None or retention.max_sessions is not None:
             group.start_soon(_again, partial(_delete, store, retention), "retention", seconds)
         try:
