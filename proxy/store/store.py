@@ -306,6 +306,12 @@ class Store:
             return list(names)
         return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
+    async def replies_with(self, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
+        """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+        if not is_plain(tenant):
+            return []
+        return await self._read(partial(tree.replies_with, tenant=tenant, dialect=dialect, names=names))
+
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
     ) -> None:
@@ -537,6 +543,15 @@ class Store:
     async def spent(self, tenant: str, since: int) -> Spent:
         """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
+
+    async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
+        """Add what was spent with a named key; `at` is in milliseconds since 1970."""
+        unit = partial(operations.spend, tenant=tenant, key=key, at=at, dollars=dollars)
+        await self._write(unit, again=False)  # it would be added twice
+
+    async def spent_with(self, key: str, since: int) -> float:
+        """Return how many dollars were spent with keys of this name since a time, by whole days."""
+        return await self._read(partial(operations.spent_with, key=key, since=since))
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

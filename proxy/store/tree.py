@@ -529,14 +529,21 @@ def provider_place(connection: StoreConnection, tenant: str, dialect: str, name:
     return None if row is None else ProviderPlace(session=row.id, node=row.node)
 
 
+_OF_TENANT: Final = (
+    PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
+    SESSIONS.c.tenant == bindparam("tenant"),
+    SESSIONS.c.dialect == bindparam("dialect"),
+)
+"""What came to a tenant under some of these ids."""
 _KNOWN_PIECES: Final = (
     select(PROVIDER_IDS.c.piece)
     .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
-    .where(
-        PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
-        SESSIONS.c.tenant == bindparam("tenant"),
-        SESSIONS.c.dialect == bindparam("dialect"),
-    )
+    .where(*_OF_TENANT)
+)
+_NODES_OF_PIECES: Final = (
+    select(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(*_OF_TENANT, PROVIDER_IDS.c.node != "")
 )
 
 
@@ -548,6 +555,15 @@ def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: C
         asked = {"pieces": some, "tenant": tenant, "dialect": dialect}
         known.update(connection.execute(_KNOWN_PIECES, asked).scalars())
     return [name for name, piece in pieces.items() if piece not in known]
+
+
+def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
+    """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+    nodes: dict[str, set[str]] = {}
+    for some in in_parts([_piece(tenant, dialect, name) for name in names]):
+        for row in connection.execute(_NODES_OF_PIECES, {"pieces": some, "tenant": tenant, "dialect": dialect}):
+            nodes.setdefault(row.session, set()).add(row.node)
+    return [row for key, found in sorted(nodes.items()) for row in rows_of(connection, key, sorted(found))]
 
 
 def keep_provider_ids(
