@@ -233,6 +233,7 @@ async def sweeping(store: Store, retention: RetentionSettings, ended: Collection
         seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
     async with anyio.create_task_group() as group:
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
+        group.start_soon(_again, store.finish_removals, "deletions", _FOLD_SECONDS)
         if ended:
             group.start_soon(_again, partial(give_up_pending, store, ended), "pending exchanges", _SWEEP_SECONDS)
         if retention.days is not None or retention.max_sessions is not None:

@@ -339,7 +339,9 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
         )
     found = dict.fromkeys(settlements, SettleSnapshot())
     for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
-        session, state = tree.session_in(row), row[_STATE_FROM:_BASE_FROM]
+        session, state = tree.there(tree.session_in(row)), row[_STATE_FROM:_BASE_FROM]
+        if session is None:
+            continue
         depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
         settlement, under = settlements[session.key], None
         if settlement.messages and first is None:

@@ -1,4 +1,4 @@
-"""Long requests, written in portions, so that others write between them.
+"""Long requests, written in portions, so that others write between them. And long sessions, deleted so.
 
 A text is named by its content, and a node by all that comes before it too: what is stored of a long request early says
 nothing yet. The exchange's row makes its texts count, and the head its nodes, in a last transaction. Whoever is killed
@@ -44,15 +44,16 @@ async def begin_long(database: Database, opening: Opening) -> None:
     key = session_key(opening.tenant, opening.session, opening.dialect)
     bodies = await asyncio.to_thread(tree.named_bodies, opening.messages)
     made_at: int | None = None
-    for names in _portions(bodies):
-        rows = await asyncio.to_thread(_packed_rows, key, {name: bodies[name] for name in names})
+    for names in portions_of(bodies):
+        rows = await asyncio.to_thread(packed_rows, key, {name: bodies[name] for name in names})
         made_at = await database.write(partial(_keep_texts, opening=opening, rows=rows, made_at=made_at), durable=False)
         if made_at is None:
             break
     await database.write(partial(_begin, opening=opening, made_at=made_at), durable=False)
 
 
-def _portions(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
+def portions_of(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
+    """Give the names of texts in portions."""
     names: list[str] = []
     size = 0
     for name, body in bodies.items():
@@ -65,7 +66,8 @@ def _portions(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
         yield names
 
 
-def _packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+def packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+    """Return the rows of messages by the names of their texts, which are packed already."""
     return [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
 
 
@@ -179,3 +181,21 @@ def _keep_nodes(
     insert_new(connection, NODES, nodes)
     insert_new(connection, EVIDENCE, evidence)
     return True
+
+
+# ----------------------------------------------------------------------------------------------------- delete
+
+_DELETED: Final = 500  # rows of one transaction: they take some 10 ms
+
+
+async def delete_long(database: Database, key: str) -> bool:
+    """Delete a session with everything it has; return whether there was one.
+
+    From the first portion on it is not there any more. Whoever is to write to it first deletes what is left.
+    """
+    if not database.in_order:  # there nobody waits for it
+        return await database.write(partial(tree.delete_session, key=key))
+    done = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=True))
+    while done is False:
+        done = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
+    return done is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any, Final
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
-from proxy.store.archive import export_session, fork_session, load, read_records
+from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
@@ -21,7 +22,7 @@ from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain
-from proxy.store.portions import begin_long, is_long, settle_long
+from proxy.store.portions import begin_long, delete_long, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -236,7 +237,13 @@ class Store:
         """Delete a session for good, with everything it has; return whether there was one."""
         if self.spool is not None and self.spool.flag[0]:
             await asyncio.to_thread(self.spool.drop, key)
-        return await self._write(partial(tree.delete_session, key=key))
+        return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_long(self._database, key))))
+
+    async def finish_removals(self) -> None:
+        """Delete what is left of sessions whose deletion, or import, was cut off."""
+        at = int(time.time() * 1000)
+        for key in await self._read(partial(operations.removed_sessions, at=at)):
+            await self.delete(key)
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -252,8 +259,8 @@ class Store:
         its line.
         """
         archive = await asyncio.to_thread(read_records, records)
-        unit = partial(load, tenant=tenant, session=session, archive=archive)
-        return await self._write(unit, again=False)  # it would find the session there
+        loading = self._tasks.start(load_session(self._database, tenant, session, archive))
+        return await self._guarded(lambda: asyncio.shield(loading))
 
     async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
         """Make a session that has the history of another one up to `node`; see `fork`.
@@ -270,11 +277,15 @@ class Store:
     async def recall(self, question: HistoryQuery) -> HistorySnapshot:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
         unit = partial(recall, question=question, branches=self._branches)
-        if self._database.blocks:
-            with suppress(TooLong):
-                return await self._read(partial(unit, most=_FEW), short=True)
-            return await self._read(unit)
-        return await self._read(unit, short=True)
+        try:
+            if self._database.blocks:
+                with suppress(TooLong):
+                    return await self._read(partial(unit, most=_FEW), short=True)
+                return await self._read(unit)
+            return await self._read(unit, short=True)
+        except tree.BeingRemoved:
+            await self.delete(session_key(question.tenant, question.session, question.dialect))
+            return await self.recall(question)
 
     async def infer(self, request: UnnamedRequest) -> Inferred:
         """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
@@ -517,8 +528,11 @@ class Store:
     async def erase(self, tenant: str) -> int:
         """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
         number = 0
-        while keys := await self._read(partial(operations.sessions_of, tenant=tenant)):
+        last: str | None = None
+        # Each name once: while the tenant goes on asking, there would be no end to new ones.
+        while keys := await self._read(partial(operations.sessions_of, tenant=tenant, after=last)):
             number += sum([await self.delete(key) for key in keys])
+            last = keys[-1]
         await self._write(partial(operations.forget_tenant, tenant=tenant))
         return number
 
