@@ -144,7 +144,9 @@ class _Inference:
         found = self._pieces.get(place)
         if found is None:
             message, node = self._request.messages[place], self._request.names[place]
-            found = self._pieces[place] = list(self._witness.of(message, node))
+            # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
+            of = self._witness.of(message, node) if place else self._witness.marks(message)
+            found = self._pieces[place] = list(of)
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -227,7 +229,7 @@ class _Inference:
             there.update(self._connection.execute(_CONTENTS, {"key": key, "contents": names}).scalars())
         for place in replies:
             evidence = self._evidence(place)
-            says_nothing = len(evidence) == 1  # it has its place alone: its calls were left out
+            says_nothing = all(each.kind == "place" for each in evidence)  # its calls were left out
             if says_nothing or content_key(request.contents[place]) in there:
                 continue
             if not any(each.piece in known for each in evidence):

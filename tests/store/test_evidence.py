@@ -54,6 +54,17 @@ async def test_what_the_client_made_up_before_it_does_not_matter(store: Store) -
     assert (await infer(store, conversation("example", "made up", "other"))).session is None
 
 
+async def test_a_greeting_with_which_every_conversation_begins_tells_nothing(store: Store) -> None:
+    greeting = said("assistant", "Hello! How can I help you today?")
+    await hold(store, "a", greeting, *conversation("hi", "ok"))
+    found = await infer(store, [greeting, said("user", "hi")])
+    assert found.session is None
+    assert (await infer(store, [greeting, said("user", "other")])).session is None
+    assert (await infer(store, [greeting, *conversation("hi", "ok", "on")])).session == "a"
+    await hold(store, "b", *conversation("hi", LONG))
+    assert (await infer(store, [greeting, *conversation("hi there", LONG, "on")])).session is None
+
+
 async def test_a_long_text_counts_alone_under_the_same_instructions(store: Store) -> None:
     await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF)
     moved = conversation("hi, with a reminder", f" {LONG}\n", "on")
