@@ -73,8 +73,8 @@ class Inferred(Struct, frozen=True, kw_only=True):
     """What evidence says of a request."""
 
     session: str | None = None  # the id of the session that it belongs to
-    vouched: int = 0
-    """How many of its messages, from the first on, stand in a session of the tenant just so; where `session` is None"""
+    relayed: tuple[int, ...] = ()
+    """Positions of its replies that stand in a session of the tenant just so; where `session` is None"""
     doubt: Doubt | None = None
 
 
@@ -136,7 +136,7 @@ class _Inference:
                     break
             if holders and places is near:
                 break
-        return Inferred(vouched=self._vouched(holders), doubt=self._doubt(holders))
+        return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
 
     # --------------------------------------------------------------------------------- what is held by whom
 
@@ -248,13 +248,15 @@ class _Inference:
 
     # ------------------------------------------------------------------------------------ where there is none
 
-    def _vouched(self, holders: Mapping[int, set[str]]) -> int:
-        places = [
-            place
-            for place in self._spoken
-            if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
-        ]
-        return places[-1] + 1 if places else 0
+    def _relayed(self, holders: Mapping[int, set[str]]) -> tuple[int, ...]:
+        """Return where replies stand that are known just so. What was made up before them is none of these."""
+        return tuple(
+            [
+                place
+                for place in self._spoken
+                if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
+            ]
+        )
 
     def _doubt(self, holders: Mapping[int, set[str]]) -> Doubt | None:
         """Return what the request resembles."""
