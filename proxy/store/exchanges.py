@@ -689,10 +689,7 @@ class ExchangeEnd:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
         brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
-        said = [
-            *brought,
-            *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
-        ]
+        said = [*brought, *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True))]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
         first = line[0].node if line and begins else None

@@ -30,7 +30,12 @@ def conversation(*texts: str) -> list[Message]:
 
 
 async def hold(
-    store: Store, session: str, *messages: Message, base: str = ROOT, instructions: Any = None, relayed: tuple[int, ...] = ()
+    store: Store,
+    session: str,
+    *messages: Message,
+    base: str = ROOT,
+    instructions: Any = None,
+    relayed: tuple[int, ...] = (),
 ) -> str:
     """Have the last message be the reply to the others; return its node."""
     talk = Talk(store=store, session=session)
