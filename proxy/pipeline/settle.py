@@ -402,7 +402,7 @@ def settlement_of(
         kept=_kept(history, new_cut) if new_cut is not None else None,
         follows=None if history.standing is None or history.borrowed else history.standing.node,
         heard=history.heard if prepared.context.policy is not None else None,
-        vouched=history.vouched,
+        relayed=history.relayed,
         scale=scale,
         finished=finished,
         cost=cost,

@@ -722,9 +722,9 @@ class ExchangeEnd:
     def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
-        vouched = zip(line[: settlement.vouched], settlement.messages, strict=False)
+        brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
         said = [
-            *(() if self._line else ((place.node, body.message) for place, body in vouched)),
+            *(() if self._line else brought),
             *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
@@ -780,7 +780,7 @@ def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
             created_at=settlement.settled_at,
             exchange=settlement.exchange,
             agent=settlement.agent,
-            vouched=number < settlement.vouched,
+            vouched=number in settlement.relayed,
             policy=settlement.policy_version or None,
             arrival=arrival,
         )

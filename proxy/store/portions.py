@@ -166,8 +166,8 @@ def _node_rows(
     stop = start + _ROWS
     nodes = tree.node_rows(key, line.new_nodes[start:stop], line.places, line.contents[start:stop])
     witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
-    vouched = line.new_nodes[start : min(stop, settlement.vouched)]
-    evidence = evidence_rows(key, witness, [(name, new_node.body.message) for _, name, new_node in vouched])
+    brought = [line.new_nodes[at] for at in settlement.relayed if start <= at < stop]
+    evidence = evidence_rows(key, witness, [(name, new_node.body.message) for _, name, new_node in brought])
     return nodes, evidence
 
 
