@@ -24,7 +24,7 @@ QUESTIONS: Final = (
     ("search my history", "palimpsest sessions search delayed flight"),
     ("what did each policy serve?", "palimpsest stats --group policy"),
     ("delete after 30 days", "PALIMPSEST_RETENTION__DAYS=30 palimpsest serve"),
-    ("a budget", "PALIMPSEST_BUDGETS='[{\"tenant\": \"default\", \"dollars_per_day\": 5}]' palimpsest serve"),
+    ("a budget", 'PALIMPSEST_BUDGETS=\'[{"tenant": "default", "dollars_per_day": 5}]\' palimpsest serve'),
     ("a policy on 10 % of the traffic", "PALIMPSEST_POLICIES__DEFAULT__SHARE=0.1 palimpsest serve"),
     ("which metrics can I scrape?", "palimpsest serve, and: curl http://127.0.0.1:8080/metrics"),
 )
