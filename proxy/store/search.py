@@ -68,7 +68,7 @@ _MARKS: Final = Table(
 _PURGE: Final = ""  # stored as x'7e'
 """The session of the mark that says that the index still has words of what was deleted."""
 
-_SQLITE: Final = (
+_SQLITE: Final[Sequence[str]] = (
     """
     CREATE TABLE IF NOT EXISTS search_texts (
         id INTEGER PRIMARY KEY, session BLOB NOT NULL, node BLOB NOT NULL, terms TEXT NOT NULL)
@@ -97,7 +97,7 @@ _SQLITE: Final = (
     END
     """,
 )
-_POSTGRES: Final = (
+_POSTGRES: Final[Sequence[str]] = (
     "CREATE TABLE search_texts (session BYTEA, node BYTEA, terms TSVECTOR NOT NULL, PRIMARY KEY (session, node))",
     "CREATE INDEX ix_search_texts_terms ON search_texts USING gin (terms)",
     "CREATE TABLE search_marks (session BYTEA PRIMARY KEY, mark BIGINT NOT NULL)",
@@ -237,7 +237,7 @@ def _adding(dialect: str) -> Insert:
     words: Any = bindparam("words", type_=Text())
     if dialect == "postgresql":
         words = func.array_to_tsvector(func.string_to_array(words, " "))
-    values = {"session": bindparam("session"), "node": bindparam("node"), "terms": words}
+    values: dict[str, Any] = {"session": bindparam("session"), "node": bindparam("node"), "terms": words}
     return insert_into(dialect, _TEXTS).values(values).on_conflict_do_nothing()
 
 
