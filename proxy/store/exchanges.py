@@ -773,6 +773,7 @@ class ExchangeEnd:
 def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
     """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
+    relayed = frozenset(settlement.relayed)
     return [
         tree.NewNode(
             body=body,
@@ -780,7 +781,7 @@ def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
             created_at=settlement.settled_at,
             exchange=settlement.exchange,
             agent=settlement.agent,
-            vouched=number in settlement.relayed,
+            vouched=number in relayed,
             policy=settlement.policy_version or None,
             arrival=arrival,
         )

@@ -162,7 +162,7 @@ def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line
 def _node_rows(
     key: str, settlement: Settlement, line: _Line, start: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of a portion of the nodes, and those of what vouched replies among them are known by."""
+    """Return the rows of a portion of the nodes, and those of what upstream's replies among them are known by."""
     stop = start + _ROWS
     nodes = tree.node_rows(key, line.new_nodes[start:stop], line.places, line.contents[start:stop])
     witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)

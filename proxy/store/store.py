@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
+from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
 from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
-from proxy.store.masking import Masker
-from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
+from proxy.store.masking import Masker, is_withheld
+from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
-from proxy.store.packing import is_plain, require_plain
+from proxy.store.packing import is_plain, require_plain, sanitize
 from proxy.store.portions import begin_long, delete_long, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
@@ -41,6 +41,7 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.rollups import StatsQuery, StatsRow
+from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
@@ -51,6 +52,7 @@ _RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being e
 _AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
+_INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
 _FEW: Final = 64  # messages that are read or written within a millisecond
 
 
@@ -85,6 +87,8 @@ class Store:
         self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
         self.masker: Masker | None = None  # masks what is stored
+        self.searches_index = False  # whether there is to be a full-text index
+        self._has_index = False  # whether its tables are known to be there
         self._tasks = Tasks()
         self._closed = False
         self.waits_for_beginnings = not database.in_order
@@ -152,6 +156,7 @@ class Store:
         old, self._database = self._database, opened
         self.waits_for_beginnings = not opened.in_order
         self._branches = Branches()
+        self._has_index = False
         self._tasks.follow(old.close())
 
     async def _probe(self) -> None:
@@ -405,6 +410,42 @@ class Store:
         """Give a lease back; nothing happens where somebody else has it."""
         await self._write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
+    # ------------------------------------------------------------------------------------ search
+
+    async def index_texts(self, seconds: float) -> bool:
+        """Index messages for so long; return whether all that are stored are indexed."""
+        if not self._has_index:
+            await make_search_index(self._url)
+            self._has_index = True
+        until = time.monotonic() + seconds
+        while sessions := await self._read(search.due):
+            for session in sessions:
+                is_whole = False
+                while not is_whole:
+                    if time.monotonic() > until:
+                        return False
+                    rows = await self._read(partial(search.missing, key=session.key))
+                    terms = await asyncio.to_thread(_terms_of, rows)
+                    is_whole = len(rows) < search.AT_ONCE
+                    state = session.state if is_whole else None
+                    await self._write(partial(search.add, key=session.key, terms=terms, state=state))
+        while await self._write(search.purge):
+            if time.monotonic() > until:
+                break
+        return True
+
+    async def find_texts(self, words: Sequence[str], tenant: str | None) -> list[FoundTexts] | None:
+        """Return the messages that may hold all of these words; None where the index does not tell."""
+        dialect = "sqlite" if isinstance(self._database, SqliteDatabase) else "postgresql"
+        asked = search.question_of(words, dialect)
+        if asked is None or not _are_plain(asked, tenant) or not await self.index_texts(_INDEX_SECONDS):
+            return None
+        return await self._read(partial(search.find, asked=asked, tenant=tenant))
+
+    async def nodes(self, key: str, names: Sequence[str]) -> list[NodeRow]:
+        """Return these messages of a session, the oldest first."""
+        return await self._read(partial(tree.rows_of, key=key, nodes=names))
+
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
@@ -556,6 +597,11 @@ def _refused(why: Exception) -> asyncio.Future[None]:
     refused.set_exception(why)
     refused.exception()  # nobody need ask for it
     return refused
+
+
+def _terms_of(rows: Iterable[NodeRow]) -> list[tuple[str, str]]:
+    texts = {row.node: "" if is_withheld(row.message) else sanitize(row.message.readable()) for row in rows}
+    return [(node, search.terms_of(text)) for node, text in texts.items()]
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
