@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, Prices, Spending, Summary
+from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
 RISK: Final = 0.02  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
 RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
@@ -184,7 +184,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
 
 
-def _is_borne(balance: Balance, spent: Spending, risk: float, turns: float) -> bool:
+def _is_borne(balance: Balance, spent: Outlay, risk: float, turns: float) -> bool:
     """Tell whether a session bears what would be lost in all: it is this part of all, or will be in so many turns."""
     most = min(risk * spent.untrimmed + balance.gain * turns, HIGHEST_RISK * spent.untrimmed)
     return balance.loss - spent.saved <= most
@@ -263,7 +263,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
     return Account(turns=turns, untrimmed=spent.untrimmed, saved=spent.saved, worst=worst)
 
 
-def _spent(before: Spending, prices: Prices, requests: Iterable[tuple[int, int]], freed: int) -> Spending:
+def _spent(before: Outlay, prices: Prices, requests: Iterable[tuple[int, int]], freed: int) -> Outlay:
     """Return what was spent after requests of so many tokens untrimmed, so many of them in the cache."""
     untrimmed, saved = before.untrimmed, before.saved
     for tokens, cached in requests:
@@ -272,7 +272,7 @@ def _spent(before: Spending, prices: Prices, requests: Iterable[tuple[int, int]]
         if cached:
             # What the request saved or lost that trimmed without an account is not known.
             saved += cost - _once(prices, tokens - freed, cached - freed)
-    return Spending(untrimmed=untrimmed, saved=saved)
+    return Outlay(untrimmed=untrimmed, saved=saved)
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
@@ -286,5 +286,5 @@ def account_after(costs: Costs, balance: Balance, before: int) -> Account:
     return Account(turns=account.turns + 1, untrimmed=spent.untrimmed, saved=spent.saved, worst=doubted)
 
 
-def _after(before: Spending, untrimmed: float, paid: float) -> Spending:
-    return Spending(untrimmed=before.untrimmed + untrimmed, saved=before.saved + untrimmed - paid)
+def _after(before: Outlay, untrimmed: float, paid: float) -> Outlay:
+    return Outlay(untrimmed=before.untrimmed + untrimmed, saved=before.saved + untrimmed - paid)

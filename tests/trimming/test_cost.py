@@ -21,7 +21,7 @@ from proxy.trimming.cost import (
     worst_of,
 )
 from proxy.trimming.draft import Draft
-from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, PlanningContext, Prices, Spending, Step, Summary
+from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, Outlay, PlanningContext, Prices, Step, Summary
 from proxy.trimming.planner import due, is_cold
 from tests.trimming.notation import count, message
 
@@ -215,7 +215,7 @@ def test_with_steady_growth_that_is_the_cheapest_interval() -> None:
     assert [is_time(turns) for turns in (18, 19, 20, 21)] == [False, False, True, True]
 
 
-DEAR_WRITING = Spending(untrimmed=10**6, saved=0.0)
+DEAR_WRITING = Outlay(untrimmed=10**6, saved=0.0)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +235,12 @@ DEAR_WRITING = Spending(untrimmed=10**6, saved=0.0)
         (Account(turns=9000, untrimmed=5_890, saved=0.0, worst=DEAR_WRITING), False),
         (Account(turns=9000, untrimmed=5_910, saved=0.0, worst=DEAR_WRITING), True),
         # At the worst prices it loses 620.
-        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Spending(untrimmed=20_660, saved=0.0)), False),
-        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Spending(untrimmed=20_670, saved=0.0)), True),
-        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Spending(untrimmed=0.0, saved=620.0)), True),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_660, saved=0.0)), False),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_670, saved=0.0)), True),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=0.0, saved=620.0)), True),
         # There each later request gains four: three of twenty requests count.
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Spending(untrimmed=10_660, saved=0.0)), False),
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Spending(untrimmed=10_670, saved=0.0)), True),
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_660, saved=0.0)), False),
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_670, saved=0.0)), True),
     ],
 )
 def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:
@@ -431,7 +431,7 @@ def test_an_account_is_kept_at_the_worst_prices_too() -> None:
     worst = reckoned(LATER, CUT).worst
     assert worst is not None
     assert astuple(worst) == pytest.approx((1000 + 0.05 * 260 + 1.25 * 110, 40 + 0.05 * 60))
-    known = cut_at(3, 200, Account(turns=5, untrimmed=1.0, saved=2.0, worst=Spending(untrimmed=3.0, saved=4.0)))
+    known = cut_at(3, 200, Account(turns=5, untrimmed=1.0, saved=2.0, worst=Outlay(untrimmed=3.0, saved=4.0)))
     worst = reckoned(LATER, known).worst
     assert worst is not None
     assert astuple(worst) == pytest.approx((3 + 0.05 * 260 + 1.25 * 110, 4 + 0.05 * 60))
