@@ -369,6 +369,7 @@ def settlement_of(
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,
+        "cost_missed": figures.cost_missed if figures.miss and figures.priced else None,
         "finished": finished,
         "summarizer": summary_request_of(made.summary_request, history.attempt, prepared.no_summary),
         "own_calls": [asdict(call) for call in answered.own_calls],

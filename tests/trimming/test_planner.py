@@ -523,7 +523,7 @@ def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
         assert sum(trimmed[:stop]) <= (1 + HIGHEST_RISK) * sum(untrimmed[:stop])
     assert sum(trimmed) < most * sum(untrimmed)
     # By what cached tokens are taken to cost.
-    judged = replace(known, prices=replace(prices, read=min(prices.read, 0.3)))
+    judged = replace(known, prices=replace(prices, read=min(prices.read, 0.25)))
     trimmed, untrimmed = paid(plans, judged), paid(asked(Policy(), judged, requests), judged)
     for at in moves:
         # The account of a cut is what was paid, up to and with the request of the move.
