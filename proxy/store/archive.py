@@ -30,7 +30,7 @@ from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection, Unit
 from proxy.store.packing import encode_exchange, is_plain, require_plain
-from proxy.store.portions import delete_long, packed_rows, portions_of
+from proxy.store.portions import delete_sessions, packed_rows, portions_of
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -156,8 +156,8 @@ def _names(connection: StoreConnection, key: str, kind: _Kind) -> list[Any]:
 
 def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Sequence[Any]) -> list[JsonObject]:
     """Return the records with these names, in their order."""
-    table, named = kind.table, kind.named or ""
-    rows = connection.execute(select(table).where(table.c.session == key, table.c[named].in_(names)))
+    named = kind.named or ""
+    rows = connection.execute(_reading(connection.dialect.name, kind.table), {"source": key, "names": names})
     found = [record_of(kind, _values(connection, key, kind, row)) for row in rows.all()]
     records = {record[named]: record for record in found}
     return [records[name] for name in names if name in records]
@@ -612,7 +612,7 @@ async def load_session(database: Database, tenant: str, session: str, archive: A
         return await database.write(loading.finish)
     except Exception:
         if await database.read(loading.is_held):
-            await delete_long(database, loading.key)
+            await delete_sessions(database, [loading.key])
         raise
 
 
@@ -859,6 +859,11 @@ def _copying(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     # SQLite needs some condition here: else it takes ON for the beginning of a join.
     found = found.where(rows.c.status == SummaryStatus.READY.value if table is SUMMARIES else true())
     return insert_into(dialect, table).from_select(columns, found).on_conflict_do_nothing()
+
+
+@cache
+def _reading(dialect: str, table: Table) -> Select[Any]:
+    return select(_named(dialect, table))
 
 
 @cache

@@ -15,7 +15,7 @@ from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
-from proxy.store.rollups import HOUR
+from proxy.store.rollups import HOUR, hold_sums
 from proxy.store.schema import FORMS, KEY_COSTS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, REMOVED, form_text, session_in
 
@@ -165,6 +165,7 @@ def removed_sessions(connection: StoreConnection, at: int) -> Sequence[str]:
 
 def forget_tenant(connection: StoreConnection, tenant: str) -> None:
     """Delete the sums of a tenant."""
+    hold_sums(connection)
     for table in (ROLLUPS, KEY_COSTS):
         connection.execute(delete(table).where(table.c.tenant == tenant))
 

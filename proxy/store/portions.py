@@ -186,16 +186,26 @@ def _keep_nodes(
 # ----------------------------------------------------------------------------------------------------- delete
 
 _DELETED: Final = 500  # rows of one transaction: they take some 10 ms
+_SESSIONS: Final = 10  # of one transaction; most have few rows
 
 
-async def delete_long(database: Database, key: str) -> bool:
-    """Delete a session with everything it has; return whether there was one.
+async def delete_sessions(database: Database, keys: Sequence[str]) -> int:
+    """Delete sessions with everything they have; return how many there were.
 
-    From the first portion on it is not there any more. Whoever is to write to it first deletes what is left.
+    One of many rows is deleted in portions. From the first on it is not there any more: whoever is to write to it
+    first deletes what is left.
     """
-    if not database.in_order:  # there nobody waits for it
-        return await database.write(partial(tree.delete_session, key=key))
-    done = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=True))
-    while done is False:
-        done = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
-    return done is not None
+    number, left = 0, list(keys)
+    while left:
+        some = left[:_SESSIONS]
+        if not database.in_order:  # there nobody waits for it
+            number += await database.write(partial(tree.delete_several, keys=some))
+            del left[:_SESSIONS]
+            continue
+        done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS))
+        number += sum(each is not None for each in done)
+        key, whole = some[len(done) - 1], done[-1]
+        while whole is False:
+            whole = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
+        del left[: len(done)]
+    return number

@@ -22,7 +22,7 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import begin_long, delete_long, is_long, settle_long
+from proxy.store.portions import begin_long, delete_sessions, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -240,15 +240,18 @@ class Store:
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
-        if self.spool is not None and self.spool.flag[0]:
-            await asyncio.to_thread(self.spool.drop, key)
-        return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_long(self._database, key))))
+        return bool(await self._delete([key]))
+
+    async def _delete(self, keys: Sequence[str]) -> int:
+        """Delete sessions; return how many there were."""
+        for key in keys:
+            if self.spool is not None and self.spool.flag[0]:
+                await asyncio.to_thread(self.spool.drop, key)
+        return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
 
     async def finish_removals(self) -> None:
         """Delete what is left of sessions whose deletion, or import, was cut off."""
-        at = int(time.time() * 1000)
-        for key in await self._read(partial(operations.removed_sessions, at=at)):
-            await self.delete(key)
+        await self._delete(await self._read(partial(operations.removed_sessions, at=int(time.time() * 1000))))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -564,7 +567,7 @@ class Store:
     async def sweep(self, *, before: int | None, most: int | None) -> int:
         """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
         keys = await self._read(partial(operations.sessions_to_delete, before=before, most=most))
-        return sum([await self.delete(key) for key in keys])
+        return await self._delete(keys)
 
     async def erase(self, tenant: str) -> int:
         """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
@@ -572,7 +575,7 @@ class Store:
         last: str | None = None
         # Each name once: while the tenant goes on asking, there would be no end to new ones.
         while keys := await self._read(partial(operations.sessions_of, tenant=tenant, after=last)):
-            number += sum([await self.delete(key) for key in keys])
+            number += await self._delete(keys)
             last = keys[-1]
         await self._write(partial(operations.forget_tenant, tenant=tenant))
         return number

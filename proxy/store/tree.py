@@ -79,6 +79,12 @@ _NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions, SE
 # SQLite leaves the locks out: its one writer holds all.
 _LOCKED: Final = _SESSION.with_for_update(key_share=True)
 _LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
+_SEVERAL_TO_DELETE: Final = (
+    select(SESSIONS.c.session)
+    .where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)))
+    .order_by(SESSIONS.c.session)  # all lock in one order
+    .with_for_update()
+)
 _KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
 """Locks a session against being deleted; who settles in it goes on."""
 
@@ -224,6 +230,25 @@ def remove_some(connection: StoreConnection, key: str, most: int, *, begins: boo
             connection.execute(_REMOVE, {"the_session": key})
             return False
     return True
+
+
+def remove_several(connection: StoreConnection, keys: Sequence[str], most: int) -> list[bool | None]:
+    """Delete sessions as `remove_some` begins to, the first that has more than `most` rows last."""
+    done: list[bool | None] = []
+    for key in keys:
+        done.append(remove_some(connection, key, most, begins=True))
+        if done[-1] is False:
+            break
+    return done
+
+
+def delete_several(connection: StoreConnection, keys: Sequence[str]) -> int:
+    """Delete sessions with everything they have; return how many there were."""
+    found = list(connection.execute(_SEVERAL_TO_DELETE, {"keys": keys}).scalars())
+    if found:
+        for table in OF_A_SESSION:
+            connection.execute(delete(table).where(table.c.session.in_(found)))
+    return len(found)
 
 
 _REMOVE: Final = (

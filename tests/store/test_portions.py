@@ -302,6 +302,7 @@ KEY = session_key("tenant", SESSION)
 @pytest.fixture
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "_DELETED", 10)
+    monkeypatch.setattr(portions, "_SESSIONS", 2)
     monkeypatch.setattr(archive, "PORTION", 4)
 
 
@@ -325,7 +326,7 @@ async def test_a_long_session_is_deleted_in_portions(store: Store, monkeypatch: 
     told = Counted(store, monkeypatch)
     assert await store.delete(KEY)
     assert await count_of(store) == 0
-    assert len(told.portions) == (rows // 10 + 1 if on_sqlite(store) else 1)
+    assert len(told.portions) == ((rows - 5) // 10 + 2 if on_sqlite(store) else 1)
     assert not await store.delete(KEY)
 
 
@@ -429,7 +430,7 @@ async def test_an_import_that_was_cut_off_is_done_once_more(
     records = await exported(store)
     with monkeypatch.context() as patch:
         Counted(store, patch, fails_at)
-        patch.setattr(archive, "delete_long", never)  # as if the process had been killed
+        patch.setattr(archive, "delete_sessions", never)  # as if the process had been killed
         with pytest.raises(StoreUnavailable):
             await store.load("tenant", "copy", records)
     assert await store.session("tenant", "copy") is None
@@ -440,8 +441,8 @@ async def test_an_import_that_was_cut_off_is_done_once_more(
     assert content_of(again) == content_of(records)
 
 
-async def never(_: object, key: str) -> bool:
-    return not key
+async def never(_: object, keys: list[str]) -> int:
+    return 0 * len(keys)
 
 
 @pytest.mark.usefixtures("_few_rows")
@@ -483,6 +484,19 @@ async def test_who_asks_in_a_session_that_is_being_imported_has_it(
     key = session_key("tenant", "copy")
     assert [row.message.text for row in await store.path(key, settled.head)] == ["mine", "yes"]
     assert len(await store.branches(key)) == 1
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_short_sessions_are_deleted_several_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        await store.begin(opening(f"exc_0000001{number}", body("user", "short"), session=f"short {number}"))
+    await ask(store, long_talk())
+    told = Counted(store, monkeypatch)
+    assert await store.erase("tenant") == 5
+    assert await count_of(store) == 0
+    assert await store.sessions("tenant", limit=9) == ([], None)
+    assert len(told.portions) < (12 if on_sqlite(store) else 5)
+    assert await store.erase("tenant") == 0
 
 
 async def test_erasing_a_tenant_ends_though_it_goes_on_asking(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
