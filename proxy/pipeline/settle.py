@@ -163,7 +163,8 @@ class Exchange:
         """Settle in a task of its own: it takes long, or the client may have left."""
         services = self._services
         if figures.miss in UNSURE:
-            figures = await self._explained(figures, answered)
+            with suppress(StoreUnavailable):  # a store that is away withholds no answer
+                figures = await self._explained(figures, answered)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )

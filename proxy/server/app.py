@@ -199,7 +199,8 @@ class Application:
             if self._loaded is not None:
                 takes = _takes(handler.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
-            await stack.enter_async_context(sweeping(store, settings.retention, indexes=number == 0))
+            ended = self._ended or ()
+            await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=number == 0))
             yield
 
 
@@ -224,10 +225,14 @@ async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
 
 
 @asynccontextmanager
-async def sweeping(store: Store, retention: RetentionSettings, *, indexes: bool) -> AsyncGenerator[None]:
+async def sweeping(
+    store: Store, retention: RetentionSettings, ended: Collection[str], *, indexes: bool
+) -> AsyncGenerator[None]:
     """Delete sessions that are too old, or too many, and fold old sums, again and again until the block ends.
 
-    All workers do; what one has done is not there for the others. One of them `indexes` texts, if that is wanted.
+    All workers do; what one has done is not there for the others. One of them `indexes` texts, if that is wanted. Each
+    gives up what the processes with the marks `ended` left pending: a database may store what a process asked for after
+    that was killed.
     """
     seconds = _SWEEP_SECONDS
     if retention.days is not None:
@@ -236,6 +241,8 @@ async def sweeping(store: Store, retention: RetentionSettings, *, indexes: bool)
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
         if indexes and store.searches_index:
             group.start_soon(_again, partial(_index, store), "search", _INDEX_SECONDS)
+        if ended:
+            group.start_soon(_again, partial(give_up_pending, store, ended), "pending exchanges", _SWEEP_SECONDS)
         if retention.days is not None or retention.max_sessions is not None:
             group.start_soon(_again, partial(_delete, store, retention), "retention", seconds)
         try:

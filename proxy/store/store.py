@@ -22,6 +22,7 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
+from proxy.store.portions import begin_long, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -300,6 +301,12 @@ class Store:
             return list(names)
         return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
+    async def replies_with(self, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
+        """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+        if not is_plain(tenant):
+            return []
+        return await self._read(partial(tree.replies_with, tenant=tenant, dialect=dialect, names=names))
+
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
     ) -> None:
@@ -462,7 +469,10 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        future = self._database.start(write_exchanges, opening, durable=False)
+        if is_long(opening.messages):
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+        else:
+            future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -480,10 +490,15 @@ class Store:
         return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        if began is not None and not self._database.in_order:
+        # A long one is a task of several writes.
+        if began is not None and (isinstance(began, asyncio.Task) or not self._database.in_order):
             await asyncio.shield(began)
         if self.masker is not None:
             settlement = self.masker.settlement(settlement)
+        if is_long(settlement.messages):
+            long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
+            if long is not None:
+                return long
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await asyncio.shield(began)
