@@ -97,7 +97,7 @@ def search(
             plain(f"{each['session']} ({each['tenant']}) {each['created_at']} {each['role']}: {each['snippet']}")
         )
     looked = found["searched"]
-    if looked.get("index"):
+    if looked["index"]:
         more = "" if looked["complete"] else f" back to {looked['back_to']}"
         typer.echo(f"{len(found['data'])} found by the index{more}.")
         return

@@ -240,6 +240,7 @@ async def search_texts(
             "not_stored": withheld,
             "complete": done,
             "back_to": None if oldest is None else timestamp(oldest),
+            "index": False,
         },
     }
 

@@ -306,7 +306,7 @@ def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
             names = [f"s{number}" for number in range(12)]
             assert all(pool.map(lambda name: ask(served.url, name, [user(f"parcel {name}, 预算")]).is_success, names))
             assert list(pool.map(found, ["parcel"] * 8)) == [{"old", *names}] * 8
-        until(lambda: get(served.url, "/search", q="parcel")["searched"].get("index"), "all is indexed", 20)
+        until(lambda: get(served.url, "/search", q="parcel")["searched"]["index"], "all is indexed", 20)
         assert found("预算") == {"old", *names}
         assert found("预算表") == {"old"}
         assert found("PARCEL s7") == {"s7"}
