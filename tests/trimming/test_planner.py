@@ -1522,6 +1522,13 @@ COLD = replace(KNOWN, idle=10**6, prices=Prices(read=0.1, write=1.0, output=4.0,
 WARM = replace(KNOWN, prices=Prices(read=0.1, write=1.0, output=1.0, lifetime=1e9, minimum=1))
 
 
+@pytest.mark.parametrize("idle", [None, 10**6])
+def test_instructions_alone_are_never_trimmed(idle: int | None) -> None:
+    paying = policy(trigger={"cost": "auto"}, edits=[DROP], target={"tokens": 60})
+    made = plan((), paying, "mine", replace(COLD, fixed_tokens=9000, idle=idle), composed=True)
+    assert (made.trimmed, made.view, made.tokens_sent) == (False, (), 9000)
+
+
 def test_trimming_that_pays_does_not_wait_for_ever() -> None:
     paying = policy(trigger={"cost": "auto"}, target={"tokens": 60}, edits=[DROP])
     assert [plan(working(replies), paying, "mine", COLD).trimmed for replies in (5, 7, 8, 60)] == [
