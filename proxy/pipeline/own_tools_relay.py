@@ -116,8 +116,7 @@ class WholeRelay:
                 return self._read(shown), shown
             found.next(may_ask=rounds.may_ask)
             before, self._answer = self._answer, answer
-            if before is not self._first:
-                await before.aclose()
+            await before.discard()
 
     def _read(self, body: bytes) -> Answered:
         """Return what the client is shown, and what belongs to it and is not shown."""
@@ -232,8 +231,7 @@ class VirtualStream(StreamRelay):
         """Answer what the round called, and ask again; tell whether there is an answer to be relayed."""
         if self._done:
             await self._rest()
-        if self._answer is not self._first:
-            await self._answer.aclose()
+        await self._answer.discard()
         if self._first_usage is None and not len(self._rounds):
             self._first_usage = self._filter.usage
         await self._rounds.answer(self._filter.calls)
