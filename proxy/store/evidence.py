@@ -21,7 +21,7 @@ from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_nam
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
-from proxy.store.schema import EVIDENCE, NODES, SESSIONS, insert_new, matching
+from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, matching
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
@@ -40,9 +40,6 @@ _AT_HEAD: Final = (
 )
 _SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SESSIONS.c.instructions).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant")
-)
-_CONTENTS: Final = select(NODES.c.content).where(
-    *matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))
 )
 _PIECES: Final = select(EVIDENCE.c.piece).where(
     *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
@@ -220,11 +217,9 @@ class _Inference:
         pieces = sorted({each.piece for place in replies for each in self._evidence(place)})
         contents = sorted({content_key(request.contents[place]) for place in replies})
         known: set[int] = set()
-        there: set[str] = set()
         for some in tree.in_parts(pieces):
             known.update(self._connection.execute(_PIECES, {"key": key, "pieces": some}).scalars())
-        for names in tree.in_parts(contents):
-            there.update(self._connection.execute(_CONTENTS, {"key": key, "contents": names}).scalars())
+        there = tree.contents_there(self._connection, key, contents)
         for place in replies:
             evidence = self._evidence(place)
             says_nothing = len(evidence) == 1  # it has its place alone: its calls were left out

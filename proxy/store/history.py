@@ -124,13 +124,13 @@ def _asked(*like: str, answered: bool = False) -> Select[Any]:
     """Return what reads the newest exchange that has these values, settled or under way."""
     newest: list[Select[Any]] = []
     for table in (EXCHANGES, PENDING):
-        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "created_at", "id")))
+        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "id")))
         found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
-        found = found.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(1)
+        found = found.order_by(table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
     both = union_all(*newest).subquery()
     columns = [both.c[name] for name in _ASKED_COLUMNS]
-    return select(*columns).order_by(both.c.created_at.desc(), both.c.id.desc()).limit(1)
+    return select(*columns).order_by(both.c.id.desc()).limit(1)
 
 
 _ASKED: Final = _asked()
