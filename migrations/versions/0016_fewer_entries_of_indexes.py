@@ -4,6 +4,7 @@
   that most changes of a session enter nothing into any index;
 - exchanges are found by time by their ids, which begin with it: the primary key does;
 - PostgreSQL finds nodes by what they say by a number;
+- `evidence` has no primary key in PostgreSQL, but two smaller indexes. `palimpsest_settle` looks what is there;
 - PostgreSQL keeps less statistics of names, and none of what is packed.
 """
 
@@ -28,9 +29,25 @@ _AFTER: Final = {
     "ix_sessions_tenant_period": ("sessions", ["tenant", "period"]),
     "ix_sessions_period": ("sessions", ["period"]),
 }
-_CONTENT: Final = "ix_nodes_session_content"
-_CONTENT_PLACE: Final = "hashbyteaextended(content, hashbyteaextended(session, 0))"
+_SESSION_PLACE: Final = "hashbyteaextended(session, 0)"
+_CONTENT_PLACE: Final = f"hashbyteaextended(content, {_SESSION_PLACE})"
 _PERIOD: Final = "ALTER TABLE sessions ADD COLUMN period BIGINT GENERATED ALWAYS AS (updated_at / 600000) "
+
+_ALL_EVIDENCE: Final = """
+            SELECT f.session, n.piece
+            FROM fit f CROSS JOIN LATERAL json_populate_recordset(NULL::evidence, f.evidence) AS n
+            ON CONFLICT DO NOTHING
+"""
+_NEW_EVIDENCE: Final = """
+            SELECT f.session, n.piece
+            FROM fit f CROSS JOIN LATERAL json_populate_recordset(NULL::evidence, f.evidence) AS n
+            WHERE NOT EXISTS (
+                SELECT FROM evidence e
+                WHERE e.piece = n.piece AND e.session = f.session
+                  AND hashbyteaextended(e.session, 0) = hashbyteaextended(f.session, 0))
+"""
+_FUNCTION: Final = "SELECT pg_get_functiondef('palimpsest_settle(text[], bytea[])'::regprocedure)"
+_PRIMARY_KEY: Final = "SELECT conname FROM pg_constraint WHERE conrelid = 'evidence'::regclass AND contype = 'p'"
 
 _PACKED: Final = {
     "bodies": ("text",),
@@ -58,14 +75,22 @@ _NAMES: Final = {
 def upgrade() -> None:
     """Make the smaller ones."""
     for name in _BEFORE:
-        op.drop_index(name)
+        op.drop_index(name, if_exists=True)  # partitions have them by other names
     op.execute(_PERIOD + ("STORED" if _is_postgres() else "VIRTUAL"))
     for name, (table, columns) in _AFTER.items():
         op.create_index(name, table, columns)
     if _is_postgres():
-        op.drop_index(_CONTENT)
+        op.drop_index("ix_nodes_session_content", if_exists=True)
         op.create_index("ix_nodes_content", "nodes", [sa.text(_CONTENT_PLACE)])
+        key = op.get_bind().execute(sa.text(_PRIMARY_KEY)).scalar_one()
+        op.execute(f"ALTER TABLE evidence DROP CONSTRAINT {key}, REPLICA IDENTITY FULL")
+        op.drop_index("ix_evidence_piece", if_exists=True)
+        op.create_index("ix_evidence_piece_session", "evidence", ["piece", sa.text(_SESSION_PLACE)])
+        op.create_index("ix_evidence_session", "evidence", ["session"])
+        _change_function(_ALL_EVIDENCE, _NEW_EVIDENCE)
         op.execute("ALTER TABLE sessions SET (fillfactor = 50)")  # a row that changes finds place where it was
+        if not _is_partitioned("bodies"):
+            op.execute("ALTER TABLE bodies SET (toast_tuple_target = 8160)")  # what fits on a page stays whole
         _keep_statistics(names=10, packed=0)
 
 
@@ -78,13 +103,33 @@ def downgrade() -> None:
         op.create_index(name, table, columns)
     if _is_postgres():
         op.drop_index("ix_nodes_content")
-        op.create_index(_CONTENT, "nodes", ["session", "content"])
+        op.create_index("ix_nodes_session_content", "nodes", ["session", "content"])
+        for name in ("ix_evidence_piece_session", "ix_evidence_session"):
+            op.drop_index(name)
+        op.execute("ALTER TABLE evidence ADD CONSTRAINT pk_evidence PRIMARY KEY (session, piece)")
+        op.execute("ALTER TABLE evidence REPLICA IDENTITY DEFAULT")
+        op.create_index("ix_evidence_piece", "evidence", ["piece"])
+        _change_function(_NEW_EVIDENCE, _ALL_EVIDENCE)
         op.execute("ALTER TABLE sessions RESET (fillfactor)")
+        if not _is_partitioned("bodies"):
+            op.execute("ALTER TABLE bodies RESET (toast_tuple_target)")
         _keep_statistics(names=-1, packed=-1)
+
+
+def _change_function(before: str, after: str) -> None:
+    text: str = op.get_bind().execute(sa.text(_FUNCTION)).scalar_one()
+    if text.count(before) != 1:
+        raise RuntimeError(f"palimpsest_settle is not as this migration expects it: {before!r}")
+    op.get_bind().exec_driver_sql(text.replace(before, after))
 
 
 def _is_postgres() -> bool:
     return op.get_bind().dialect.name == "postgresql"
+
+
+def _is_partitioned(table: str) -> bool:
+    asked = sa.text("SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(:name)")
+    return bool(op.get_bind().execute(asked, {"name": table}).scalar_one())
 
 
 def _keep_statistics(*, names: int, packed: int) -> None:

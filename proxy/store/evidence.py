@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, bindparam, select
+from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
-from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, matching
+from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, matching, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
@@ -41,9 +43,28 @@ _AT_HEAD: Final = (
 _SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SESSIONS.c.instructions).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant")
 )
-_PIECES: Final = select(EVIDENCE.c.piece).where(
-    *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
-)
+
+
+@cache
+def _pieces(dialect: str) -> Select[Any]:
+    """Return what reads which of some pieces a session has."""
+    found = select(EVIDENCE.c.piece).where(
+        *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
+    )
+    if dialect == "postgresql":
+        key = bindparam("key", type_=EVIDENCE.c.session.type)
+        found = found.where(session_place(EVIDENCE.c.session) == session_place(key))
+    return found
+
+
+@cache
+def _insert_new_piece() -> postgresql.Insert:
+    """Return what inserts a piece that the session does not have, where no constraint tells."""
+    session, piece = [bindparam(f"new_{column.name}", type_=column.type) for column in EVIDENCE.columns]
+    there = (EVIDENCE.c.session == session, session_place(EVIDENCE.c.session) == session_place(session))
+    row = select(session.label("session"), piece.label("piece"))
+    row = row.where(~select(EVIDENCE.c.piece).where(*there, EVIDENCE.c.piece == piece).exists())
+    return postgresql.insert(EVIDENCE).from_select(["session", "piece"], row)
 
 
 class UnnamedRequest(Struct, frozen=True, kw_only=True):
@@ -89,7 +110,12 @@ def keep_evidence(
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
     if first is not None:  # a request that resembles the session begins with it
         pieces.add(witness.place(first).piece)
-    insert_new(connection, EVIDENCE, [{"session": key, "piece": piece} for piece in sorted(pieces)])
+    if connection.dialect.name == "postgresql":
+        rows = [{"new_session": key, "new_piece": piece} for piece in sorted(pieces)]
+        if rows:
+            connection.execute(_insert_new_piece(), rows)
+    else:
+        insert_new(connection, EVIDENCE, [{"session": key, "piece": piece} for piece in sorted(pieces)])
 
 
 def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
@@ -218,7 +244,8 @@ class _Inference:
         contents = sorted({content_key(request.contents[place]) for place in replies})
         known: set[int] = set()
         for some in tree.in_parts(pieces):
-            known.update(self._connection.execute(_PIECES, {"key": key, "pieces": some}).scalars())
+            asked = {"key": key, "pieces": some}
+            known.update(self._connection.execute(_pieces(self._connection.dialect.name), asked).scalars())
         there = tree.contents_there(self._connection, key, contents)
         for place in replies:
             evidence = self._evidence(place)

@@ -115,10 +115,14 @@ BODIES: Final = Table(
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
 
 
+def session_place(session: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return the number that stands for a session in indexes of PostgreSQL: half as long."""
+    return func.hashbyteaextended(session, literal_column("0"), type_=BigInteger)
+
+
 def content_place(content: ColumnElement[Any], session: ColumnElement[Any]) -> ColumnElement[int]:
-    """Return the number by which PostgreSQL finds nodes by what they say: half as long in an index as the two."""
-    start = literal_column("0")
-    return func.hashbyteaextended(content, func.hashbyteaextended(session, start), type_=BigInteger)
+    """Return the number by which PostgreSQL finds nodes by what they say."""
+    return func.hashbyteaextended(content, session_place(session), type_=BigInteger)
 
 
 NODES: Final = Table(
@@ -284,9 +288,18 @@ PROVIDER_IDS: Final = Table(
 )
 """Ids of responses and items that a provider keeps, each with the node of the reply; "" where it became none."""
 EVIDENCE: Final = Table(
-    "evidence", METADATA, *_keys(BigInteger, "piece"), Index(None, "piece"), sqlite_with_rowid=False
+    "evidence",
+    METADATA,
+    *_keys(BigInteger, "piece"),
+    Index(None, "piece").ddl_if(dialect="sqlite"),
+    Index(None, "session").ddl_if(dialect="postgresql"),
+    sqlite_with_rowid=False,
 )
-"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`."""
+"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`.
+
+PostgreSQL has no primary key here: two indexes that it keeps small do instead. Who inserts looks whether it is there.
+"""
+Index("ix_evidence_piece_session", EVIDENCE.c.piece, session_place(EVIDENCE.c.session)).ddl_if(dialect="postgresql")
 
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
