@@ -458,6 +458,7 @@ class Request(Struct, frozen=True, kw_only=True):
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
     state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
     references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
+    pointers: tuple[str, ...] = ()  # those of them that stand in the place of items of replies
     keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
     binds_loop: bool = False  # whether that may also be refused behind anything else than it was made behind
     notes: tuple[str, ...] = ()  # what of it the proxy leaves to the provider, in words for the receipt
@@ -545,6 +546,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     refuses_usage: Callable[[bytes], bool]
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
     state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
+    resolved: Callable[[Request, Sequence[Message]], Request] | None = None
+    """Puts items of these replies in the place of the `pointers` to them. None: the API has no such thing."""
     opening_error: Callable[[bytes], bytes | None] | None = None
     """Reads how a stream begins: the body of the error that it begins with, "" where it begins with none, None where
     that is not told yet. None in the function's place: an error is told by the status."""

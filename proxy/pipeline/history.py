@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body_id, body_of, fingerprints, version_of
 from proxy.dialects import Dialect, Message, ReasoningMode, Request
-from proxy.errors import NotFound
+from proxy.errors import NotFound, StoreUnavailable
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.prefix import KnownRequest
@@ -161,6 +161,21 @@ class HistoryLoader:
         """
         for name in await self._store.foreign_ids(tenant, dialect.name, names):
             raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
+
+    async def resolved(self, tenant: str, dialect: Dialect, request: Request) -> Request:
+        """Return a request with the items that it names by their ids, as far as the tenant got them here.
+
+        Where the store masks texts or is away, it stays as it is.
+        """
+        resolve = dialect.requests.resolved
+        if resolve is None or self._store.masker is not None:
+            return request
+        try:
+            rows = await self._store.replies_with(tenant, dialect.name, request.pointers)
+        except StoreUnavailable:
+            return request
+        replies = [row.message.as_request(self._reasoning, partial=row.partial) for row in rows]
+        return await compute(size_of(replies), resolve, request, replies)
 
     async def _of_provider(
         self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool

@@ -128,7 +128,8 @@ class Preparer:
         context = read_context(call, request, settings.sessions, self.policies)
         destination = services.upstream.destination(request.model, call.dialect.name)
         kept_there = request.untouched or request.references
-        context = await self._with_provider(call, request, context, destination) if kept_there else context
+        if kept_there:
+            request, context = await self._with_provider(call, request, context, destination)
         facts = services.knowledge.facts_at(request.model, destination.base_url + call.dialect.requests.path)
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
@@ -253,13 +254,16 @@ class Preparer:
 
     async def _with_provider(
         self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
-    ) -> RequestContext:
-        """Check what a request names that the provider keeps. What the provider adds to is not trimmed here."""
+    ) -> tuple[Request, RequestContext]:
+        """Check and read what a request names that the provider keeps. What the provider adds to is not trimmed."""
+        loader = self._services.loader
         if request.references and not destination.forwards_credentials:
-            await self._services.loader.check_owned(call.tenant, call.dialect, request.references)
+            await loader.check_owned(call.tenant, call.dialect, request.references)
+        if request.pointers:
+            request = await loader.resolved(call.tenant, call.dialect, request)
         if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
-            return replace(context, policy_name=OFF, policy=None)
-        return context
+            context = replace(context, policy_name=OFF, policy=None)
+        return request, context
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
         """Read a body; return the request before it, too, if they begin with the same messages."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.config import Settings
-from proxy.dialects import LONG_BODY, Dialect, dialect_named
+from proxy.dialects import LONG_BODY, Dialect, dialect_named, headers
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute
@@ -33,6 +33,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 _CHAT: Final = dialect_named("chat")
+_REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
+"""Said of a request that the proxy refused before it had a place in a history."""
 LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
@@ -215,7 +217,7 @@ class DialectEndpoint:
             forget_way(why)
         except PalimpsestError as why:
             forget_way(why)
-            await connection.fail(why)
+            await connection.fail(why, [_REFUSED])
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
         """Answer a request within a span of its own."""

@@ -107,15 +107,25 @@ def keep_evidence(
     connection: StoreConnection, key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None
 ) -> None:
     """Keep what the messages in `said`, with their nodes, are known by; and the `first` node of a history."""
+    insert_evidence(connection, evidence_rows(key, witness, said, first))
+
+
+def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> None:
+    """Insert rows of `evidence`; those that are there already are left as they are. The session is locked."""
+    if connection.dialect.name != "postgresql":
+        insert_new(connection, EVIDENCE, rows)
+    elif rows:
+        connection.execute(_insert_new_piece(), [{f"new_{name}": row[name] for name in row} for row in rows])
+
+
+def evidence_rows(
+    key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of what `keep_evidence` keeps."""
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
     if first is not None:  # a request that resembles the session begins with it
         pieces.add(witness.place(first).piece)
-    if connection.dialect.name == "postgresql":
-        rows = [{"new_session": key, "new_piece": piece} for piece in sorted(pieces)]
-        if rows:
-            connection.execute(_insert_new_piece(), rows)
-    else:
-        insert_new(connection, EVIDENCE, [{"session": key, "piece": piece} for piece in sorted(pieces)])
+    return [{"session": key, "piece": piece} for piece in sorted(pieces)]
 
 
 def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:

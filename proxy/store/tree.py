@@ -225,11 +225,15 @@ _NEWEST: Final = (
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
-    rows = [
+    insert_new(connection, BODIES, body_rows(key, bodies))
+
+
+def body_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+    """Return the rows of messages by the names of their texts."""
+    return [
         {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
         for name, body in bodies.items()
     ]
-    insert_new(connection, BODIES, rows)
 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
@@ -495,14 +499,21 @@ def provider_place(connection: StoreConnection, tenant: str, dialect: str, name:
     return None if row is None else ProviderPlace(session=row.id, node=row.node)
 
 
+_OF_TENANT: Final = (
+    PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
+    SESSIONS.c.tenant == bindparam("tenant"),
+    SESSIONS.c.dialect == bindparam("dialect"),
+)
+"""What came to a tenant under some of these ids."""
 _KNOWN_PIECES: Final = (
     select(PROVIDER_IDS.c.piece)
     .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
-    .where(
-        PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
-        SESSIONS.c.tenant == bindparam("tenant"),
-        SESSIONS.c.dialect == bindparam("dialect"),
-    )
+    .where(*_OF_TENANT)
+)
+_NODES_OF_PIECES: Final = (
+    select(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node)
+    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+    .where(*_OF_TENANT, PROVIDER_IDS.c.node != "")
 )
 
 
@@ -514,6 +525,15 @@ def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: C
         asked = {"pieces": some, "tenant": tenant, "dialect": dialect}
         known.update(connection.execute(_KNOWN_PIECES, asked).scalars())
     return [name for name, piece in pieces.items() if piece not in known]
+
+
+def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
+    """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+    nodes: dict[str, set[str]] = {}
+    for some in in_parts([_piece(tenant, dialect, name) for name in names]):
+        for row in connection.execute(_NODES_OF_PIECES, {"pieces": some, "tenant": tenant, "dialect": dialect}):
+            nodes.setdefault(row.session, set()).add(row.node)
+    return [row for key, found in sorted(nodes.items()) for row in rows_of(connection, key, sorted(found))]
 
 
 def keep_provider_ids(
@@ -648,6 +668,17 @@ def insert_node_rows(
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
     places = stored if stored is not None else {ROOT: root_of(None)}
+    insert_new(connection, NODES, node_rows(key, new_nodes, places, contents))
+    return [places[node] for _, node, _ in new_nodes]
+
+
+def node_rows(
+    key: str,
+    new_nodes: Iterable[tuple[str, str, NewNode]],
+    places: dict[str, NodePlace],
+    contents: Sequence[bytes] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of those of (parent, node, new_node) that are not in `places`, which gets to know them."""
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:
@@ -655,8 +686,7 @@ def insert_node_rows(
             place = places[node] = _below(under, node, new_node)
             content = contents[number] if contents else content_hash(new_node.body.message)
             rows.append(_node_row(key, under, place, new_node, content))
-    insert_new(connection, NODES, rows)
-    return [places[node] for _, node, _ in new_nodes]
+    return rows
 
 
 def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:

@@ -146,6 +146,7 @@ def test_what_is_not_trimmed_goes_byte_for_byte(serves: Callable[..., Proxy], ap
     assert answer.content.startswith(b"event: response.created\ndata: {")
     assert api.sent == orjson.loads(body)
     refused = proxy.client.post("/v1/responses", json={"messages": []})
+    assert refused.headers["x-context-kind"] == "refused"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
     misplaced = proxy.client.post("/v1/chat/completions", json={"input": "hello"})
     assert "/v1/responses" in misplaced.json()["error"]["message"]
@@ -250,6 +251,54 @@ def test_with_a_key_of_its_own_everything_goes_through(serves: Callable[..., Pro
     api.answers.append({"status": "queued", "output": []})
     assert ask(proxy, "later", background=True).json()["status"] == "queued"
     assert api.sent == {"model": "m", "input": "later", "stream": False, "background": True}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+@pytest.mark.parametrize("tied", [True, False], ids=["references", "calls written out"])
+def test_items_that_are_named_by_their_ids_are_those_of_the_conversation(
+    serves: Callable[..., Proxy], api: Provider, stream: bool, session: str | None, tied: bool
+) -> None:
+    """As the Vercel AI SDK sends them back: reasoning and texts as references, calls written out or as references."""
+    trims = {"trigger": {"messages": 12}, "keep": {"rounds": 1}, "edits": [{"type": "clear_tool_results", "keep": 0}]}
+    proxy, talk, whole, names = serves(policies={"default": trims}), [user("hello")], [user("hello")], set[str]()
+    for number in range(1, 6):
+        api.answers += [[reasoning(number), call("look", number)], [reasoning(number + 50), said("Found.", number)]]
+        for new in ([output(number, LONG)], [user(f"And {number}?")]):
+            answer = ask(proxy, talk, session, stream=stream)
+            made = outcome(answer)["output"]
+            names.add(answer.headers["x-session-id"])
+            shown = [
+                {name: value for name, value in item.items() if name != "id"}
+                if item["type"] == "function_call" and not tied
+                else {"type": "item_reference", "id": item["id"]}
+                for item in made
+            ]
+            talk, whole = [*talk, *shown, *new], [*whole, *made, *new]
+    (name,) = names
+    receipts = proxy.exchanges(name)
+    assert [each["kind"] for each in receipts] == ["first", *["resend"] * 9]
+    assert proxy.messages(name) == whole[:-1]
+    moved = [bool(each["cut"] and each["cut"]["moved"]) for each in receipts]
+    first, sent = moved.index(True), [asked.body["input"] for asked in api.got]
+    assert next(each["type"] for each in sent[first - 1] if "id" in each) == "item_reference"  # its own bytes
+    view = sent[-1]
+    assert LONG not in orjson.dumps(view[:-1]).decode()
+    kept = [each["id"] for each in view if each.get("type") == "reasoning"]
+    assert (kept[0], "rs_51" in kept, "rs_52" in kept) == ("rs_1", False, False)  # the first result was cleared
+    for place, before in enumerate(sent[:-1]):
+        assert moved[place + 1] or sent[place + 1][: len(before)] == before
+
+
+def test_a_reference_that_is_not_known_here_is_passed_on(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves()
+    api.answers += [[said("a", 1)], [said("b", 2)]]
+    given = [user("x"), {"type": "item_reference", "id": "msg_elsewhere"}, user("y")]
+    assert ask(proxy, given).status_code == 200
+    assert api.sent["input"] == given
+    masked = serves(store={"mask": ["stripe"]})
+    assert ask(masked, given).status_code == 200
+    assert api.sent["input"] == given
 
 
 # ------------------------------------------------------------------------------------------- other ways in

@@ -47,7 +47,7 @@ from proxy.dialects.responses.reply import (
     opening_error,
     read_body,
 )
-from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request
+from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request, resolved
 
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
@@ -203,6 +203,7 @@ class ResponsesDialect(Dialect):
         reordered=_as_they_are,
         refuses_usage=_never,
         state_fields=STATE_FIELDS,
+        resolved=resolved,
         opening_error=opening_error,
     )
     replies: ClassVar[ReplySide] = ReplySide(

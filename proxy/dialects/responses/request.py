@@ -7,16 +7,27 @@ the body.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
 from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
 from proxy.dialects.generations import Generations
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
 from proxy.dialects.responses.canonical import canonical
-from proxy.dialects.responses.items import CALLS, INSTRUCTIONS, TURN, Item, is_by_model, kind_of, role_of, turn_of
+from proxy.dialects.responses.items import (
+    CALLS,
+    INSTRUCTIONS,
+    TURN,
+    Item,
+    Placed,
+    is_by_model,
+    kind_of,
+    role_of,
+    turn_of,
+)
 from proxy.errors import InvalidRequest
 
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
@@ -146,6 +157,7 @@ def _request(
         raise wrong_type("stream", "a boolean or null", stream)
     limit, state = values.get("max_output_tokens"), _state_of(values)
     references = _references(messages)
+    pointers = _pointers(messages)
     return Request(
         raw=body,
         fields=fields,
@@ -163,7 +175,26 @@ def _request(
         untouched=bool(state) or values.get("background") is True,
         state=state,
         references=(state, *references) if state else tuple(references),
+        pointers=tuple(pointers),
     )
+
+
+def resolved(request: Request, replies: Sequence[Message]) -> Request:
+    """Return a request with items of these replies in the place of the references to them.
+
+    It is placed and trimmed as if the client had sent the items. Where nothing of it is changed, its bytes are sent.
+    """
+    items = [each for reply in cast("Sequence[Item]", replies) for each in zip(reply.items, reply.raws, strict=True)]
+    held = {item.get("id"): raw for item, raw in items}
+
+    def item_of(each: Placed) -> bytes:
+        return held.get(each.item.get("id"), each.raw) if each.kind == "item_reference" else each.raw
+
+    messages: list[Message] = []
+    for each in cast("Sequence[Item]", request.messages):
+        made = each.keeping(item_of) if each.role == "assistant" else each
+        messages.append(each if made is each else _with_facts(made.raw))
+    return replace(request, messages=tuple(messages))
 
 
 def compose(
@@ -232,6 +263,13 @@ def _references(messages: Sequence[Item]) -> list[str]:
     """Return the ids of the items that stand for what the provider keeps."""
     turns = [item for message in messages if message.role == "assistant" for item in message.items]
     named = [item.get("id") for item in turns if _is_reference(item)]
+    return [name for name in named if isinstance(name, str)]
+
+
+def _pointers(messages: Sequence[Item]) -> list[str]:
+    """Return the ids of the items that are nothing but references."""
+    turns = [item for message in messages if message.role == "assistant" for item in message.items]
+    named = [item.get("id") for item in turns if kind_of(item) == "item_reference"]
     return [name for name in named if isinstance(name, str)]
 
 

@@ -107,6 +107,25 @@ def test_state_that_the_provider_holds_is_told() -> None:
     assert (late.untouched, late.state) == (True, "")
 
 
+def test_references_are_read_as_the_items_that_they_name() -> None:
+    talk = [HELLO, {"type": "item_reference", "id": "rs_1"}, CALL, OUTPUT, {"id": "msg_1"}, {"id": "msg_9"}, HELLO]
+    request = asked(*talk)
+    assert (request.pointers, asked(HELLO, REASONING, CALL).pointers) == (("rs_1", "msg_1", "msg_9"), ())
+    replies = [turn(REASONING, {**CALL, "id": "fc_1"}), turn(said("It is so.", id="msg_1"))]
+    resolve = API.requests.resolved
+    assert resolve is not None
+    found = resolve(request, replies)
+    whole = asked(HELLO, REASONING, CALL, OUTPUT, said("It is so.", id="msg_1"), {"id": "msg_9"}, HELLO)
+    assert found.messages == whole.messages
+    assert [each.facts and each.facts.content for each in found.messages] == [
+        each.facts and each.facts.content for each in whole.messages
+    ]
+    assert compose(found) is request.raw
+    trimmed = orjson.loads(compose(found, messages=found.messages[1:]))["input"]
+    assert trimmed == [REASONING, CALL, OUTPUT, said("It is so.", id="msg_1"), {"id": "msg_9"}, HELLO]
+    assert resolve(request, []).messages == request.messages
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
