@@ -110,7 +110,6 @@ _AS_BEFORE = """
     DROP INDEX ix_exchanges_session_digest;
     CREATE INDEX ix_exchanges_session_digest_created_at ON exchanges (session, digest, created_at);
     CREATE INDEX ix_nodes_recorded ON nodes (recorded, node);
-    DROP TABLE key_costs;
     UPDATE alembic_version SET version_num = '0014'
 """
 """Makes of the tables what migration 13 made before exchanges were inserted once."""
