@@ -87,10 +87,7 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
 KINDS: Final = (
     _Kind(
-        name="exchange",
-        table=EXCHANGES,
-        order=("created_at", "id"),
-        json=("parameters", "messages", "nodes", "replies", "receipt"),
+        name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
     ),
     _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
     _Kind(name="form", table=FORMS, order=("node", "body")),
@@ -141,6 +138,7 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     if row is None:
         return None
     record = {"record": "session", "format": FORMAT} | _columns(row)
+    del record["period"]
     if record["dialect"] == CHAT:
         del record["dialect"]
     return record
@@ -171,7 +169,7 @@ def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, .
     records = _rows_of_page(connection, key, kind, kind.table, after)
     if under_way:  # those that ended between the two readings count as they ended
         records = list({record["id"]: record for record in (*under_way, *records)}.values())
-        return sorted(records, key=lambda record: (record["created_at"], encode_exchange(record["id"])))[:_AT_ONCE]
+        return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
     if kind.table is not BODIES:
         return records
     # The texts of forms are stored with these.

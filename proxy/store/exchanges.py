@@ -32,7 +32,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    tuple_,
     type_coerce,
     update,
 )
@@ -119,11 +118,11 @@ def exchanges_page(
     for table in _BOTH:
         newest = _exchanges(table).where(table.c.session == key).limit(limit + 1)
         if after is not None:
-            newest = newest.where(tuple_(table.c.created_at, table.c.id) < (after.time, after.name))
-        newest = newest.order_by(table.c.created_at.desc(), table.c.id.desc())
+            newest = newest.where(table.c.id < after.name)
+        newest = newest.order_by(table.c.id.desc())
         found |= {row.id: _exchange(row) for row in connection.execute(newest)}
-    # In the order of the ids' bytes: all that are made by the program sort so as texts.
-    rows = sorted(found.values(), key=lambda row: (row.created_at, encode_exchange(row.id)), reverse=True)
+    # In the order of the ids' bytes, which begin with the time.
+    rows = sorted(found.values(), key=lambda row: encode_exchange(row.id), reverse=True)
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]

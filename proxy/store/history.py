@@ -127,17 +127,17 @@ def _asked(*like: str, answered: bool = False) -> Select[Any]:
     """
     newest: list[Select[Any]] = []
     for table in (EXCHANGES, PENDING):
-        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "created_at", "id")))
+        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "id")))
         found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
-        created_at: ColumnElement[int] = table.c.created_at
         if like and table is EXCHANGES:
             found = found.where(text(f"({REPEATABLE})"))
-            created_at = created_at + 0  # no index has this order: by one, every exchange of the session would be read
-        found = found.order_by(created_at.desc(), table.c.id.desc()).limit(1)
+        # No index has this order: by one, every exchange of the session might be read.
+        newest_first = [table.c.created_at.desc()] if like else []
+        found = found.order_by(*newest_first, table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
     both = union_all(*newest).subquery()
     columns = [both.c[name] for name in _ASKED_COLUMNS]
-    return select(*columns).order_by(both.c.created_at.desc(), both.c.id.desc()).limit(1)
+    return select(*columns).order_by(both.c.id.desc()).limit(1)
 
 
 _ASKED: Final = _asked()

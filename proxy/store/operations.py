@@ -16,7 +16,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
-from proxy.store.schema import FORMS, KEY_COSTS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
+from proxy.store.schema import FORMS, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, REMOVED, form_text, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
@@ -76,16 +76,18 @@ def _ordered(query: SessionListQuery) -> Any:
         place = cast(func.coalesce(sums.c.saved, 0) * _NANO, BigInteger)
         source = SESSIONS.outerjoin(sums, sums.c.session == SESSIONS.c.session)
     found: Any = select(SESSIONS, place.label("place")).select_from(source)
-    found = found.order_by(place.desc(), SESSIONS.c.session.desc()).where(SESSIONS.c.tokens >= query.min_tokens)
+    order = [place] if place is not SESSIONS.c.updated_at else [SESSIONS.c.period, place]
+    found = found.order_by(*(column.desc() for column in (*order, SESSIONS.c.session)))
+    found = found.where(SESSIONS.c.tokens >= query.min_tokens)
     found = found.where(IS_THERE, *_like(query))
     exact = ((SESSIONS.c.tenant, query.tenant), (SESSIONS.c.model, query.model), (SESSIONS.c.session, query.key))
     for column, value in exact:
         if value is not None:
             found = found.where(column == value)
     if query.since is not None:
-        found = found.where(SESSIONS.c.updated_at >= query.since)
+        found = found.where(SESSIONS.c.period >= query.since // PERIOD_MS, SESSIONS.c.updated_at >= query.since)
     if query.until is not None:
-        found = found.where(SESSIONS.c.updated_at < query.until)
+        found = found.where(SESSIONS.c.period <= query.until // PERIOD_MS, SESSIONS.c.updated_at < query.until)
     if query.after is not None:
         cursor = _CURSOR.fullmatch(query.after)
         if cursor is None:
@@ -133,10 +135,11 @@ def sessions_to_delete(
     connection: StoreConnection, *, before: int | None, most: int | None, limit: int = 100
 ) -> Sequence[str]:
     """Return the internal names of sessions that were last used before a time, or are more than `most`."""
-    oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.updated_at, SESSIONS.c.session)
+    oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)
     keys: list[str] = []
     if before is not None:
-        keys = list(connection.execute(oldest.where(SESSIONS.c.updated_at < before).limit(limit)).scalars())
+        old = oldest.where(SESSIONS.c.period <= before // PERIOD_MS, SESSIONS.c.updated_at < before)
+        keys = list(connection.execute(old.limit(limit)).scalars())
     if most is not None and len(keys) < limit:
         count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
         beyond = min(count - most, limit)

@@ -19,11 +19,11 @@ from sqlalchemy import bindparam, select
 from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
 from proxy.store import tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
-from proxy.store.evidence import evidence_rows
+from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
 from proxy.store.packing import pack_text
 from proxy.store.records import Body, Opening, Settled, Settlement, session_key
-from proxy.store.schema import BODIES, EVIDENCE, NODES, PENDING, insert_new, matching
+from proxy.store.schema import BODIES, NODES, PENDING, insert_new, matching
 
 _ROWS: Final = 250
 """Messages of one transaction: they take some 10 ms."""
@@ -179,7 +179,7 @@ def _keep_nodes(
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
     insert_new(connection, NODES, nodes)
-    insert_new(connection, EVIDENCE, evidence)
+    insert_evidence(connection, evidence)
     return True
 
 

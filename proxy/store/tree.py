@@ -18,9 +18,12 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
     Executable,
     FromClause,
     Integer,
+    LargeBinary,
     ScalarSelect,
     Select,
     Table,
@@ -39,7 +42,7 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
-from proxy.store.packing import TEXTS, is_against, pack, pack_against, sanitize, unpack
+from proxy.store.packing import TEXTS, encode_name, is_against, pack, pack_against, sanitize, unpack
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -61,9 +64,11 @@ from proxy.store.schema import (
     INSTRUCTIONS,
     NODES,
     OF_A_SESSION,
+    PERIOD_MS,
     PROVIDER_IDS,
     SECRETS,
     SESSIONS,
+    content_place,
     insert_into,
     insert_new,
     matching,
@@ -88,9 +93,9 @@ _SEVERAL_TO_DELETE: Final = (
 _KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
 """Locks a session against being deleted; who settles in it goes on."""
 
-_EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
-    "head": ROOT
-}
+_EMPTY: Final[dict[str, Any]] = {
+    column.name: None if column.nullable else 0 for column in SESSIONS.columns if column.computed is None
+} | {"head": ROOT}
 """What a session that holds nothing has in its columns."""
 
 
@@ -149,12 +154,15 @@ def sessions_page(
     connection: StoreConnection, tenant: str | None, limit: int, after: Cursor | None
 ) -> tuple[list[SessionRow], str | None]:
     """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
-    found = select(SESSIONS).where(IS_THERE).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc())
-    found = found.limit(limit + 1)
+    newest = [column.desc() for column in (SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)]
+    found = select(SESSIONS).where(IS_THERE).order_by(*newest).limit(limit + 1)
     if tenant is not None:
         found = found.where(SESSIONS.c.tenant == tenant)
     if after is not None:
-        found = found.where(tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name))
+        found = found.where(
+            SESSIONS.c.period <= after.time // PERIOD_MS,
+            tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name),
+        )
     rows = [session_in(row) for row in connection.execute(found)]
     if len(rows) <= limit:
         return rows, None
@@ -431,12 +439,33 @@ _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
 _PLACE_COLUMNS: Final = ("node", "depth", "round", "tokens_total", "recorded")
 _NAMED: Final = select(*(NODES.c[name] for name in _PLACE_COLUMNS)).where(*matching(NODES), _AMONG)
 _DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(*matching(NODES), _AMONG)
-_PARENTS: Final = (
-    select(NODES.c.parent)
-    .where(*matching(NODES, "content"))
-    .order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
-    .limit(bindparam("most", type_=NODES.c.depth.type))
-)
+
+
+@cache
+def _parents(dialect: str) -> Select[Any]:
+    found = select(NODES.c.parent).where(*_says(dialect))
+    found = found.order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
+    return found.limit(bindparam("most", type_=NODES.c.depth.type))
+
+
+@cache
+def _contents(dialect: str) -> Select[Any]:
+    return select(NODES.c.content).where(*_says(dialect))
+
+
+def _says(dialect: str) -> list[ColumnElement[bool]]:
+    """Return what makes a node be of the session `key` and have one of some contents."""
+    says = [*matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))]
+    if dialect == "postgresql":
+        asked = func.unnest(bindparam("asked", type_=ARRAY(LargeBinary))).column_valued("content")
+        there = content_place(asked, bindparam("key", type_=NODES.c.session.type))
+        says.append(content_place(NODES.c.content, NODES.c.session).in_(select(there)))
+    return says
+
+
+def _asked_contents(key: str, contents: Sequence[str]) -> dict[str, Any]:
+    return {"key": key, "contents": contents, "asked": list(map(encode_name, contents))}
+
 
 _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
 _MARK_COLUMNS: Final = Mark.__struct_fields__
@@ -523,8 +552,17 @@ def depths_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> di
 
 def parents_of(connection: StoreConnection, key: str, content: str, depth: int, most: int) -> list[str]:
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
-    asked = {"key": key, "content": content, "depth": depth, "most": most}
-    return [row.parent for row in connection.execute(_PARENTS, asked)]
+    asked = _asked_contents(key, [content]) | {"depth": depth, "most": most}
+    return [row.parent for row in connection.execute(_parents(connection.dialect.name), asked)]
+
+
+def contents_there(connection: StoreConnection, key: str, contents: Sequence[str]) -> set[str]:
+    """Return those of these `content_key`s that a node of the session has."""
+    return {
+        content
+        for some in in_parts(contents)
+        for content in connection.execute(_contents(connection.dialect.name), _asked_contents(key, some)).scalars()
+    }
 
 
 class ProviderPlace(Struct, frozen=True, kw_only=True):
