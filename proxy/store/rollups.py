@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from sqlalchemy import ColumnElement, Float, Table, delete, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -29,6 +29,10 @@ _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinsta
 _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
+_OTHERS: Final = {  # what a row has for the other table
+    ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
+    SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
+}
 
 Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
 
@@ -64,18 +68,15 @@ def counted(settlement: Settlement, session: str, status: str) -> EndedExchange 
 
 def row_of(ended: EndedExchange) -> dict[str, Any]:
     """Return the row of one exchange, with the keys of both tables."""
-    figures = ended.figures
-    row: dict[str, Any] = {name: getattr(figures, name) for name in SUMS}
+    row = asdict(ended.figures)
     row["hour"] = ended.at // HOUR
     row["slot"] = slot_of(ended.exchange)
     row["session"] = ended.session
     row["tenant"] = ended.tenant
     row["dialect"] = ended.dialect
-    row["model"] = sanitize(figures.model)
-    row["policy"] = figures.policy
+    row["model"] = sanitize(ended.figures.model)
     row["kind"] = ended.kind
     row["status"] = ended.status
-    row["miss"] = figures.miss
     return row
 
 
@@ -100,7 +101,9 @@ def _add_rows(connection: StoreConnection, table: Table, rows: Iterable[Mapping[
         place = tuple([row[name] for name in keys])
         there = sums.get(place)
         if there is None:
-            sums[place] = {name: row[name] for name in (*keys, *SUMS)}
+            there = sums[place] = dict(row)
+            for name in _OTHERS[table]:
+                there.pop(name, None)
         else:
             for name in SUMS:
                 there[name] += row[name]
