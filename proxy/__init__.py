@@ -5,6 +5,7 @@ The rooms, each of which imports only from those below it:
     __main__        the command line's entry point
     cli             one file for each group of commands
     server, demo    HTTP: the ASGI app, authentication, the endpoints; the demonstration
+    dashboard       pages for people at `/ui`; beside `server`
     pipeline        one exchange, top to bottom (start with `pipeline/exchange.py`)
     backtest        recorded sessions replayed under policies, offline; beside `pipeline`
     summaries       summaries by a model

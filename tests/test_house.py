@@ -95,6 +95,14 @@ def test_no_class_name_is_used_twice() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+@pytest.mark.parametrize("room", sorted((ROOT / "proxy").glob("*/__init__.py")), ids=lambda path: path.parent.name)
+def test_the_docstring_of_a_room_names_all_that_is_in_it(room: Path) -> None:
+    told = ast.get_docstring(ast.parse(room.read_text(encoding="utf-8"))) or ""
+    inside = {path.stem for path in room.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    missing = sorted(name for name in inside - {"__init__"} if not re.search(rf"\b{name}\b", told))
+    assert not missing
+
+
 def test_what_the_face_of_a_room_imports_is_used_elsewhere() -> None:
     """The linters leave these imports alone, since others are to use them."""
     trees = {path: ast.parse(path.read_text("utf-8")) for top in USERS for path in (ROOT / top).rglob("*.py")}

@@ -4,6 +4,7 @@ commands        the group of all commands; imports each one when it is used; wha
 serving         serve: one process, or a parent with its workers
 configuration   check, schema
 sessions        sessions …, upgrade, downgrade; the store for commands that read it
+operating       stats, exchange show, key new, doctor
 backtest        backtest
 demonstration   demo
 """

@@ -20,7 +20,8 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
     Shows each policy with everything that it takes over by `extends`, in the order in which they are tried.
     """
     try:
-        loaded = ConfigSource(path=config).read()
+        source = ConfigSource(path=config)
+        loaded = source.read()
     except ConfigurationError as why:
         if as_json:
             typer.echo(json.dumps({"valid": False, "errors": why.message.splitlines()}, ensure_ascii=False))
@@ -41,7 +42,8 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
         }
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
-    typer.echo(f"The configuration is valid. Policies: {', '.join(own) or 'only the built-in one'}.")
+    read = f"{source.file} is valid" if source.content() is not None else f"There is no {source.file}: defaults only"
+    typer.echo(f"{read}. Policies: {', '.join(own) or 'only the built-in one'}.")
     for name, policy in merged.items():
         typer.echo(f"\n{name}{'' if name in own else ' (built in)'}  [{policy.version}]")
         for key, value in _lines(policy):

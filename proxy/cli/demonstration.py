@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from proxy.cli.commands import AsJson
 from proxy.cli.serving import server_config
-from proxy.demo import CONFIG, STORE, TRIMMED, DemoOutcome, as_data, rehearse, report
+from proxy.demo import CONFIG, STORE, TRIMMED, as_data, rehearse, report
 from proxy.errors import ConfigurationError
 
-_KEEP = typer.Option("--keep", metavar="DIR", help="Keep the store and its configuration file in this folder.")
+_KEEP = typer.Option("--keep", metavar="DIR", help="Folder for the store and its configuration. Default: a new one.")
+QUESTIONS: Final = (
+    ("what did I save this week?", "palimpsest stats --since 7d"),
+    ("which sessions are biggest?", "palimpsest sessions list --sort largest"),
+    ("what did the model see at turn 17?", f"palimpsest exchange show {TRIMMED} --request 17 --diff"),
+    ("search my history", "palimpsest sessions search delayed flight"),
+    ("what did each policy serve?", "palimpsest stats --group policy"),
+    ("delete after 30 days", "PALIMPSEST_RETENTION__DAYS=30 palimpsest serve"),
+    ("a budget", 'PALIMPSEST_BUDGETS=\'[{"tenant": "default", "dollars_per_day": 5}]\' palimpsest serve'),
+    ("a policy on 10 % of the traffic", "PALIMPSEST_POLICIES__DEFAULT__SHARE=0.1 palimpsest serve"),
+    ("which metrics can I scrape?", "palimpsest serve, and: curl http://127.0.0.1:8080/metrics"),
+)
+"""What operators ask, and what answers it in the folder of the demonstration."""
 
 
 def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) -> None:
@@ -23,12 +36,12 @@ def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) ->
 
     Exit 1 if a check fails.
     """
-    with nullcontext(_empty(keep)) if keep is not None else tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
-        outcome = rehearse(server_config, Path(folder))
+    folder = Path(tempfile.mkdtemp(prefix="palimpsest-demo-")) if keep is None else _empty(keep)
+    outcome = rehearse(server_config, folder)
     if as_json:
-        typer.echo(json.dumps(as_data(outcome) | {"kept": str(keep) if keep is not None else None}))
+        typer.echo(json.dumps(as_data(outcome) | {"kept": str(folder)}))
     else:
-        typer.echo("\n".join([*report(outcome), "", *_look(keep, outcome)]))
+        typer.echo("\n".join([*report(outcome), "", *_look(folder, outcome.trimmed.session)]))
     if not outcome.holds:
         raise typer.Exit(1)
 
@@ -42,12 +55,18 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
-def _look(keep: Path | None, outcome: DemoOutcome) -> tuple[str, ...]:
-    if keep is None:
-        return ("Look deeper: palimpsest demo --keep DIR keeps the store to look into.",)
-    config = keep / CONFIG
-    return (
-        f"Look deeper: palimpsest sessions show {TRIMMED} --config {config}",
-        f"             palimpsest serve --config {config}",
-        f"             curl http://127.0.0.1:8080/sessions/{outcome.trimmed.session}/context",
-    )
+def _look(folder: Path, session: str) -> list[str]:
+    """Return what to ask the store that is kept in a folder."""
+    program = Path(sys.executable).with_name("palimpsest")
+    is_found = shutil.which("palimpsest") is not None or not program.exists()
+    path = "" if is_found else f"; export PATH={program.parent}:$PATH"
+    width = max(len(command) for _, command in QUESTIONS if len(command) < 60)
+    return [
+        f"Look deeper: {'palimpsest' if is_found else program} sessions show {TRIMMED} --config {folder / CONFIG}",
+        "",
+        f"Or go to its folder: cd {folder}{path}",
+        "",
+        *(f"  {command:<{width}}  # {question}" for question, command in QUESTIONS),
+        "",
+        f"With `palimpsest serve`, http://127.0.0.1:8080/ui/sessions/{session} shows the same.",
+    ]

@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import orjson
@@ -17,12 +17,13 @@ import typer
 from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.cli.sessions import find_session, require_store, with_store
 from proxy.config import Settings, load
-from proxy.errors import NotFound, PalimpsestError
+from proxy.errors import InvalidRequest, NotFound, PalimpsestError
 from proxy.pipeline import opened
 from proxy.pipeline.inspection import exchange_view, view_document
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
-from proxy.store import Store
+from proxy.store import ExchangeRow, SessionRow, Store
 
+_PAGE: Final = 200  # requests that are read at once
 exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
 key_app = typer.Typer(help="Keys of clients.", no_args_is_help=True, add_completion=False)
 exchange_app.callback()(lambda: None)  # a group, though it has one command
@@ -66,8 +67,10 @@ def stats(
 
 @exchange_app.command("show")
 def show_exchange(
-    exchange: Annotated[str, typer.Argument(help="Id of the exchange.")],
+    exchange: Annotated[str, typer.Argument(help="Id of the exchange; with --request, of its session.")],
     config: Config = None,
+    request: Annotated[int | None, typer.Option(min=1, help="Number of the session's request, from 1.")] = None,
+    tenant: Tenant = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show the history beside what was sent of it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,8 +80,12 @@ def show_exchange(
         settings = load(config)
         require_store(settings)
         async with opened(settings) as services:
-            row = await services.store.exchange(exchange)
-            session = await services.store.session_at(row.session_key) if row is not None else None
+            store = services.store
+            if request is None:
+                row = await store.exchange(exchange)
+            else:
+                row = await _numbered(store, await find_session(store, exchange, tenant), request)
+            session = await store.session_at(row.session_key) if row is not None else None
             if row is None or session is None:
                 raise NotFound(f"There is no exchange {exchange!r}.")
             document = view_document(row, await exchange_view(row, session, services), diff=diff)
@@ -103,6 +110,17 @@ def show_exchange(
             typer.echo(plain(f"{'':>17}{each['reason'] or ''}"))
         if each["fate"] == "shortened":
             typer.echo(plain(f"{'':>17}-> {_line(each['sent'])}"))
+
+
+async def _numbered(store: Store, session: SessionRow, number: int) -> ExchangeRow:
+    """Return a request of a session by its number, the oldest being 1."""
+    rows, after = await store.exchanges(session.key, limit=_PAGE)
+    while after is not None:
+        page, after = await store.exchanges(session.key, limit=_PAGE, after=after)
+        rows += page
+    if number > len(rows):
+        raise InvalidRequest(f"request must be 1 to {len(rows)}: the session has so many.", param="--request")
+    return rows[-number]
 
 
 @key_app.command("new")

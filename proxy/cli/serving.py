@@ -63,7 +63,8 @@ _SWITCH_SECONDS: Final = 0.0005
 thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
-_STEADY_SECONDS: Final = 10.0  # a worker that lived this long did not fail because of its start
+_STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start
+_MOST_ENDED: Final = 100  # processes of one place whose exchanges are looked for
 _LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
@@ -301,7 +302,9 @@ class _Place:
     started: float = 0.0
     due: float = 0.0  # when the next process starts, if there is none
     failures: int = 0  # how many processes in a row did not live long
-    ended: list[str] = field(default_factory=list[str])  # marks whose pending exchanges are not given up yet
+    ended: list[str] = field(default_factory=list[str])
+    """Marks of the processes that were there before: each worker gives up what they left pending, again and again. One
+    that ends before it could, since the store was away, leaves that to the next."""
 
     def close_report(self) -> None:
         """Stop waiting for the report."""
@@ -390,8 +393,6 @@ class Workers:
             if place.report is not None and wait([place.report], 0):
                 place.serves = bool(place.report.recv(1))
                 place.close_report()
-                if place.serves:
-                    place.ended.clear()  # the worker gave up their exchanges before it served
             if ended and place.process is not None:
                 if not self._serving and not place.serves and place.failures + 1 >= _START_TRIES:
                     _LOG.error("a worker (process %s) did not start", place.process.pid)
@@ -425,7 +426,7 @@ class Workers:
         after = f" in {pause:g} s" if pause else ""
         _LOG.warning("a worker (process %s) ended with %s and is replaced%s", process.pid, process.exitcode, after)
         place.close_report()
-        place.ended.append(place.mark)
+        place.ended = [*place.ended, place.mark][-_MOST_ENDED:]
         process.close()
         place.process, place.due, place.serves = None, now + pause, False
 

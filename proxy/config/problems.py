@@ -51,6 +51,7 @@ _EXPECTED: Final = {
 _SHOWN_TEXT: Final = ("literal_error", "int_", "float_", "bool_", "greater_", "less_")
 """Errors where the text is a mistyped choice or number, which may be shown."""
 _PLAIN_STEP: Final = re.compile(r"[\w-]+")
+_LINE: Final = re.compile(r"[^:]*:([0-9]+): ")
 _AMOUNT: Final = re.compile(r"([0-9][0-9,_']*(?:\.[0-9]+)?)\s*([a-z]+|%)?", re.IGNORECASE)
 """A number as people write it: `50k`, `30s`, `90%`, `1,000`."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
@@ -69,13 +70,22 @@ def describe(
     `owner` returns where a value is written, if a policy takes it over from another; such a mistake is reported
     once, for its owner. `reference` returns the text `${NAME}` of a value from a variable, to be shown instead.
     """
-    found = [_mistake(details, root, reference) for details in error.errors(include_url=False)]
+    # Where entries of a list are wrong, pydantic says too that it is left with too few.
+    told = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
+    found = [_mistake(details, root, reference) for details in told]
     reported = set(found)
-    return [
+    lines = [
         line_about(location, what, where)
         for location, what in dict.fromkeys(found)
         if (written := owner(location)) == location or (written, what) not in reported
     ]
+    return sorted(lines, key=_place)
+
+
+def _place(line: str) -> int:
+    """Return the line of the file that is named first: mistakes are read from top to bottom."""
+    named = _LINE.match(line)
+    return int(named[1]) if named is not None else 0
 
 
 def line_about(location: Location, what: str, where: Where) -> str:
@@ -103,7 +113,8 @@ def _mistake(
     location, owner, annotation = _trace(root, details["loc"])
     context, kind, found = details.get("ctx", {}), details["type"], details["input"]
     if kind == "extra_forbidden":
-        return location, _unknown("key", str(location[-1]), owner.model_fields if owner is not None else ())
+        said = _unknown("key", str(location[-1]), owner.model_fields if owner is not None else ())
+        return location, said + _name_forgotten(root, location)
     if kind == "union_tag_invalid":
         discriminator = str(context["discriminator"]).strip("'")
         allowed = re.findall(r"'([^']*)'", str(context["expected_tags"]))
@@ -111,19 +122,25 @@ def _mistake(
     if kind == "union_tag_not_found":
         discriminator = str(context["discriminator"]).strip("'")
         allowed = _tags(annotation, discriminator)
-        return location, f"{discriminator!r} is required and missing; one of {', '.join(allowed)}"
+        named = [tag for tag in allowed if isinstance(found, dict) and tag in found]
+        hint = f": write {{type: {named[0]}, …}}" if named else ""
+        return location, f"{discriminator!r} is required and missing; one of {', '.join(allowed)}{hint}"
     if kind == "contradiction":
         return (*location, *context["at"]), details["msg"]
     if kind == "value_error":
         return location, str(context["error"])
     written = reference(location)
-    hint = _right_form(found, location, annotation) if isinstance(found, str) and written is None else ""
+    hint = ""
+    if written is None:
+        hint = _right_form(found, location, annotation) if isinstance(found, str) else _right_kind(found, annotation)
     what = _EXPECTED[kind].format(**context) if kind in _EXPECTED else details["msg"]
     if hint and kind == "literal_error":  # a number or one of some words: the number is meant
         what = _WHOLE
     if kind != "missing":
         what += f" (got {_shown(found, kind, location) if written is None else written})"
-    return location, what + hint
+    if kind == "literal_error" and isinstance(found, str) and not hint:
+        hint = did_you_mean(found, re.findall(r"'([^']*)'", str(context["expected"])))
+    return location, what + hint + _name_forgotten(root, location)
 
 
 def _unknown(noun: str, found: str, allowed: Iterable[str]) -> str:
@@ -152,6 +169,25 @@ def _shown(found: Any, kind: str, location: Location) -> str:
     return _KINDS.get(type(found).__name__, "something else")
 
 
+def _name_forgotten(root: type[BaseModel], location: Location) -> str:
+    """Return a hint where a setting stands in place of the name of what has it: `policies: {edits: […]}`."""
+    section = root.model_fields.get(str(location[0])) if 2 <= len(location) <= 3 else None
+    named = _bare(section.annotation) if section is not None else None
+    if get_origin(named) is not dict or location[1] not in getattr(_bare(get_args(named)[1]), "model_fields", ()):
+        return ""
+    return f"; if {location[1]!r} is a setting, put it under a name: {location[0]}: {{default: {{{location[1]}: …}}}}"
+
+
+def _right_kind(found: Any, annotation: Any) -> str:
+    """Return how to write what is of another kind: `trigger: 50000`, `edits: {type: …}`, `default:` with nothing."""
+    fields = getattr(annotation, "model_fields", {})
+    if isinstance(found, int) and not isinstance(found, bool) and "tokens" in fields:
+        return f": write {{tokens: {found}}}"
+    if found is None and (fields or get_origin(annotation) is dict):
+        return ": write {}"
+    return ": put it in brackets: [{…}]" if isinstance(found, dict) and get_origin(annotation) is tuple else ""
+
+
 def _right_form(found: str, location: Location, annotation: Any) -> str:
     """Return how to write what `found` probably means: an edit without braces, or a number with its unit."""
     listed = get_origin(annotation) is tuple
@@ -159,6 +195,8 @@ def _right_form(found: str, location: Location, annotation: Any) -> str:
     if get_origin(union) in {Union, UnionType} and found in _tags(union, "type"):
         edit = f"{{type: {found}}}"
         return f": write {f'[{edit}]' if listed else edit}"
+    if listed and union is str:
+        return ": put it in brackets: […]"
     amount = _AMOUNT.fullmatch(found.strip())
     if amount is None or not {int, float} & {annotation, *map(_bare, get_args(annotation))}:
         return ""

@@ -438,9 +438,6 @@ class Budget(_Section):
     def _limits_somebody(self) -> Budget:
         if (self.tenant is None) == (self.key is None):
             raise contradiction("a budget is one tenant's, or one key's: set tenant, or key", "tenant")
-        by_key = self.key is not None
-        if by_key and (self.dollars_per_day is not None or self.dollars_per_month is not None):
-            raise contradiction("dollars are counted by tenant: set tenant in place of key", "key")
         limits = (self.dollars_per_day, self.dollars_per_month, self.requests_per_minute, self.tokens_per_minute)
         if all(limit is None for limit in limits):
             raise contradiction("this budget limits nothing: set requests_per_minute, or another limit", "tenant")

@@ -329,6 +329,9 @@ def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
     problem = why.problem or why.context or ""
     cures = (cure for words, cure in _CURES.items() if words in problem)
     problem = next(cures, problem if isinstance(why, _QUOTING_NOTHING) else "this is not YAML")
+    begun = getattr(why, "context_mark", None)
+    if begun is not None and mark is not None and begun.line < mark.line:
+        problem += f", in what begins in line {begun.line + 1}"
     return f":{mark.line + 1 if mark is not None else 1}: {problem}"
 
 

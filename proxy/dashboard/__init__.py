@@ -6,6 +6,8 @@
     text        numbers, times, hostile texts, differences
     sessions    the list of sessions, two sessions compared
     session     one session: what was said beside what was sent
+    overview    what was paid, what would have been paid, and where the difference is from
+    cache       why the provider's cache missed; tools declared and tools called
     policies    the configuration, and the lab
 
 A page is a pure function of what was read: `… -> Page`. Its data is what `.json` answers, and what the template shows.

@@ -5,6 +5,7 @@ Every figure is a sum of `proxy.pipeline.statistics`, as `GET /stats` tells it; 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -71,15 +72,17 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
         raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
     now = datetime.now(UTC)
     query = asked.within("day", now)
-    times = await statistics(store, replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day"))
+    times = replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day")
     names = [name for name in _TABLES if admin or name != "tenant"]
-    groups = {name: await statistics(store, asked.within(name, now)) for name in names}
+    queries = {name: asked.within(name, now) for name in dict.fromkeys([*names, "status", asked.group])}
+    told = await asyncio.gather(*[statistics(store, each) for each in (times, *queries.values())])
+    sums = dict(zip(queries, told[1:], strict=True))
     return OverviewData(
         asked=asked,
-        table=groups.get(asked.group) or await statistics(store, asked.within(asked.group, now)),
-        times=times,
-        groups=groups,
-        statuses=await statistics(store, asked.within("status", now)),
+        table=sums[asked.group],
+        times=told[0],
+        groups={name: sums[name] for name in names},
+        statuses=sums["status"],
     )
 
 

@@ -37,7 +37,8 @@ STORE: Final = "demo.db"
 CONFIG: Final = "config.yaml"
 TRIMMED: Final = "demo"  # the session under the policy
 WHOLE: Final = "demo-off"  # the session of the same conversation without trimming
-PRICED: Final = ("gpt-4o", "gpt-5.6")  # models at whose prices the runs are compared
+PRICED: Final = ("gpt-4o", "gpt-5.4")
+"""Models at whose prices the runs are compared: with dear and with cheap cached tokens, cached as upstream does."""
 _PROVIDER: Final = "https://api.openai.com/v1"
 _MILLION: Final = 1_000_000
 _START_SECONDS: Final = 30.0
@@ -317,7 +318,7 @@ def configuration(folder: Path, base_url: str) -> str:
     # JSON strings are YAML strings.
     url = orjson.dumps(f"sqlite+aiosqlite:///{folder.resolve() / STORE}").decode()
     return (
-        "# Written by `palimpsest demo --keep`. Its upstream ended with the demonstration.\n"
+        "# Written by `palimpsest demo`. Its upstream ended with the demonstration.\n"
         f"store: {{url: {url}}}\n"
         f"upstream: {{base_url: {orjson.dumps(base_url).decode()}}}\n"
         + (_DATA / "policies.yaml").read_text(encoding="utf-8")

@@ -2,9 +2,12 @@
 
 base         the dialect seam: what every other room may ask of an API
 chat/        Chat Completions
+responses/   Responses
+messages/    Messages
 headers      header names, which headers pass in which direction, how values are encoded
 sse          a byte stream as server-sent events
 jsontext     JSON from strangers: reading, writing, and changing a text without parsing it
+json_size    how many values a JSON text has, before any object is made of them
 generations  a cache bounded by size
 """
 

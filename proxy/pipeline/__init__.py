@@ -13,6 +13,9 @@
     settle            what is stored of the exchange
     receipt           response headers, the stored receipt, the log line
     session_view      a session without a request: as it stands now, as JSON, as an export
+    inspection        stored exchanges looked at again: what was sent in one, where a text stands
+    savings           what a trim saved in an exchange, and why the provider's cache missed
+    statistics        sums over exchanges, as they are asked for and shown
     services          everything that is open while the process serves
     background        work that outlives the request that began it
 

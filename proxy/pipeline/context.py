@@ -63,7 +63,8 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     @property
     def caller(self) -> Caller:
         """On whose behalf a summary is made."""
-        return Caller(tenant=self.tenant, headers=tuple(self.headers), query=self.query, dialect=self.dialect.name)
+        headers, dialect = tuple(self.headers), self.dialect.name
+        return Caller(tenant=self.tenant, key=self.key, headers=headers, query=self.query, dialect=dialect)
 
 
 class RequestContext(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, TypeAlias
+from typing import Final
 
 import anyio.to_thread
 from cachetools import LRUCache
@@ -21,7 +21,7 @@ from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import Outage, serves_without, spool_of
 from proxy.recall import Recall
 from proxy.store import Store
-from proxy.summaries import Summaries, Summarizer
+from proxy.summaries import Summaries, Summarizer, UsedBy
 from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, Prices, ReadySummary
@@ -29,9 +29,6 @@ from proxy.upstream import Upstream
 
 _COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
 _NEWS: Final = 0.1  # weight of a new observation of the provider's cache against all earlier ones
-
-
-UsedBy: TypeAlias = Callable[[str, str | None, int], None]
 
 
 class Knowledge:
@@ -159,7 +156,7 @@ class AppServices(Struct, kw_only=True):
     recall: Recall
     counter: TokenCounter
     counts: Meters
-    used_by: UsedBy | None = None  # is told how many tokens each tenant, and key, used
+    used_by: UsedBy | None = None  # is told what tokens and dollars each tenant, and key, used
 
 
 @asynccontextmanager

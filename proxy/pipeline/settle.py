@@ -163,7 +163,8 @@ class Exchange:
         """Settle in a task of its own: it takes long, or the client may have left."""
         services = self._services
         if figures.miss in UNSURE:
-            figures = await self._explained(figures, answered)
+            with suppress(StoreUnavailable):  # a store that is away withholds no answer
+                figures = await self._explained(figures, answered)
         settlement = await compute(
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
@@ -264,7 +265,7 @@ class Exchange:
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
         if self._services.used_by is not None:
             tokens = figures.tokens_input + figures.tokens_output
-            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens)
+            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens, figures.cost)
         for edit in report.edits:
             counts.add("palimpsest_edits", edit)
         if figures.miss:

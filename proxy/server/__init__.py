@@ -4,8 +4,11 @@ app              the ASGI application: opens everything and sends each request t
 authentication   credentials and tenants
 endpoint         a request for a completion, of every dialect; the way in
 passthrough      every other path under /v1/, relayed unchanged
+limits           limits where bytes arrive: heads, pace, connections, memory
+budgets          what tenants and keys may use, counted over all workers
 sessions         the sessions API
 exchanges        the receipts
+statistics       the statistics API
 operations       liveness, readiness, the cache of token counts
 dependencies     what the routes share
 """

@@ -178,8 +178,8 @@ class Application:
             handler = ExchangeHandler(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
-            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts)
-            app.used_by = budgets.used if budgets.rows else None
+            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts, background=app.background)
+            app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,
                 app=app,
@@ -197,7 +197,7 @@ class Application:
             if self._loaded is not None:
                 takes = _takes(handler.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
-            await stack.enter_async_context(sweeping(store, settings.retention))
+            await stack.enter_async_context(sweeping(store, settings.retention, self._ended or ()))
             yield
 
 
@@ -222,16 +222,19 @@ async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
 
 
 @asynccontextmanager
-async def sweeping(store: Store, retention: RetentionSettings) -> AsyncGenerator[None]:
+async def sweeping(store: Store, retention: RetentionSettings, ended: Collection[str]) -> AsyncGenerator[None]:
     """Delete sessions that are too old, or too many, and fold old sums, again and again until the block ends.
 
-    All workers do; what one has done is not there for the others.
+    All workers do; what one has done is not there for the others. Each gives up what the processes with the marks
+    `ended` left pending: a database may store what a process asked for after that was killed.
     """
     seconds = _SWEEP_SECONDS
     if retention.days is not None:
         seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
     async with anyio.create_task_group() as group:
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
+        if ended:
+            group.start_soon(_again, partial(give_up_pending, store, ended), "pending exchanges", _SWEEP_SECONDS)
         if retention.days is not None or retention.max_sessions is not None:
             group.start_soon(_again, partial(_delete, store, retention), "retention", seconds)
         try:
@@ -282,7 +285,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
 
     def take_budgets(settings: Settings) -> None:
         budgets.take(settings.budgets)
-        app.used_by = budgets.used if budgets.rows else None
+        app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
 
     return {
         "policies": take_policies,

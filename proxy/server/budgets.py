@@ -1,24 +1,28 @@
 """What tenants and keys may use, counted over all workers.
 
-Requests and tokens of the last minute are counted by second, in memory that the workers of one host share; dollars come
-from the sums in the store, which all hosts share.
+Requests and tokens of the last minute are counted by second, in memory that the workers of one host share; dollars are
+in the store, which all hosts share: a tenant's in the sums of its exchanges, a key's in sums of its own.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Final
 
 from proxy.config import Budget
-from proxy.errors import OverBudget
+from proxy.errors import OverBudget, StoreUnavailable
+from proxy.pipeline import Background
 from proxy.server.authentication import Identity
-from proxy.store import Spent, Store
+from proxy.store import Store
 from proxy.telemetry import Meters
 
+_LOG: Final = logging.getLogger("palimpsest.budgets")
 MOST: Final = 64  # budgets
 _SECONDS: Final = 60
 _FIGURES: Final = 3  # of each second: which one it is, requests, tokens
@@ -45,6 +49,7 @@ class Budgets:
         part: int = 0,
         clock: Callable[[], float] = time.time,
         counts: Meters | None = None,
+        background: Background | None = None,
     ) -> None:
         """Count in a part of `memory`; without it, in memory of the process's own. Refusals go to `counts`."""
         self.rows = tuple(budgets)  # those in force
@@ -53,7 +58,11 @@ class Budgets:
         self._part = part * _PART
         self._clock = clock
         self._counts = Meters() if counts is None else counts
-        self._known: dict[tuple[str, int], tuple[float, Spent | None]] = {}  # by tenant and time: when, and what
+        self._background = Background() if background is None else background
+        self._known: dict[tuple[str, str | None, int], tuple[float, float]] = {}
+        """Dollars since a time: of a tenant, or with a key; and when the store knew so."""
+        self._unspent: Counter[tuple[str, str]] = Counter()  # dollars that are not stored yet, by tenant and key
+        self._is_spending = False
 
     def take(self, budgets: Sequence[Budget]) -> None:
         """Hold to these budgets from now on."""
@@ -78,12 +87,31 @@ class Budgets:
                 self._add(row, _REQUESTS, -1, now)
             raise
 
-    def used(self, tenant: str, key: str | None, tokens: int) -> None:
-        """Count tokens that a request came to."""
-        now = self._clock()
-        for row, budget in enumerate(self.rows):
-            if _is_for(budget, tenant, key):
-                self._add(row, _TOKENS, tokens, now)
+    def used(self, tenant: str, key: str | None, tokens: int, dollars: float) -> None:
+        """Count what a request, or a summary, came to."""
+        now, mine = self._clock(), [each for each in enumerate(self.rows) if _is_for(each[1], tenant, key)]
+        for row, _ in mine:
+            self._add(row, _TOKENS, tokens, now)
+        if key is not None and dollars and any(budget.key is not None and _in_dollars(budget) for _, budget in mine):
+            self._unspent[tenant, key] += dollars  # type: ignore[assignment]  # its stub knows whole numbers only
+            if not self._is_spending:
+                self._is_spending = True
+                self._background.start(self._spend())
+
+    async def _spend(self) -> None:
+        """Store what was spent with keys; what comes meanwhile is stored next, together."""
+        try:
+            while self._unspent:
+                tenant, key = next(iter(self._unspent))
+                dollars = self._unspent.pop((tenant, key))
+                try:
+                    await self._store.spend(tenant, key, int(self._clock() * 1000), dollars)
+                except StoreUnavailable as why:  # the next request tries again
+                    self._unspent[tenant, key] += dollars
+                    _LOG.warning("what was spent with the key %s cannot be stored yet: %s", key, why.message)
+                    return
+        finally:
+            self._is_spending = False
 
     async def _check_dollars(self, budget: Budget, tenant: str, now: float) -> None:
         today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -94,24 +122,28 @@ class Budgets:
         ):
             if limit is None:
                 continue
-            spent = await self._spent(tenant, int(start.timestamp() * 1000), now)
-            if spent.dollars >= limit:
+            dollars = await self._spent(tenant, budget.key, int(start.timestamp() * 1000), now)
+            if dollars >= limit:
                 self._counts.add("palimpsest_refused", name)
                 raise OverBudget(
-                    f"{_whose(budget)} has used {spent.dollars:.4f} of {limit:g} dollars ({name}). "
+                    f"{_whose(budget)} has used {dollars:.4f} of {limit:g} dollars ({name}). "
                     f"It goes on at {end:%Y-%m-%d %H:%M} UTC.",
                     wait=end.timestamp() - now,
                 )
 
-    async def _spent(self, tenant: str, since: int, now: float) -> Spent:
-        """Return what a tenant used since a time, as the store knew it at most a second ago."""
-        at, spent = self._known.get((tenant, since), (0.0, None))
-        if spent is None or not 0 <= now - at < _FRESH_SECONDS:
-            spent = await self._store.spent(tenant, since)
+    async def _spent(self, tenant: str, key: str | None, since: int, now: float) -> float:
+        """Return the dollars of a tenant, or of a key, since a time, as the store knew them at most a second ago."""
+        place = (tenant if key is None else "", key, since)
+        at, dollars = self._known.get(place, (-_FRESH_SECONDS, 0.0))
+        if not 0 <= now - at < _FRESH_SECONDS:
+            if key is None:
+                dollars = (await self._store.spent(tenant, since)).dollars
+            else:
+                dollars = await self._store.spent_with(key, since)
             if len(self._known) >= 2 * MOST:  # times that are over
                 self._known.clear()
-            self._known[tenant, since] = now, spent
-        return spent
+            self._known[place] = now, dollars
+        return dollars
 
     def _check(self, row: int, budget: Budget, name: str, limit: int, figure: int, now: float) -> None:
         """Raise `OverBudget` if the last 60 seconds hold as much as the limit; of requests, this one is among them."""
@@ -152,6 +184,10 @@ class Budgets:
 
 def _is_for(budget: Budget, tenant: str, key: str | None) -> bool:
     return budget.tenant == tenant if budget.key is None else budget.key == key
+
+
+def _in_dollars(budget: Budget) -> bool:
+    return budget.dollars_per_day is not None or budget.dollars_per_month is not None
 
 
 def _whose(budget: Budget) -> str:

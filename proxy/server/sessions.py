@@ -279,7 +279,7 @@ async def compact_session(
         found,
         now,
         now.policy,
-        Caller(tenant=found.tenant, headers=tuple(sent), dialect=found.dialect),
+        Caller(tenant=found.tenant, key=caller.key, headers=tuple(sent), dialect=found.dialect),
         services.app,
         patience=_TRIES * services.settings.summarizer.timeout,
     )

@@ -5,6 +5,7 @@
     history     what is known of a conversation when a request comes in: one read
     evidence    which session a request without an id belongs to
     exchanges   how an exchange begins and how it is settled: one transaction each
+    portions    long requests, written so that others write between
     tree        a session's rows: its nodes, texts, instructions, what clients were not shown
     cuts        where the views of a branch were trimmed up to; changes and cuts as text
     summaries   summaries by a model, and the leases of those who make them
@@ -14,11 +15,15 @@
     archive     export, import, fork
     schema      the tables
     migrate     making the tables, and bringing them up to date
+    convert     sessions moved from the tables of the old layout
+    packing     how values are packed in the tables
     database    what a database offers: units of work; URLs; errors
     circuit     whether the store can be used; asks again and again while it cannot
     spool       a file of what waits until it can
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
+    functions   exchanges as PostgreSQL's own functions take them, many in one statement
+    statements  SQLAlchemy's statements, compiled once
 
 The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only, and triggers
 see to it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
@@ -32,7 +37,7 @@ from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall
 from proxy.store.masking import CONTENT, MARK, Masker, Withholder, is_withheld, require_content
 from proxy.store.migrate import downgrade, upgrade
-from proxy.store.operations import ListedSession, SessionListQuery, Sort, Spent
+from proxy.store.operations import ListedSession, SessionListQuery, Sort
 from proxy.store.packing import sanitize
 from proxy.store.records import (
     Body,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -89,10 +89,17 @@ def keep_evidence(
     connection: StoreConnection, key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None
 ) -> None:
     """Keep what the messages in `said`, with their nodes, are known by; and the `first` node of a history."""
+    insert_new(connection, EVIDENCE, evidence_rows(key, witness, said, first))
+
+
+def evidence_rows(
+    key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of what `keep_evidence` keeps."""
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
     if first is not None:  # a request that resembles the session begins with it
         pieces.add(witness.place(first).piece)
-    insert_new(connection, EVIDENCE, [{"session": key, "piece": piece} for piece in sorted(pieces)])
+    return [{"session": key, "piece": piece} for piece in sorted(pieces)]
 
 
 def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:

@@ -96,13 +96,8 @@ def _exchanges(table: Table) -> Select[Any]:
 
 _BY_ID: Final = tuple(_exchanges(table).where(table.c.id == bindparam("exchange")).limit(1) for table in _BOTH)
 
-_PENDING_IDS: Final = select(PENDING.c.id)
-_PENDING: Final = (
-    select(PENDING.c.session, PENDING.c.id)
-    .where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
-    # Those that someone is settling or deleting just now are theirs: waiting for them could block both.
-    .with_for_update(skip_locked=True)
-)
+_PENDING_IDS: Final = select(PENDING.c.session, PENDING.c.id)
+_PENDING: Final = _PENDING_IDS.where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
 _THE_EXCHANGE: Final = tuple(
     and_(table.c.session == bindparam("the_session"), table.c.id == bindparam("the_exchange")) for table in _BOTH
 )
@@ -140,10 +135,14 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
 
     With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
     """
-    ids = list(connection.execute(_PENDING_IDS).scalars())
+    rows = connection.execute(_PENDING_IDS).all()
     if marks is not None:
-        ids = [name for name in ids if name.endswith(tuple(marks))]
-    left = [row for some in tree.in_parts(ids) for row in connection.execute(_PENDING, {"ids": some})]
+        rows = [row for row in rows if row.id.endswith(tuple(marks))]
+    for key in sorted({row.session for row in rows}):  # all lock in one order
+        tree.locked_session(connection, key)
+    # Read again: what was being settled meanwhile is.
+    some = tree.in_parts([row.id for row in rows])
+    left = [row for ids in some for row in connection.execute(_PENDING, {"ids": ids})]
     found = [{"the_session": row.session, "the_exchange": row.id} for row in left]
     if found:
         end = {f"the_{name}": value for name, value in NOTHING_CAME.items()}
@@ -216,15 +215,19 @@ def begin(
     instructions: Mapping[str, str | None],
     tools: Mapping[str, str | None] = _NONE,
     said: Mapping[tuple[str, str], str] = _NOTHING_SAID,
+    *,
+    bodies: bool = True,
 ) -> None:
     """Store pending exchanges with their new texts; a second time changes nothing.
 
     Their sessions are there. `instructions` and `tools` have the names of such that are stored, by session, and `said`
-    the texts of stored messages, by session and node: what clients sent in their place is packed against them.
+    the texts of stored messages, by session and node: what clients sent in their place is packed against them. Without
+    `bodies`, those of the messages are stored already.
     """
     for opening in openings:
         key = session_key(opening.tenant, opening.session, opening.dialect)
-        tree.add_bodies(connection, key, tree.named_bodies(opening.messages))
+        if bodies:
+            tree.add_bodies(connection, key, tree.named_bodies(opening.messages))
         offered, version = None, None
         if opening.tools is not None:
             offered = tree.add_tools(connection, key, opening.tools, there=tools.get(key))
@@ -412,8 +415,24 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     return results
 
 
+def settle_placed(connection: StoreConnection, settlement: Settlement, line: Sequence[tree.NodePlace]) -> Settled:
+    """Settle an exchange whose messages are stored already, at `line`, where they were planned; see `portions`."""
+    gathered = GatheringConnection(connection)
+    key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+    now = settle_snapshots(gathered, {key: settlement})[key]
+    ended: list[EndedExchange] = []
+    settled = _settle(gathered, settlement, now, ended, line)
+    add_figures(gathered, ended)
+    gathered.flush()
+    return settled
+
+
 def _settle(
-    connection: StoreConnection, settlement: Settlement, now: SettleSnapshot, ended: list[EndedExchange]
+    connection: StoreConnection,
+    settlement: Settlement,
+    now: SettleSnapshot,
+    ended: list[EndedExchange],
+    line: Sequence[tree.NodePlace] = (),
 ) -> Settled:
     """Make it true that the exchange ended so, and add it to `ended`.
 
@@ -426,7 +445,7 @@ def _settle(
     if Status(state.status) not in _OPEN:
         nodes, replies = orjson.loads(state.nodes), orjson.loads(state.replies)
         return Settled(head=session.head, nodes=tuple(nodes), replies=tuple(replies))
-    end = ExchangeEnd(connection, settlement, session, state, now.under)
+    end = ExchangeEnd(connection, settlement, session, state, now.under, line)
     settled = end.write()
     exchange = {"the_session": session.key, "the_exchange": settlement.exchange}
     if Status(state.status) is Status.PENDING:
@@ -451,13 +470,18 @@ class ExchangeEnd:
         session: SessionRow,
         state: ExchangeState,
         under: tree.NodePlace | None,
+        line: Sequence[tree.NodePlace] = (),
     ) -> None:
-        """`under` is where the base stands, if it is known that the first of the messages does not stand there yet."""
+        """`under` is where the base stands, if it is known that the first of the messages does not stand there yet.
+
+        `line` is where the messages and their texts are stored already, all of them, in a row under the base.
+        """
         self._connection = connection
         self._settlement = settlement
         self._session = session
         self._state = state
         self._under = under
+        self._line = line
         self.exchange_row = settled_columns(settlement)
         """What changes in the exchange's row."""
         self.session_row: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
@@ -484,18 +508,26 @@ class ExchangeEnd:
         carried = placement.carried
         # What is known of the place was asked of the planned one, and of these messages alone.
         as_asked = not carried and placement.base == settlement.base
-        line, replies = tree.insert_nodes(
-            connection,
-            key,
-            placement.base,
-            [*map(_again, carried), *self._asked()],
-            self._answered(),
-            tenant=settlement.tenant,
-            under=self._under if as_asked else None,
-        )
-        moved, line = line[: len(carried)], line[len(carried) :]
+        moved: list[tree.NodePlace] = []
+        if as_asked and self._line:
+            line, bodies = self._line, {}
+            _, replies = tree.insert_nodes(
+                connection, key, line[-1].node, (), self._answered(), tenant=settlement.tenant
+            )
+        else:
+            line, replies = tree.insert_nodes(
+                connection,
+                key,
+                placement.base,
+                [*map(_again, carried), *asked_nodes(settlement)],
+                self._answered(),
+                tenant=settlement.tenant,
+                under=self._under if as_asked else None,
+            )
+            moved, line = line[: len(carried)], line[len(carried) :]
+            bodies = tree.named_bodies(settlement.messages)
         renamed = {row.node: place.node for row, place in zip(carried, moved, strict=True)}
-        bodies = tree.named_bodies((*settlement.messages, *(reply.body for reply in settlement.replies)))
+        bodies |= tree.named_bodies(reply.body for reply in settlement.replies)
         for stored in orjson.loads(self._state.messages):  # they came with the opening
             bodies.pop(stored, None)
         tree.add_bodies(connection, key, bodies)
@@ -529,7 +561,7 @@ class ExchangeEnd:
                 base, there = found.base, found.nodes
             # Nothing was asked: what came after the reply meanwhile stays where the session stands.
             moves_head = moves_head and base == session.head
-        new = [new_node for new_node in self._asked() if content_hash(new_node.body.message) not in there]
+        new = [new_node for new_node in asked_nodes(settlement) if content_hash(new_node.body.message) not in there]
         line, _ = tree.insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
         tree.add_bodies(connection, session.key, tree.named_bodies(new_node.body for new_node in new))
         end = line[-1] if line else tree.places_of(connection, session.key, [base]).get(base)
@@ -688,30 +720,13 @@ class ExchangeEnd:
     def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
-        brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
+        relayed = () if self._line else settlement.relayed  # those of portions are kept with these
+        brought = [(line[at].node, settlement.messages[at].message) for at in relayed if at < len(line)]
         said = [*brought, *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True))]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
         first = line[0].node if line and begins else None
         keep_evidence(self._connection, self._session.key, witness, said, first)
-
-    def _asked(self) -> list[tree.NewNode]:
-        """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
-        settlement = self._settlement
-        arrivals = settlement.arrivals[: len(settlement.messages)]
-        return [
-            tree.NewNode(
-                body=body,
-                source=Source.CLIENT,
-                created_at=settlement.settled_at,
-                exchange=settlement.exchange,
-                agent=settlement.agent,
-                vouched=number in settlement.relayed,
-                policy=settlement.policy_version or None,
-                arrival=arrival,
-            )
-            for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
-        ]
 
     def _answered(self) -> list[tree.NewNode]:
         settlement = self._settlement
@@ -749,6 +764,24 @@ class ExchangeEnd:
             }
         if settlement.kind != "side" and not settlement.resends:
             self.session_row["arrival"] = settlement.kind
+
+
+def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
+    """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
+    arrivals, relayed = settlement.arrivals[: len(settlement.messages)], frozenset(settlement.relayed)
+    return [
+        tree.NewNode(
+            body=body,
+            source=Source.CLIENT,
+            created_at=settlement.settled_at,
+            exchange=settlement.exchange,
+            agent=settlement.agent,
+            vouched=number in relayed,
+            policy=settlement.policy_version or None,
+            arrival=arrival,
+        )
+        for number, (body, arrival) in enumerate(zip_longest(settlement.messages, arrivals))
+    ]
 
 
 def _again(row: NodeRow) -> tree.NewNode:

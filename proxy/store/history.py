@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, ScalarSelect, Select, bindparam, select, union_all
+from sqlalchemy import ColumnElement, ScalarSelect, Select, bindparam, select, text, union_all
 
 from proxy.conversation import (
     ROOT,
@@ -55,7 +55,7 @@ from proxy.store.records import (
     dialect_of,
     session_key,
 )
-from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING, SESSIONS, matching
+from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING, REPEATABLE, SESSIONS, matching
 from proxy.store.summaries import prepared_on
 from proxy.trimming import Summary
 
@@ -121,12 +121,19 @@ _ASKED_COLUMNS: Final = ("digest", "kind", "base", "status", "replies", "instruc
 
 
 def _asked(*like: str, answered: bool = False) -> Select[Any]:
-    """Return what reads the newest exchange that has these values, settled or under way."""
+    """Return what reads the newest exchange that has these values, settled or under way.
+
+    By a digest, settled ones are found whose repetition is told by it: an index has those.
+    """
     newest: list[Select[Any]] = []
     for table in (EXCHANGES, PENDING):
         found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "created_at", "id")))
         found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
-        found = found.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(1)
+        created_at: ColumnElement[int] = table.c.created_at
+        if like and table is EXCHANGES:
+            found = found.where(text(f"({REPEATABLE})"))
+            created_at = created_at + 0  # no index has this order: by one, every exchange of the session would be read
+        found = found.order_by(created_at.desc(), table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
     both = union_all(*newest).subquery()
     columns = [both.c[name] for name in _ASKED_COLUMNS]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR
-from proxy.store.schema import FORMS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from proxy.store.schema import FORMS, KEY_COSTS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import form_text, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
@@ -152,7 +154,8 @@ def sessions_of(connection: StoreConnection, tenant: str, limit: int = 100) -> S
 
 def forget_tenant(connection: StoreConnection, tenant: str) -> None:
     """Delete the sums of a tenant."""
-    connection.execute(delete(ROLLUPS).where(ROLLUPS.c.tenant == tenant))
+    for table in (ROLLUPS, KEY_COSTS):
+        connection.execute(delete(table).where(table.c.tenant == tenant))
 
 
 # ----------------------------------------------------------------------------------------------------- budgets
@@ -178,3 +181,23 @@ def spent(connection: StoreConnection, tenant: str, since: int) -> Spent:
         tokens=int(row.tokens_input or 0) + int(row.tokens_output or 0),
         requests=int(row.requests or 0),
     )
+
+
+def spend(connection: StoreConnection, tenant: str, key: str, at: int, dollars: float) -> None:
+    """Add what was spent with a named key of a tenant at a time (milliseconds since 1970)."""
+    row = {"tenant": tenant, "name": key, "day": at // (24 * HOUR), "dollars": dollars}
+    connection.execute(_spending(connection.dialect.name), row)
+
+
+@cache
+def _spending(dialect: str) -> postgresql.Insert | sqlite.Insert:
+    insert, names = insert_into(dialect, KEY_COSTS), [column.name for column in KEY_COSTS.primary_key]
+    more = {"dollars": KEY_COSTS.c.dollars + insert.excluded.dollars}
+    return insert.on_conflict_do_update(index_elements=names, set_=more)
+
+
+def spent_with(connection: StoreConnection, key: str, since: int) -> float:
+    """Return how many dollars were spent with keys of this name since a time, by whole days."""
+    days = KEY_COSTS.c.day >= since // (24 * HOUR)
+    found = select(func.sum(KEY_COSTS.c.dollars)).where(KEY_COSTS.c.name == key, days)
+    return float(connection.execute(found).scalar_one_or_none() or 0)

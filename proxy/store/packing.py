@@ -320,8 +320,9 @@ class Names(StoredAsBytes):
     decode = staticmethod(decode_names)
 
 
-def _pack_text(text: str) -> bytes:
-    return pack(text, TEXTS)
+def pack_text(text: str | bytes) -> bytes:
+    """Return a text as the columns of `PackedText` have it; bytes are packed already."""
+    return text if isinstance(text, bytes) else pack(text, TEXTS)
 
 
 def _pack_record(text: str) -> bytes:
@@ -332,7 +333,7 @@ class PackedText(StoredAsBytes):
     """A text that came from a client or a model."""
 
     cache_ok = True
-    encode = staticmethod(_pack_text)
+    encode = staticmethod(pack_text)
     decode = staticmethod(unpack)
 
 

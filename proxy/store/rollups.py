@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Float, Table, delete, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -180,6 +181,9 @@ def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
     found = _within(select(*columns).group_by(group), table, query)
     timed = query.group in {"day", "hour"}
     order = [group.desc()] if timed else [func.sum(table.c.requests).desc(), group]
+    if query.group == "session":  # there may be very many: all figures are added up for those alone that are shown
+        first = _within(select(group.label("at")).group_by(group), table, query).order_by(*order).limit(query.limit)
+        found = found.where(group.in_(first.subquery().select()))
     rows = connection.execute(found.order_by(*order).limit(query.limit)).all()
     if query.group == "session":
         named = _sessions_named(connection, [row.at for row in rows])
@@ -214,14 +218,25 @@ def totals(connection: StoreConnection, query: StatsQuery) -> StatsRow:
 
 
 def _sessions_in(connection: StoreConnection, query: StatsQuery) -> int:
-    inner = _within(select(SESSION_ROLLUPS.c.session).distinct(), SESSION_ROLLUPS, query).subquery()
-    return int(connection.execute(select(func.count()).select_from(inner)).scalar_one_or_none() or 0)
+    return int(connection.execute(_asked_in(select(func.count()), query)).scalar_one_or_none() or 0)
+
+
+def _asked_in(found: Any, query: StatsQuery) -> Any:
+    """Return the SELECT of the sessions that had requests in that time: looked up, one after the other."""
+    sums = replace(query, tenant=None, group="day")  # whose they are is known of the session
+    asked = _within(select(SESSION_ROLLUPS.c.session), SESSION_ROLLUPS, sums)
+    found = found.select_from(SESSIONS).where(asked.where(SESSION_ROLLUPS.c.session == SESSIONS.c.session).exists())
+    return found if query.tenant is None else found.where(SESSIONS.c.tenant == query.tenant)
 
 
 def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, int]:
     """Return how many sessions there were in each group."""
     if query.group == "miss":  # sessions do not have it
         return {}
+    if query.group in {"tenant", "dialect"}:
+        name = SESSIONS.c[query.group]
+        found = _asked_in(select(name.label("at"), func.count().label("number")), query).group_by(name)
+        return {row.at: int(row.number) for row in connection.execute(found)}
     group = _group(SESSION_ROLLUPS, query.group)
     inner = _within(select(group.label("at"), SESSION_ROLLUPS.c.session).distinct(), SESSION_ROLLUPS, query)
     pairs = inner.subquery()

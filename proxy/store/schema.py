@@ -272,6 +272,16 @@ EVIDENCE: Final = Table(
 )
 """What replies are known by when a client that names no session sends them back; see `conversation.evidence`."""
 
+KEY_COSTS: Final = Table(
+    "key_costs",
+    METADATA,
+    *_columns(Text, "tenant", "name", primary_key=True),
+    *_columns(BigInteger, "day", primary_key=True),  # since 1970
+    *_columns(Float, "dollars"),
+    sqlite_with_rowid=False,
+)
+"""What was spent with the named keys that have a budget in dollars, by day. Of no session."""
+
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
 

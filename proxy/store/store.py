@@ -21,6 +21,7 @@ from proxy.store.masking import Masker
 from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain
+from proxy.store.portions import begin_long, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -426,7 +427,10 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
-        future = self._database.start(write_exchanges, opening, durable=False)
+        if is_long(opening.messages):
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+        else:
+            future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -444,10 +448,15 @@ class Store:
         return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        if began is not None and not self._database.in_order:
+        # A long one is a task of several writes.
+        if began is not None and (isinstance(began, asyncio.Task) or not self._database.in_order):
             await asyncio.shield(began)
         if self.masker is not None:
             settlement = self.masker.settlement(settlement)
+        if is_long(settlement.messages):
+            long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
+            if long is not None:
+                return long
         settled: Settled = await self._database.start(write_exchanges, settlement)
         if began is not None:
             await asyncio.shield(began)
@@ -520,6 +529,15 @@ class Store:
     async def spent(self, tenant: str, since: int) -> Spent:
         """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
+
+    async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
+        """Add what was spent with a named key; `at` is in milliseconds since 1970."""
+        unit = partial(operations.spend, tenant=tenant, key=key, at=at, dollars=dollars)
+        await self._write(unit, again=False)  # it would be added twice
+
+    async def spent_with(self, key: str, since: int) -> float:
+        """Return how many dollars were spent with keys of this name since a time, by whole days."""
+        return await self._read(partial(operations.spent_with, key=key, since=since))
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

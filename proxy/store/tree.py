@@ -204,11 +204,15 @@ _NEWEST: Final = (
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
-    rows = [
+    insert_new(connection, BODIES, body_rows(key, bodies))
+
+
+def body_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+    """Return the rows of messages by the names of their texts."""
+    return [
         {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
         for name, body in bodies.items()
     ]
-    insert_new(connection, BODIES, rows)
 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
@@ -613,6 +617,17 @@ def insert_node_rows(
     `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
     """
     places = stored if stored is not None else {ROOT: root_of(None)}
+    insert_new(connection, NODES, node_rows(key, new_nodes, places, contents))
+    return [places[node] for _, node, _ in new_nodes]
+
+
+def node_rows(
+    key: str,
+    new_nodes: Iterable[tuple[str, str, NewNode]],
+    places: dict[str, NodePlace],
+    contents: Sequence[bytes] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of those of (parent, node, new_node) that are not in `places`, which gets to know them."""
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:
@@ -620,8 +635,7 @@ def insert_node_rows(
             place = places[node] = _below(under, node, new_node)
             content = contents[number] if contents else content_hash(new_node.body.message)
             rows.append(_node_row(key, under, place, new_node, content))
-    insert_new(connection, NODES, rows)
-    return [places[node] for _, node, _ in new_nodes]
+    return rows
 
 
 def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:

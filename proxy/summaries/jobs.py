@@ -63,6 +63,8 @@ _FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker
 _LONGEST_WAIT: Final = 0.5
 _DEEPEST: Final = 2**31 - 1
 
+UsedBy = Callable[[str, str | None, int, float], None]
+"""Is told what tokens and dollars a tenant, and a key, used."""
 Start = Callable[[Coroutine[Any, Any, "SummaryAttempt"]], "asyncio.Task[SummaryAttempt]"]
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
 FactsOf = Callable[[str, str], ModelFacts]  # returns what is known of a model at a base URL
@@ -477,6 +479,7 @@ class Summaries:
         self._count = counter
         self._start = start
         self._counts = Meters() if counts is None else counts
+        self.used_by: UsedBy | None = None
         self._terms = Terms() if terms is None else terms
         self._writer = Writer(summarizer, counter, facts, self._terms.clock)
         self._grace = grace
@@ -562,6 +565,8 @@ class Summaries:
         row = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         self._counts.add("palimpsest_summaries", row.status.value)
         self._counts.add("palimpsest_dollars", "summaries", amount=row.cost or 0.0)
+        if self.used_by is not None and row.cost is not None:
+            self.used_by(work.caller.tenant, work.caller.key, 0, row.cost)
         if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
             return SummaryAttempt(row=None, reason=_GONE)
         if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:

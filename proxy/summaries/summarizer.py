@@ -54,6 +54,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     """The client on whose behalf a summary is made, for a summarizer without a key of its own."""
 
     tenant: str
+    key: str | None = None  # the name of the key that it used, if it has one
     headers: tuple[tuple[bytes, bytes], ...] = ()  # those that identify it go where its requests go, and nowhere else
     query: bytes = b""  # query string of the client's request; some providers want one with each
     dialect: str = "chat"  # what the session speaks

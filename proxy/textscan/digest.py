@@ -376,6 +376,7 @@ _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL"
 """Of these every error line holds one: a text without them need not be looked at more closely."""
 _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
 _TO_QUOTE: Final = re.compile(r"[\s,]")
+_WINDOW: Final = 65_536  # characters that are looked at in one step
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
 _JOINTS: Final = re.compile(r"[./:@?=&#-]+")
 _PARTS: Final = re.compile(r"[./:@?=&#\s-]+")
@@ -467,10 +468,21 @@ def chance_of(features: Iterable[float], weights: Iterable[float] | None = None)
     return 1 / (1 + exp(-sum(map(mul, WEIGHTS if weights is None else weights, features))))
 
 
+def _runs_of(text: str) -> set[str]:
+    """Return the runs of a text. It is looked at in windows of whole lines: other threads wait for a search to end."""
+    runs: set[str] = set()
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _WINDOW) + 1 or len(text)
+        runs.update(_RUNS.findall(text, start, end))
+        start = end
+    return runs
+
+
 def words_of(text: str) -> set[str]:
     """Return the words of a text and their parts (of a path its names), as `digest_of` looks them up."""
     words: set[str] = set()
-    for run in set(_RUNS.findall(readable(text))):
+    for run in _runs_of(readable(text)):
         if run.isalnum():
             words.add(run)
             continue

@@ -10,7 +10,10 @@ written to the cache again. When is it time?
                 interval in the long run.
     edits       Each edit must pay for what it rewrites itself, within as many turns as there were so far.
     risk        The session may end with this request. So what trims have cost beyond what they have saved
-                stays a small part of what the session would have cost without any.
+                stays a small part of what the session would have cost without any. More is risked only where
+                it comes back within few requests, compared with those there were: long sessions last.
+    doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
+                is as dear, as at any provider: there a trim gains least and costs most.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 
@@ -31,17 +34,17 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft
-from proxy.trimming.model import ASSUMED, Account, Cut, Entry, PlanningContext, Prices, Summary
+from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
-RISK: Final = 0.035  # what trimming may cost beyond what it saved, as a part of what the input costs without it
+RISK: Final = 0.02  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
+RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
+SOON: Final = 0.1  # more is risked if the rest is paid back within this part of the requests so far,
+SOON_IN_DOUBT: Final = 0.15  # or this one at the worst prices;
+HIGHEST_RISK: Final = 0.1  # never more than this
+_WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_MOST: Final = 0.1
-"""What a cached token is taken to cost at most where there is a cache.
-
-By a higher price, trims come so early that they are lost where the price is wrong or the session ends. On recorded
-sessions of all kinds this one was as cheap where tokens cost more.
-"""
+_MOST: Final = 0.3  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which no more is cleared for its size: what trims lose is missed most
 
 
@@ -84,6 +87,11 @@ class Costs(Struct, frozen=True, kw_only=True):
     reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
 
     @property
+    def worst(self) -> Prices:
+        """The prices at which a trim pays least."""
+        return worst_of(self.prices)
+
+    @property
     def stays(self) -> int:
         """Tokens of this request without the trim."""
         return self.fixed + summary_tokens(self.summary) + sum(self.tokens)
@@ -100,7 +108,7 @@ class Costs(Struct, frozen=True, kw_only=True):
             left = self.fixed
             if draft.summary is self.summary:
                 left += summary_tokens(self.summary) + sum(self.tokens[: self._first_change(draft)])
-        return self._balance(draft.total, left)
+        return self._balance(draft.total, left, self.prices)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
         """Tell whether waiting cost as much as the trim to these `tokens`, and whether the session can afford it."""
@@ -114,7 +122,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         best: tuple[float, int] | None = None
         for start in starts:
             left = self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
-            balance = self._balance(self.stays - freed[-1] + freed[start], left)
+            balance = self._balance(self.stays - freed[-1] + freed[start], left, self.prices)
             if self._timely(balance, waited[-1] - waited[start]):
                 saved = balance.gain * self.expected - balance.loss
                 if best is None or saved > best[0]:
@@ -128,9 +136,16 @@ class Costs(Struct, frozen=True, kw_only=True):
         making = draft.total - imagined.total + written + self.prices.output * written
         return replace(balance, loss=balance.loss + making).pays_within(self.expected)
 
-    def affordable(self, loss: float) -> bool:
-        """Tell whether what trims have cost beyond what they saved, this one too, is a small part of all."""
-        return loss <= 0 or loss - self.account.saved <= RISK * self.account.untrimmed
+    def affordable(self, balance: Balance) -> bool:
+        """Tell whether what trims have cost beyond what they saved, this one too, is little, or soon paid back."""
+        account = self.account
+        if balance.loss <= 0:
+            return True
+        if not _is_borne(balance, account, RISK, SOON * account.turns):
+            return False
+        sent = self.stays - balance.freed
+        doubted = self._balance(sent, sent - balance.rewritten, self.worst)
+        return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, SOON_IN_DOUBT * account.turns)
 
     def paid_back(self, balance: Balance) -> int:
         """Return after how many requests a trim has paid for itself."""
@@ -145,15 +160,15 @@ class Costs(Struct, frozen=True, kw_only=True):
         """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
         stays, prices = self.stays, self.prices
         rate = prices.factor(stays) * prices.read
-        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance.loss):
+        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance):
             return False
         # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
         is_cached = stays - balance.freed >= prices.minimum
         return is_cached or prices.write * prices.minimum <= prices.read * stays
 
-    def _balance(self, sent: int, left: int) -> Balance:
+    def _balance(self, sent: int, left: int, prices: Prices) -> Balance:
         """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""
-        stays, prices = self.stays, self.prices
+        stays = self.stays
         left = left if left >= prices.minimum else 0
         loss = _once(prices, sent, left) - _once(prices, stays, self.held)
         gain = _once(prices, stays, stays) - _once(prices, sent, sent)
@@ -167,6 +182,12 @@ class Costs(Struct, frozen=True, kw_only=True):
         # Where only what the client was not shown went, the message is the same.
         counts = zip(self.tokens[:first], draft.tokens, strict=False)
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
+
+
+def _is_borne(balance: Balance, spent: Outlay, risk: float, turns: float) -> bool:
+    """Tell whether a session bears what would be lost in all: it is this part of all, or will be in so many turns."""
+    most = min(risk * spent.untrimmed + balance.gain * turns, HIGHEST_RISK * spent.untrimmed)
+    return balance.loss - spent.saved <= most
 
 
 def _once(prices: Prices, tokens: int, cached: int) -> float:
@@ -204,6 +225,14 @@ def prices_of(context: PlanningContext) -> Prices:
     return replace(prices, read=read, minimum=ceil(prices.minimum / scale), steps=steps)
 
 
+def worst_of(prices: Prices) -> Prices:
+    """Return the prices that they may be at the worst, if there is a cache at all."""
+    if prices.read >= 1:
+        return prices
+    read = _WORST_READ * prices.served + (1 - prices.served)
+    return replace(prices, read=min(prices.read, read), write=max(prices.write, _WORST_WRITE))
+
+
 def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningContext, before: int) -> Account:
     """Return what the input of a branch has cost before this request, which has `before` tokens untrimmed.
 
@@ -213,34 +242,49 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
     start = cut.position if cut is not None else 0
     new = [entry for entry in entries if entry.position >= start]
     prefix = before - sum([entry.tokens for entry in new])
-    turns, untrimmed, saved, freed, sent = 0, 0.0, 0.0, 0, 0
+    account, freed, sent = Account(turns=0, untrimmed=0.0, saved=0.0), 0, 0
     counted = False
     if cut is not None:
         freed = max(0, prefix - cut.tokens)
         if cut.account is not None:
             # The request that trimmed is in its account already.
-            turns, untrimmed, saved = cut.account.turns, cut.account.untrimmed, cut.account.saved
-            counted, sent = True, prefix
+            account, counted, sent = cut.account, True, prefix
+    turns, requests = account.turns, list[tuple[int, int]]()
     for entry in new:
         if entry.message.role == "assistant":
             if not counted:
-                cost = _once(prices, prefix, sent)
-                untrimmed += cost
-                if sent:
-                    # What the request saved or lost that trimmed without an account is not known.
-                    saved += cost - _once(prices, prefix - freed, sent - freed)
+                requests.append((prefix, sent))
                 turns += 1
             counted = False
             sent = prefix
         prefix += entry.tokens
-    return Account(turns=turns, untrimmed=untrimmed, saved=saved)
+    spent = _spent(account, prices, requests, freed)
+    worst = _spent(account.worst or account, worst_of(prices), requests, freed)
+    return Account(turns=turns, untrimmed=spent.untrimmed, saved=spent.saved, worst=worst)
+
+
+def _spent(before: Outlay, prices: Prices, requests: Iterable[tuple[int, int]], freed: int) -> Outlay:
+    """Return what was spent after requests of so many tokens untrimmed, so many of them in the cache."""
+    untrimmed, saved = before.untrimmed, before.saved
+    for tokens, cached in requests:
+        cost = _once(prices, tokens, cached)
+        untrimmed += cost
+        if cached:
+            # What the request saved or lost that trimmed without an account is not known.
+            saved += cost - _once(prices, tokens - freed, cached - freed)
+    return Outlay(untrimmed=untrimmed, saved=saved)
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
     """Return the account with the request that a trim is made at; `before` are its tokens untrimmed."""
-    prices, account, stays, held = costs.prices, costs.account, costs.stays, costs.held
-    untrimmed = _once(prices, before, held + before - stays if costs.warm else 0)
+    account, stays, held, prices, worst = costs.account, costs.stays, costs.held, costs.prices, costs.worst
+    kept, sent = held + before - stays if costs.warm else 0, stays - balance.freed
     paid = _once(prices, stays, held) + balance.loss
-    return Account(
-        turns=account.turns + 1, untrimmed=account.untrimmed + untrimmed, saved=account.saved + untrimmed - paid
-    )
+    spent = _after(account, _once(prices, before, kept), paid)
+    paid = _once(worst, sent, sent - balance.rewritten)
+    doubted = _after(account.worst or account, _once(worst, before, kept), paid)
+    return Account(turns=account.turns + 1, untrimmed=spent.untrimmed, saved=spent.saved, worst=doubted)
+
+
+def _after(before: Outlay, untrimmed: float, paid: float) -> Outlay:
+    return Outlay(untrimmed=before.untrimmed + untrimmed, saved=before.saved + untrimmed - paid)

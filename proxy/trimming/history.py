@@ -164,7 +164,7 @@ def _decided(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]]
 ) -> Iterator[tuple[Change, ...]]:
     originals = [entry.message for entry in entries]
-    asked = _Asked(originals)
+    blocks = ResultBlocks(originals, policy)
     # Whether a message is a result is read from its text: only where somebody asks.
     counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
     tokens, count, calls = context.fixed_tokens, 0, 0
@@ -183,41 +183,50 @@ def _decided(
             calls += entry.message.result_count
         if entry.arrival is not None:
             yield entry.arrival
-        elif not entry.message.is_result or is_pinned(originals, place, policy, run):
+        elif not entry.message.is_result or blocks.is_pinned(place, run):
             yield ()
         else:
             size_then = Size(tokens=tokens, messages=count, tool_calls=calls)
-            yield tuple(_new(entry, asked.before(place, run), size_then, policy, context))
+            yield tuple(_new(entry, blocks.before(place, run), size_then, policy, context))
 
 
-class _Asked:
-    """The calls that results answer, asked for going forward: no message is looked at twice."""
+class ResultBlocks:
+    """The blocks that results follow, asked for going forward: no message is looked at twice."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], policy: Policy) -> None:
         self._messages = messages
+        self._policy = policy
         self._known = -1  # the last place that was asked for
-        self._calls: dict[str, Call] = {}  # what the result there could answer
+        self._block = 0  # the place that the results there follow
+        self._calls: dict[str, Call] = {}  # what they could answer
+        self._looked = 0  # up to here it is known whether a pin fits anything from the block on
+        self._fits = False
 
     def before(self, place: int, floor: int) -> Mapping[str, Call]:
         """Return by id the calls of the message that the results at `place` follow, not before `floor`."""
+        self._find(place, floor)
+        return self._calls
+
+    def is_pinned(self, place: int, floor: int = 0) -> bool:
+        """Tell whether a pin fits anything in the span of a tool result, up to it and not before `floor`."""
+        if not self._policy.pin:
+            return False
+        self._find(place, floor)
+        messages, block = self._messages, self._block
+        if block < place and span_start((messages[block], messages[place]), 1):
+            return self._policy.pins(messages[place])  # it is a span of its own
+        self._fits = self._fits or any(self._policy.pins(messages[at]) for at in range(self._looked, place + 1))
+        self._looked = place + 1
+        return self._fits
+
+    def _find(self, place: int, floor: int) -> None:
         start = place
         while start > floor and start != self._known and self._messages[start].is_result:
             start -= 1
         if start != self._known:
-            self._calls = by_id(self._messages[start].calls)
+            self._block = self._looked = start
+            self._calls, self._fits = by_id(self._messages[start].calls), False
         self._known = place
-        return self._calls
-
-
-def is_pinned(messages: Sequence[Message], place: int, policy: Policy, floor: int = 0) -> bool:
-    """Tell whether a pin fits anything in the span of a tool result, up to it and not before `floor`."""
-    if not policy.pin:
-        return False
-    near = place
-    while near > floor and messages[near].is_result:
-        near -= 1
-    start = near + span_start(messages[near : place + 1], place - near)
-    return any(policy.pins(message) for message in messages[start : place + 1])
 
 
 def _new(

@@ -182,12 +182,18 @@ class SummaryRequest(Struct, frozen=True, kw_only=True):
     urgent: bool  # whether the log is trimmed now, and would have used it
 
 
-class Account(Struct, frozen=True, kw_only=True):
-    """What the input of a branch has cost up to a request, about; in tokens of uncached input."""
+class Outlay(Struct, frozen=True, kw_only=True):
+    """What input has cost at some prices, about; in tokens of uncached input."""
+
+    untrimmed: float  # what it would have cost if nothing had been trimmed
+    saved: float  # what trimming saved of that; negative where it cost more so far than it saved
+
+
+class Account(Outlay, frozen=True, kw_only=True):
+    """What the input of a branch has cost up to a request."""
 
     turns: int  # requests
-    untrimmed: float  # what they would have cost if nothing had been trimmed
-    saved: float  # what trimming saved of that; negative where it cost more so far than it saved
+    worst: Outlay | None = None  # the same at the prices at which trims pay least; None in what is stored since long
 
 
 UNTRIMMED: Final = "untrimmed:"

@@ -1,7 +1,7 @@
-"""aiohttp's session with its habits switched off, and its connection pool with stricter reuse.
+"""aiohttp's requests and responses without its session, on its connection pool with stricter reuse.
 
-The session keeps no cookies (a provider's cookie would cross tenants), adds no header but `Host` and the
-body's length, does not re-quote URLs, reads no netrc, follows no redirect and decompresses nothing.
+What a session would add is not wanted: cookies (a provider's cookie would cross tenants), headers, netrc, redirects,
+decompression. It also costs a tenth of a small request. A request gets no header but `Host` and the body's length.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import asyncio
 import re
 import select
 import ssl
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterable, Iterable
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from aiohttp.http_writer import StreamWriter
 from aiohttp.payload import Payload
 from msgspec import Struct
 from multidict import CIMultiDict
@@ -40,16 +42,19 @@ at that moment is lost: the client cannot tell whether the server has read it.""
 SPARE_SECONDS: Final = 1.0
 """A connection is given up this much sooner than the server announces (`Keep-Alive: timeout=5`)."""
 DISTRUST_SECONDS: Final = 30.0
-"""How long no connection to a server is used again after it closed one that was just used again."""
+"""How long no connection to a server is used again after it closed a new one too, and just as it was used again."""
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
 _BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
-_SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
+SHORT_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
+_BODILESS: Final = frozenset({"HEAD"})  # methods whose answers have no body
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 _AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})  # those that aiohttp would add to a body
 _IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
 """A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
+Body: TypeAlias = "bytes | RequestBody | AsyncIterable[bytes] | None"
 _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
@@ -83,37 +88,90 @@ def _name_of(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port}"
 
 
-def open_session(
-    *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None
-) -> aiohttp.ClientSession:
-    """Return the session of this process; call it inside the event loop.
+class HttpClient:
+    """Sends requests as they are. One for the life of the process, made inside the event loop."""
 
-    `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
-    bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
-    authorities to trust, in place of the system's.
-    """
-    trusted: ssl.SSLContext | bool = True
-    if ca_file is not None:
+    def __init__(self, *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None) -> None:
+        """Connect to nothing yet.
+
+        `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
+        bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
+        authorities to trust, in place of the system's.
+        """
+        trusted: ssl.SSLContext | bool = True
+        if ca_file is not None:
+            try:
+                trusted = ssl.create_default_context(cafile=str(ca_file))
+            except (OSError, ssl.SSLError) as why:
+                raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
+        self.connector: Final = Connector(limit, trusted)
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout)
+        self._loop = asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.connector.close()
+
+    async def request(
+        self, method: str, url: URL, headers: CIMultiDict[str], body: Body, proxy: str | None
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
+
+        Any other lost request is an error: a completion that is asked for twice is paid for twice.
+        """
+        via = None if proxy is None else URL(proxy)
+        request = _Request(method, url, headers=headers, data=body, loop=self._loop, proxy=via)
         try:
-            trusted = ssl.create_default_context(cafile=str(ca_file))
-        except (OSError, ssl.SSLError) as why:
-            raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
-    return aiohttp.ClientSession(
-        connector=Connector(limit, trusted),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout),
-        trust_env=False,
-        auto_decompress=False,
-        read_bufsize=_BUFFER_BYTES,
-        max_line_size=_HEADER_BYTES,
-        max_field_size=_HEADER_BYTES,
-        request_class=_Request,
-        middlewares=(_send,),
-    )
+            response = await self._send(request)
+        except _LOST as why:
+            answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
+            if not request.reused or answered:
+                raise
+            if not request.unwritten:
+                self.connector.distrust(request.connection_key, request.protocol)
+            if not request.repeatable and not request.unwritten:
+                raise
+            request.needs_new_connection, request.unwritten = True, False
+            response = await self._send(request)
+        announced = response.headers.get("Keep-Alive")
+        if announced is not None and request.protocol is not None:
+            timeout = _KEEP_ALIVE_TIMEOUT.search(announced)
+            if timeout is not None:
+                self.connector.limit_reuse(request.protocol, int(timeout[1]) - SPARE_SECONDS)
+        return response
+
+    async def _send(self, request: _Request) -> aiohttp.ClientResponse:
+        """Send a request once, and return the response once its status and headers are here."""
+        try:
+            connection = await self.connector.connect(request, [], self._timeout)
+        except TimeoutError as why:
+            raise aiohttp.ConnectionTimeoutError("no connection in time") from why
+        try:
+            if connection.protocol is None:
+                raise aiohttp.ClientConnectionResetError("the connection was lost")
+            connection.protocol.set_response_params(
+                skip_payload=request.method in _BODILESS,
+                read_until_eof=True,
+                auto_decompress=False,
+                read_timeout=self._timeout.sock_read,
+                read_bufsize=_BUFFER_BYTES,
+                max_line_size=_HEADER_BYTES,
+                max_field_size=_HEADER_BYTES,
+            )
+            response = await request.send(connection)
+            try:
+                await response.start(connection)
+            except BaseException:
+                response.close()
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        return response
 
 
 class RequestBody(Payload):
-    """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
+    """A long request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
 
     _value: bytes
     _autoclose = True
@@ -130,9 +188,6 @@ class RequestBody(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write the body; raises `TimeoutError`."""
-        if len(self._value) <= _SOCKET_BYTES:
-            await writer.write(self._value)
-            return
         for start in range(0, len(self._value), _PIECE_BYTES):
             async with asyncio.timeout(self._patience):
                 await writer.write(self._value[start : start + _PIECE_BYTES])
@@ -146,6 +201,45 @@ class _Request(aiohttp.ClientRequest):
     reused = False  # whether that connection served an earlier request
     needs_new_connection = False
     unwritten = False  # whether that connection was found closed before a byte was written
+    short_body = b""  # a body that is written together with the head
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may arrive twice, and all of it is still here."""
+        spent = self._body is not None and self._body.consumed  # a body that came in pieces is gone
+        return not spent and (self.method in _IDEMPOTENT or any(name in self.headers for name in _IDEMPOTENCY_KEYS))
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        """Write the request; a short body at once, for which aiohttp would start a task."""
+        protocol = conn.protocol
+        if not self.short_body or protocol is None:
+            return await super().send(conn)
+        target = str(self.url) if self.proxy and not self.is_ssl() else self.url.raw_path_qs
+        writer = StreamWriter(protocol, self.loop)
+        await writer.write_headers(f"{self.method} {target} HTTP/1.1", self.headers)
+        await writer.write(self.short_body, drain=False)
+        protocol.start_timeout()
+        self.response = self.response_class(
+            self.method,
+            self.original_url,
+            writer=None,
+            continue100=None,
+            timer=self._timer,
+            request_info=self.request_info,
+            traces=[],
+            loop=self.loop,
+            session=self._session,
+            stream_writer=writer,
+        )
+        return self.response
+
+    def update_body_from_data(self, body: Any, _stacklevel: int = 3) -> None:
+        """Take the body."""
+        if isinstance(body, bytes):
+            self.short_body = body
+            self.headers["Content-Length"] = str(len(body))
+        else:
+            super().update_body_from_data(body)
 
     async def write_bytes(
         self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
@@ -168,6 +262,13 @@ class _Request(aiohttp.ClientRequest):
         self._skip_auto_headers = _AUTOMATIC_HEADERS
 
 
+class _Used(Struct, kw_only=True):
+    """What is known of a connection that was used."""
+
+    since: float
+    deadline: float = inf  # it is not used again after this
+
+
 class Connector(aiohttp.TCPConnector):
     """aiohttp's pool, but it reuses a connection only while the connection is surely open."""
 
@@ -176,10 +277,9 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
             limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS, ssl=trusted
         )
-        self._deadlines: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
-        """By connection that was used: the time after which it is not used again."""
+        self._used: WeakKeyDictionary[ResponseHandler, _Used] = WeakKeyDictionary()
         self._distrusted: dict[ConnectionKey, float] = {}
-        """Servers that closed a connection without a word, and until when none of theirs is used again."""
+        """By server that closed a connection without a word: one that was opened before this time is not used again."""
 
     async def connect(
         self,
@@ -206,29 +306,36 @@ class Connector(aiohttp.TCPConnector):
         protocol = connection.protocol
         if protocol is None or not isinstance(request, _Request):
             return True
-        deadline = self._deadlines.get(protocol)
-        if deadline is None:
-            self._deadlines[protocol] = inf
+        used = self._used.get(protocol)
+        if used is None:
+            self._used[protocol] = _Used(since=time.monotonic())
         elif (
             request.needs_new_connection
-            or deadline <= self._loop.time()
-            or self._distrusted.get(request.connection_key, 0.0) > self._loop.time()
+            or used.deadline <= time.monotonic()
+            or used.since <= self._distrusted.get(request.connection_key, -inf)
             or protocol.should_close  # the server sent something that nobody had asked for
             or _has_input(protocol.transport)
         ):
             return False
-        request.protocol, request.reused = protocol, deadline is not None
+        request.protocol, request.reused = protocol, used is not None
         return True
 
-    def distrust(self, server: ConnectionKey) -> None:
-        """Use no connection to this server again for a while: the next request on one may be lost too."""
-        now = self._loop.time()
-        self._distrusted = {key: until for key, until in self._distrusted.items() if until > now}
-        self._distrusted[server] = now + DISTRUST_SECONDS
+    def distrust(self, server: ConnectionKey, protocol: ResponseHandler | None) -> None:
+        """Give up all connections to the server of a lost request: the next request on one may be lost too.
+
+        If this one was opened after the last loss, the server does so as a rule: none is used again for a while.
+        """
+        now, before = time.monotonic(), self._distrusted.get(server, -inf)
+        used = None if protocol is None else self._used.get(protocol)
+        if used is not None and used.since > before > now - 2 * DISTRUST_SECONDS:
+            self._distrusted[server] = now + DISTRUST_SECONDS
+        else:
+            self._distrusted[server] = max(before, now)
 
     def limit_reuse(self, protocol: ResponseHandler, seconds: float) -> None:
         """Do not use this connection again after so many seconds."""
-        self._deadlines[protocol] = self._loop.time() + seconds
+        now = time.monotonic()  # uvloop's own time is as it was when the turn of its loop began
+        self._used.setdefault(protocol, _Used(since=now)).deadline = now + seconds
 
 
 def _has_input(transport: asyncio.Transport | None) -> bool:
@@ -240,31 +347,3 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
-
-
-async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
-
-    Any other lost POST is an error: a completion that is asked for twice is paid for twice. aiohttp repeats a
-    lost GET itself.
-    """
-    try:
-        response = await send_once(request)
-    except _LOST as why:
-        answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
-        spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone
-        repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
-        if not isinstance(request, _Request) or not request.reused or answered:
-            raise
-        if not request.unwritten and isinstance(connector := request.session.connector, Connector):
-            connector.distrust(request.connection_key)
-        if not repeatable and not request.unwritten:
-            raise
-        request.needs_new_connection, request.unwritten = True, False
-        response = await send_once(request)
-    announced = response.headers.get("Keep-Alive")
-    if announced is not None and isinstance(request, _Request) and request.protocol is not None:
-        timeout = _KEEP_ALIVE_TIMEOUT.search(announced)
-        if timeout is not None and isinstance(connector := request.session.connector, Connector):
-            connector.limit_reuse(request.protocol, int(timeout[1]) - SPARE_SECONDS)
-    return response

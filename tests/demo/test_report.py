@@ -47,5 +47,5 @@ def test_json_holds_every_figure() -> None:
     assert data["holds"] is True
     assert [named["policy"] for named in data["runs"]] == ["default", "off"]
     assert data["runs"][0]["saved_percent"] == 25.0
-    assert [cost["model"] for cost in data["costs"]] == ["gpt-4o", "gpt-5.6"]
+    assert [cost["model"] for cost in data["costs"]] == ["gpt-4o", "gpt-5.4"]
     assert data["runs"][0]["steps"][1]["edits"] == ["drop_oldest"]

@@ -105,7 +105,9 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
 def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
     one, other, late = "key-of-team-one-0001", "key-of-team-other-01", "key-of-team-late-001"
     hashed = f"sha256:{hashlib.sha256(other.encode()).hexdigest()}"
+    spends, beside = "key-of-team-spend-01", "key-of-team-spend-02"
     keys = [{"key": one, "tenant": "one"}, {"key": hashed, "tenant": "other", "name": "another"}]
+    keys += [{"key": spends, "tenant": "other", "name": "spends"}, {"key": beside, "tenant": "other"}]
     sections: dict[str, Any] = {
         "models": PRICED,
         "auth": {"mode": "keys", "keys": keys, "admin_key": ADMIN},
@@ -113,6 +115,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
             {"tenant": "one", "requests_per_minute": 15},
             {"key": "another", "tokens_per_minute": 60},
             {"tenant": "late", "dollars_per_day": 0.05},
+            {"key": "spends", "dollars_per_month": 0.4},
         ],
     }
     config = config_file(tmp_path, upstream, store_url, **sections)
@@ -143,9 +146,19 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert get(served.url, "/stats", ADMIN, group="tenant")["total"]["requests"] >= 15
         assert call(served.url, "GET", "/metrics", late).status_code == 403
         assert call(served.url, "DELETE", "/tenants/late", other).status_code == 403
+        assert 1 < _until_refused(served.url, spends) < 60
+        assert ask(served.url, "beside", [user("hi")], beside).status_code == 200  # another key of this tenant
         assert call(served.url, "DELETE", "/tenants/late", ADMIN).json()["deleted"] >= 1
         tenants = {row["group"] for row in get(served.url, "/stats", ADMIN, group="tenant")["data"]}
         assert tenants == {"one", "other"}
+    with Served(config, "--workers", "4").wait() as served:  # dollars are kept
+        refused = ask(served.url, "s", [user("hi")], spends)
+        assert refused.status_code == 429
+        assert 0 < int(refused.headers["retry-after"]) <= 31 * 86_400
+        told = refused.json()["error"]["message"]
+        assert re.match(r"Key 'spends' has used \d\.\d{4} of 0\.4 dollars \(dollars_per_month\)\. It goes on at ", told)
+        assert call(served.url, "DELETE", "/tenants/other", ADMIN).status_code == 200
+        until(lambda: ask(served.url, "s", [user("hi")], spends).status_code == 200, "nothing of it is left", 10)
 
 
 def _until_refused(base: str, key: str) -> int:

@@ -439,7 +439,7 @@ def fails_while_the_provider_is_asked(cell: Cell) -> None:
 
 
 def fails_when_the_reply_is_stored(cell: Cell) -> None:
-    assert cell.ask("first").status_code == 200
+    assert cell.ask("long enough to be cached " * 500).status_code == 200  # the store is asked why it was not
     asked = cell.begin("second", "long:6+gate", stream=True)
     until(lambda: cell.proxy.exchanges("s")[-1]["status"] == "pending", "it is under way", 20)
     cell.breaks()

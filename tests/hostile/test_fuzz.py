@@ -1,8 +1,9 @@
 """Bodies, answers, routes and imports that are nearly right.
 
 Whatever comes, nothing fails by accident: no 500, no traceback, no request without an end, nothing left pending.
-Each test makes a fixed number of cases; `make attack` lets each of them run for ten minutes with cases that no
-run had before. A failure names its case, as `PALIMPSEST_ATTACK_CASE` takes it to make that case alone again.
+Each test makes a fixed number of cases on each database; `make attack` lets each of them run for ten minutes with
+cases that no run had before. A failure names its case, as `PALIMPSEST_ATTACK_CASE` takes it to make that case alone
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from random import Random
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,13 +24,14 @@ import pytest
 
 from tests.hostile.mutation import as_json, mutated, mutated_bytes
 from tests.hostile.seeds import CHAT, DIALECTS, Seeds
+from tests.support import postgres
 from tests.support.raw_socket import RawClient
 from tests.support.served import Served, config_file
 from tests.support.stores import empty_store
 
 SECONDS: Final = float(os.environ.get("PALIMPSEST_ATTACK_SECONDS", "0"))  # noqa: TID251 - a setting of the tests
 CASE: Final = os.environ.get("PALIMPSEST_ATTACK_CASE", "")  # noqa: TID251 - a setting of the tests
-_CASES: Final = 250
+_CASES: Final = 150  # on each database
 _PATIENCE: Final = 30.0  # seconds for one answer
 _RECENT: Final = 50  # sessions that are looked at after a run
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -136,14 +138,20 @@ def faulty(_direct: None) -> Iterator[Faulty]:
     upstream.close()
 
 
-@pytest.fixture(scope="module")
-def proxy(faulty: Faulty, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def proxy(
+    request: pytest.FixtureRequest, faulty: Faulty, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Attacked]:
     folder = tmp_path_factory.mktemp("fuzz")
-    config = config_file(folder, faulty, empty_store(folder / "p.db"), policies={"default": POLICY})
-    with Served(config) as served:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            store = empty_store(folder / "p.db")
+        else:
+            store = stack.enter_context(postgres.database(request.getfixturevalue("postgres_server")))
+        served = stack.enter_context(Served(config_file(folder, faulty, store, policies={"default": POLICY})))
         found = Attacked(served.wait())
-        with found.client:
-            yield found
+        stack.enter_context(found.client)
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +16,17 @@ from sqlalchemy import Executable
 from proxy.conversation import ROOT, Kind, Manner
 from proxy.dialects import Message
 from proxy.errors import Conflict
+from proxy.store import history
 from proxy.store import store as module
 from proxy.store.database import Parameters, Rows, StoreConnection
 from proxy.store.history import Branches, recall
 from proxy.store.records import Body, HistoryQuery, HistorySnapshot, Kept, Mark, Status, TooLong
+from proxy.store.sqlite import _compiled, connect
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, say, settle, summary
 from tests.support.recalling import ask, calling, cut_with, incoming, long_talk, result_of, said_with_calls, texts
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -234,6 +239,17 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
     assert not (await ask(talk, message("user", "two"))).arrival.at_head
     await talk.settle(exchange, body("user", "two"), replies=(body("assistant", "ha"),), status=Status.PARTIAL)
     assert texts(await ask(talk, message("user", "two"))) == ["one", "1"]
+
+
+@pytest.mark.parametrize("statement", [history._ASKED_THIS, history._ANSWERED_THERE, history._ASKED_BY_KEY])
+def test_an_index_finds_the_request_that_is_repeated(tmp_path: Path, statement: Executable) -> None:
+    file = tmp_path / "palimpsest.db"
+    empty_store(file)
+    with closing(connect(file)) as raw:
+        asked = _compiled(statement, ()).text
+        plan = raw.execute(f"EXPLAIN QUERY PLAN {asked}", [b""] * asked.count("?")).fetchall()
+    steps = [step for *_, step in plan if step.partition(" ")[2].startswith("exchanges")]
+    assert steps == ["SEARCH exchanges USING INDEX ix_exchanges_session_digest (session=? AND digest=?)"]
 
 
 # ------------------------------------------------------------------------------------------- cuts

@@ -101,6 +101,7 @@ _AS_BEFORE = """
     DROP INDEX ix_exchanges_session_digest;
     CREATE INDEX ix_exchanges_session_digest_created_at ON exchanges (session, digest, created_at);
     CREATE INDEX ix_nodes_recorded ON nodes (recorded, node);
+    DROP TABLE key_costs;
     UPDATE alembic_version SET version_num = '0014'
 """
 """Makes of the tables what migration 13 made before exchanges were inserted once."""
@@ -256,6 +257,7 @@ async def test_sessions_of_the_third_tables_have_nothing_beside_their_messages(u
     assert [tuple(row) for row in rows] == [(1.5, 0, 0, None, None)] * 2
     await downgrade(url, "0003")
     later = {"hidden", "summaries", "leases", "pending", "evidence", "provider_ids", "rollups", "session_rollups"}
+    later |= {"key_costs"}
     assert ask(url, tables) == set(METADATA.tables) - later
     assert ask(url, lambda c: c.execute(text("SELECT count(*) FROM sessions")).scalar_one()) == 2
     await upgrade(url)

@@ -12,6 +12,7 @@ from proxy.store.schema import (
     BODIES,
     HIDDEN,
     INSTRUCTIONS,
+    KEY_COSTS,
     METADATA,
     NODES,
     OF_A_SESSION,
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 
 def test_every_table_of_a_session_begins_its_key_with_the_session() -> None:
-    assert {*OF_A_SESSION, ROLLUPS, SECRETS} == set(METADATA.tables.values())
+    assert {*OF_A_SESSION, ROLLUPS, KEY_COSTS, SECRETS} == set(METADATA.tables.values())
     for table in OF_A_SESSION:
         assert next(iter(table.primary_key.columns)).name == "session"
         assert not any(index.unique for index in table.indexes)  # it could not be kept across servers

@@ -18,9 +18,10 @@ from proxy.trimming.cost import (
     account_of,
     prices_of,
     reads_of,
+    worst_of,
 )
 from proxy.trimming.draft import Draft
-from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, PlanningContext, Prices, Step, Summary
+from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, Outlay, PlanningContext, Prices, Step, Summary
 from proxy.trimming.planner import due, is_cold
 from tests.trimming.notation import count, message
 
@@ -93,7 +94,7 @@ def reads(at: dict[int, int]) -> tuple[int, ...]:
 
 def told(found: Balance | Account) -> Any:
     """Return the numbers of a balance or an account, to compare: sums of tenths are not exact."""
-    return pytest.approx(astuple(found))
+    return pytest.approx(astuple(found) if isinstance(found, Balance) else (found.turns, found.untrimmed, found.saved))
 
 
 def test_a_move_rewrites_what_stands_after_its_first_change() -> None:
@@ -214,22 +215,51 @@ def test_with_steady_growth_that_is_the_cheapest_interval() -> None:
     assert [is_time(turns) for turns in (18, 19, 20, 21)] == [False, False, True, True]
 
 
+DEAR_WRITING = Outlay(untrimmed=10**6, saved=0.0)
+
+
 @pytest.mark.parametrize(
     ("account", "affordable"),
     [
-        (Account(turns=9, untrimmed=16_850, saved=0.0), False),
-        (Account(turns=9, untrimmed=16_860, saved=0.0), True),
-        (Account(turns=9, untrimmed=13_990, saved=100.0), False),
-        (Account(turns=9, untrimmed=14_010, saved=100.0), True),
-        (Account(turns=9, untrimmed=16_860, saved=-1.0), False),
-        (Account(turns=0, untrimmed=0.0, saved=590.0), True),
+        # A fiftieth of all,
+        (Account(turns=0, untrimmed=29_490, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=0, untrimmed=29_510, saved=0.0, worst=DEAR_WRITING), True),
+        (Account(turns=0, untrimmed=24_490, saved=100.0, worst=DEAR_WRITING), False),
+        (Account(turns=0, untrimmed=24_510, saved=100.0, worst=DEAR_WRITING), True),
+        (Account(turns=0, untrimmed=29_510, saved=-1.0, worst=DEAR_WRITING), False),
+        (Account(turns=0, untrimmed=0.0, saved=590.0, worst=DEAR_WRITING), True),
+        # or, of 590, what is gained in a tenth of the requests so far: each gains eight.
+        (Account(turns=500, untrimmed=9_490, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=500, untrimmed=9_510, saved=0.0, worst=DEAR_WRITING), True),
+        # A tenth of all is the most.
+        (Account(turns=9000, untrimmed=5_890, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=9000, untrimmed=5_910, saved=0.0, worst=DEAR_WRITING), True),
+        # At the worst prices it loses 620.
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_660, saved=0.0)), False),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_670, saved=0.0)), True),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=0.0, saved=620.0)), True),
+        # There each later request gains four: three of twenty requests count.
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_660, saved=0.0)), False),
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_670, saved=0.0)), True),
     ],
 )
-def test_what_moves_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:
+def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:
     given = costs(reads=(1000,) * 10, account=account)
-    assert given.affordable(590) is affordable
+    made = given.balance(draft({2: 20}))
+    assert (made.loss, made.gain) == pytest.approx((590, 8))
+    assert given.affordable(made) is affordable
     assert timely(given, draft({2: 20})) is affordable
-    assert given.affordable(0)
+    assert given.affordable(replace(made, loss=0.0))
+
+
+def test_the_worst_prices_are_those_at_which_trims_pay_least() -> None:
+    assert worst_of(PRICES) == replace(PRICES, read=0.05)
+    assert worst_of(FREE_WRITING) == replace(PRICES, read=0.05)
+    assert worst_of(replace(PRICES, read=0.01, write=2.0)) == replace(PRICES, read=0.01, write=2.0)
+    # Of what should be cached, a half was.
+    assert worst_of(replace(PRICES, read=0.55, served=0.5)).read == pytest.approx(0.525)
+    without = replace(PRICES, read=1.0, write=1.0)
+    assert worst_of(without) == without  # nothing is read from a cache
 
 
 def test_so_many_turns_are_expected_as_there_were() -> None:
@@ -301,9 +331,9 @@ def test_sizes_that_prices_speak_of_are_upstreams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.1), (0.5, 0.5, 0.55), (0.1, 0, 1), (1, 1, 1)]
+    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.3), (0.5, 0.5, 0.65), (0.1, 0, 1), (1, 1, 1)]
 )
-def test_cached_tokens_count_as_a_tenth_at_most_where_they_are_served(
+def test_cached_tokens_count_as_three_tenths_at_most_where_they_are_served(
     read: float, served: float, judged: float
 ) -> None:
     prices = replace(FREE_WRITING, read=read, served=served)
@@ -346,8 +376,8 @@ def cut_at(position: int, tokens: int, account: Account | None = None) -> Cut:
 def test_each_request_reads_what_the_one_before_sent() -> None:
     # 150 written; then 150 read and 110 written. The third request is the one that is judged.
     assert told(reckoned(talk(100, 10, 100, 10, 100))) == (2, 150 + 125, 0)
-    assert reckoned(talk(100)) == Account(turns=0, untrimmed=0, saved=0)
-    assert reckoned([]) == Account(turns=0, untrimmed=0, saved=0)
+    assert told(reckoned(talk(100))) == (0, 0, 0)
+    assert told(reckoned([])) == (0, 0, 0)
 
 
 def test_minimum_steps_and_the_price_of_writing_count_there_too() -> None:
@@ -370,7 +400,7 @@ CUT = cut_at(3, 200, Account(turns=5, untrimmed=1000.0, saved=40.0))
 
 def test_what_a_cut_says_is_gone_on_with() -> None:
     # The cut was moved by the request that the first reply after it answers: that one is in the account.
-    assert reckoned(talk(100, 10, 100, 10, 100), CUT) == CUT.account
+    assert told(reckoned(talk(100, 10, 100, 10, 100), CUT)) == (5, 1000, 40)
     # 260 read and 110 written, if nothing were trimmed. Of the 260, 60 are not sent.
     assert told(reckoned(LATER, CUT)) == (6, 1000 + 136, 40 + 6)
 
@@ -392,6 +422,21 @@ def test_without_an_account_it_begins_at_the_cut() -> None:
     assert reckoned(LATER, cut_at(2, 900)).saved == 0
 
 
+def test_an_account_is_kept_at_the_worst_prices_too() -> None:
+    # 1.25 * 150 written; then 150 read and 110 written.
+    worst = reckoned(talk(100, 10, 100, 10, 100)).worst
+    assert worst is not None
+    assert astuple(worst) == pytest.approx((1.25 * 150 + 0.05 * 150 + 1.25 * 110, 0))
+    # What was stored without it is gone on with as it is; of 260 that are read, 60 are not sent.
+    worst = reckoned(LATER, CUT).worst
+    assert worst is not None
+    assert astuple(worst) == pytest.approx((1000 + 0.05 * 260 + 1.25 * 110, 40 + 0.05 * 60))
+    known = cut_at(3, 200, Account(turns=5, untrimmed=1.0, saved=2.0, worst=Outlay(untrimmed=3.0, saved=4.0)))
+    worst = reckoned(LATER, known).worst
+    assert worst is not None
+    assert astuple(worst) == pytest.approx((3 + 0.05 * 260 + 1.25 * 110, 4 + 0.05 * 60))
+
+
 def test_what_precedes_the_cut_need_not_be_there() -> None:
     whole = talk(100, 10, 100, 10, 100)
     known = PlanningContext(count=count, fixed_tokens=50, prices=FREE_WRITING)
@@ -404,6 +449,9 @@ def test_the_request_of_a_move_is_counted_with_it() -> None:
     # Untrimmed it has 1500 tokens: 1300 read, 200 written. 450 fewer are read; the move itself costs 590.
     after = account_after(given, balance, 1500)
     assert told(after) == (5, 1000 + 130 + 250, 7 + 45 - 590)
+    # At the worst prices 1300 would be read and 200 written; with the move 250 are read and 720 written.
+    assert after.worst is not None
+    assert astuple(after.worst) == pytest.approx((1000 + 65 + 250, 7 + 65 + 250 - 12.5 - 900))
     cold = replace(given, warm=False)
     after = account_after(cold, cold.balance(draft({2: 20})), 1500)
     assert told(after) == (5, 1000 + 1875, 7 + 1.25 * 450 + 100)

@@ -27,7 +27,7 @@ from proxy.trimming.history import (
     trimmed_history,
 )
 from proxy.trimming.model import Change, Cut, Entry, Gap, Hidden, PlanningContext, Size, Summary
-from proxy.trimming.policy import Policy
+from proxy.trimming.policy import Pin, Policy
 from tests.trimming.notation import KNOWN, count, lines, log, message, messages
 from tests.trimming.notation import entries as entries_of
 
@@ -73,6 +73,23 @@ def test_the_calls_of_parallel_results_are_read_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ChatMessage, "answers_call", counted)
     assert len(arrive(entries, policy(), KNOWN).changes) == number
     assert looked <= number
+
+
+def test_a_pin_is_tried_once_at_each_of_parallel_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 300
+    calls = ", ".join(f"c{at} search" for at in range(number))
+    entries = log("user hi", f"assistant | {calls}", *(f"tool c{at} {LONG}" for at in range(number)))
+    tried = 0
+    fits = Pin.fits
+
+    def counted(self: Pin, message: Message) -> bool:
+        nonlocal tried
+        tried += 1
+        return fits(self, message)
+
+    monkeypatch.setattr(Pin, "fits", counted)
+    assert len(arrive(entries, policy(pin=[{"regex": "never"}]), KNOWN).changes) == number
+    assert tried <= number + 1
 
 
 @pytest.mark.parametrize("recorded", [(), (3,), (2, 3)])

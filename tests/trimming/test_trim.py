@@ -14,7 +14,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
-from proxy.trimming.history import TrimmedHistory, arrive, is_pinned, trimmed_history
+from proxy.trimming.history import ResultBlocks, TrimmedHistory, arrive, trimmed_history
 from proxy.trimming.model import Account, Change, Cut, Entry, Gap, Hidden, Prices, Summary
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
@@ -578,10 +578,13 @@ def test_without_a_question_the_last_span_stays_so_that_something_is_sent() -> N
 
 def test_what_comes_later_pins_nothing_on_arrival() -> None:
     policy = Policy.model_validate({"pin": [{"regex": "two"}]})
-    assert [is_pinned(LOG, position, policy) for position in (7, 8, 10)] == [False, True, False]
+    blocks = ResultBlocks(LOG, policy)
+    assert [blocks.is_pinned(position) for position in (7, 8, 10)] == [False, True, False]
     by_its_block = Policy.model_validate({"pin": [{"regex": "more", "roles": ["assistant"]}]})
-    assert is_pinned(LOG, 10, by_its_block)
-    assert not is_pinned(LOG, 8, Policy())
+    assert ResultBlocks(LOG, by_its_block).is_pinned(10)
+    assert not ResultBlocks(LOG, Policy()).is_pinned(8)
+    orphan = messages(["assistant two | a f", "tool a 1", "function f 2"])  # what answers no call of the block is alone
+    assert [ResultBlocks(orphan, policy).is_pinned(position) for position in (1, 2)] == [True, False]
 
 
 # ----------------------------------------------------------------------------------------- release

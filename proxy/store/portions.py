@@ -1,0 +1,182 @@
+"""Long requests, written in portions, so that others write between them.
+
+A text is named by its content, and a node by all that comes before it too: what is stored of a long request early says
+nothing yet. The exchange's row makes its texts count, and the head its nodes, in a last transaction. Whoever is killed
+before that leaves what the same request finds there when it is sent again, and what goes with the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import bindparam, select
+
+from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
+from proxy.store import tree
+from proxy.store.database import Database, GatheringConnection, StoreConnection
+from proxy.store.evidence import evidence_rows
+from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
+from proxy.store.packing import pack_text
+from proxy.store.records import Body, Opening, Settled, Settlement, session_key
+from proxy.store.schema import BODIES, EVIDENCE, NODES, PENDING, insert_new, matching
+
+_ROWS: Final = 250
+"""Messages of one transaction: they take some 10 ms."""
+_BYTES: Final = 250_000
+"""Of their texts: the transaction ends with the message that goes beyond."""
+
+
+def is_long(messages: Sequence[Body]) -> bool:
+    """Tell whether these messages are too many, or too large, for one transaction."""
+    return len(messages) > _ROWS or sum([len(body.message.raw) for body in messages]) > _BYTES
+
+
+# ------------------------------------------------------------------------------------------------------ begin
+
+
+async def begin_long(database: Database, opening: Opening) -> None:
+    """Store a request with its new messages; see `exchanges.begin`."""
+    key = session_key(opening.tenant, opening.session, opening.dialect)
+    bodies = await asyncio.to_thread(tree.named_bodies, opening.messages)
+    made_at: int | None = None
+    for names in _portions(bodies):
+        rows = await asyncio.to_thread(_packed_rows, key, {name: bodies[name] for name in names})
+        made_at = await database.write(partial(_keep_texts, opening=opening, rows=rows, made_at=made_at), durable=False)
+        if made_at is None:
+            break
+    await database.write(partial(_begin, opening=opening, made_at=made_at), durable=False)
+
+
+def _portions(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, body in bodies.items():
+        names.append(name)
+        size += len(body.message.raw)
+        if len(names) == _ROWS or size > _BYTES:
+            yield names
+            names, size = [], 0
+    if names:
+        yield names
+
+
+def _packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+    return [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
+
+
+def _keep_texts(
+    connection: StoreConnection, opening: Opening, rows: list[dict[str, Any]], made_at: int | None
+) -> int | None:
+    """Store some texts; return when the session was made. None: it is not the one that was made at `made_at`."""
+    key = rows[0]["session"]
+    if made_at is None:
+        tree.open_sessions(connection, [opening])
+    session = tree.locked_session(connection, key)
+    if session is None or made_at not in {None, session.created_at}:
+        return None
+    insert_new(connection, BODIES, rows)
+    return session.created_at
+
+
+def _begin(connection: StoreConnection, opening: Opening, made_at: int | None) -> None:
+    """Store the exchange itself, and its texts too, if the session has been deleted since `made_at`."""
+    session = tree.locked_session(connection, session_key(opening.tenant, opening.session, opening.dialect))
+    if session is None or session.created_at != made_at:
+        write_exchanges(connection, [opening])
+        return
+    gathered = GatheringConnection(connection)
+    newest = {session.key: session.instructions}
+    begin(gathered, [opening], newest, said=tree.said_before(gathered, [opening]), bodies=False)
+    gathered.flush()
+
+
+# ----------------------------------------------------------------------------------------------------- settle
+
+_IS_UNDER_WAY: Final = select(PENDING.c.id).where(*matching(PENDING), PENDING.c.id == bindparam("exchange"))
+
+
+class _Line(Struct, kw_only=True):
+    """The messages of a request as nodes in a row."""
+
+    new_nodes: list[tuple[str, str, tree.NewNode]]  # (parent, node, new_node)
+    contents: list[bytes]
+    places: dict[str, tree.NodePlace]  # where the base stands, and those nodes that are stored
+
+    @property
+    def names(self) -> list[str]:
+        return [name for _, name, _ in self.new_nodes]
+
+
+async def settle_long(database: Database, settlement: Settlement) -> Settled | None:
+    """Store how an exchange ended, as `exchanges.write_exchanges` does.
+
+    None: nothing says where its messages go, or the exchange is not under way. Then that has to do it.
+    """
+    # An append goes to where the session stands when it ends.
+    if not settlement.replies or settlement.carried or settlement.kind == "append":
+        return None
+    key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+    line = await asyncio.to_thread(_line_of, settlement)
+    names = line.names
+    stored = await database.read(partial(_look_up, key=key, settlement=settlement, line=line))
+    if stored is None:
+        return None
+    for start in range(stored, len(names), _ROWS):
+        nodes, evidence = await asyncio.to_thread(_node_rows, key, settlement, line, start)
+        unit = partial(_keep_nodes, key=key, exchange=settlement.exchange, nodes=nodes, evidence=evidence)
+        if not await database.write(unit, durable=False):
+            return None
+    places = [line.places[name] for name in names]
+    return await database.write(partial(settle_placed, settlement=settlement, line=places))
+
+
+def _line_of(settlement: Settlement) -> _Line:
+    contents = [content_hash(body.message) for body in settlement.messages]
+    names = names_under(settlement.base, contents)
+    parents = [settlement.base, *names]
+    return _Line(
+        new_nodes=list(zip(parents, names, asked_nodes(settlement), strict=False)), contents=contents, places={}
+    )
+
+
+def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line: _Line) -> int | None:
+    """Return how many of the nodes are stored; None where their base is not."""
+    names, base = line.names, settlement.base
+    stored = known_prefix(names, partial(tree.depths_of, connection, key))
+    last = names[stored - 1] if stored else base
+    found = {ROOT: tree.root_of(settlement.tenant)} | tree.places_of(connection, key, [last])
+    if last not in found:
+        return None
+    # Of those before the last one nothing but the names is used.
+    line.places = {name: replace(found[last], node=name) for name in names[:stored]} | {last: found[last]}
+    return stored
+
+
+def _node_rows(
+    key: str, settlement: Settlement, line: _Line, start: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of a portion of the nodes, and those of what vouched replies among them are known by."""
+    stop = start + _ROWS
+    new_nodes = line.new_nodes[start:stop]
+    nodes = tree.node_rows(key, new_nodes, line.places, line.contents[start:stop])
+    witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
+    vouched = [(name, new_node.body.message) for _, name, new_node in new_nodes if new_node.vouched]
+    evidence = evidence_rows(key, witness, vouched)
+    return nodes, evidence
+
+
+def _keep_nodes(
+    connection: StoreConnection, key: str, exchange: str, nodes: list[dict[str, Any]], evidence: list[dict[str, Any]]
+) -> bool:
+    """Store some nodes, if the exchange is still under way: it goes with its session."""
+    tree.locked_session(connection, key)
+    if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
+        return False
+    insert_new(connection, NODES, nodes)
+    insert_new(connection, EVIDENCE, evidence)
+    return True

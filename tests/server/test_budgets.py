@@ -1,0 +1,55 @@
+"""What tenants and keys may use, beside the end-to-end tests of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.config import Budget
+from proxy.errors import OverBudget, StoreUnavailable
+from proxy.pipeline import Background
+from proxy.server.authentication import Identity
+from proxy.server.budgets import Budgets
+
+pytestmark = pytest.mark.anyio
+
+
+class _Store:
+    """Keeps what was spent, while it is there."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.rows: list[tuple[str, str, float]] = []
+
+    async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:  # noqa: ARG002
+        if self.away:
+            raise StoreUnavailable("away")
+        self.rows.append((tenant, key, dollars))
+
+    async def spent_with(self, key: str, since: int) -> float:  # noqa: ARG002
+        return sum(dollars for _, name, dollars in self.rows if name == key)
+
+
+async def test_what_a_key_spent_while_the_store_was_away_is_stored_later() -> None:
+    store: Any = _Store()
+    background = Background()
+    budgets = Budgets(
+        [Budget(key="k", dollars_per_day=1.0), Budget(tenant="t", tokens_per_minute=9)], store, background=background
+    )
+    budgets.used("t", "k", 1, 0.25)
+    budgets.used("t", "other", 1, 7.0)  # nobody asks how much
+    await background.drain()
+    assert store.rows == [("t", "k", 0.25)]
+    store.away = True
+    budgets.used("t", "k", 1, 0.5)
+    await background.drain()
+    await budgets.admit(Identity(tenant="t", key="k"))
+    store.away = False
+    budgets.used("t", "k", 1, 0.25)
+    budgets.used("u", "k", 1, 0.125)
+    await background.drain()
+    assert store.rows[1:] == [("t", "k", 0.75), ("u", "k", 0.125)]
+    late = Budgets(budgets.rows, store)
+    with pytest.raises(OverBudget, match=r"Key 'k' has used 1.1250 of 1 dollars \(dollars_per_day\)"):
+        await late.admit(Identity(tenant="t", key="k"))

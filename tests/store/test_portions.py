@@ -1,0 +1,287 @@
+"""Long requests are written in portions, and come to what they would in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Executable, func, select
+
+from proxy.conversation import ROOT, names_under
+from proxy.conversation.ids import content_hash
+from proxy.errors import StoreUnavailable
+from proxy.store import portions
+from proxy.store.database import Parameters, Result, Rows, SqlDialect, StoreConnection, Unit
+from proxy.store.records import Body, Settled, Settlement, Status, session_key
+from proxy.store.schema import OF_A_SESSION
+from proxy.store.store import Store
+from proxy.trimming import Change
+from tests.store.test_batches import SESSIONS, rows_of
+from tests.support.talk import body, message, opening, settlement
+
+pytestmark = pytest.mark.anyio
+
+EXCHANGE = "exc_00000001"
+SESSION = SESSIONS[0]
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_ROWS", 4)
+
+
+def long_talk(count: int = 21) -> list[Body]:
+    """Return messages that begin with a user's and end with one; two say the same."""
+    roles = ("user", "assistant")
+    return [body(roles[number % 2], f"said {number % 20} and a good deal more") for number in range(count)]
+
+
+async def ask(store: Store, messages: list[Body], *, settle: bool = True, **changes: Any) -> Settled | None:
+    """Begin a long exchange, and settle it."""
+    named = {"session": SESSION, "kind": "foreign"} | changes
+    began = store.begin(opening(EXCHANGE, *messages, **named))
+    if not settle:
+        await began
+        return None
+    ended: dict[str, Any] = {"at_head": False, "replies": (body("assistant", "the answer"),)}
+    return await store.settle(settlement(EXCHANGE, *messages, **(ended | named)), began)
+
+
+class Counted:
+    """Notes how many rows each transaction writes, by table; may fail at one."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, fails_at: int | None = None) -> None:
+        self.portions: list[dict[str, int]] = []
+        self.between: Callable[[int], Any] | None = None
+        """Called before each, with its number."""
+        self._fails_at = fails_at
+        self._database = store._database
+        self._write = store._database.write
+        monkeypatch.setattr(store._database, "write", self.write)
+
+    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
+        number = len(self.portions)
+        counts: dict[str, int] = {}
+        self.portions.append(counts)
+        if number == self._fails_at:
+            raise StoreUnavailable("killed here")
+        if self.between is not None:
+            await self.between(number)
+
+        def counting(connection: StoreConnection) -> Result:
+            counts.clear()
+            return unit(Counting(connection, counts))
+
+        return await self._write(counting, durable=durable, again=again)
+
+
+class Counting:
+    """A connection that counts the rows that are inserted."""
+
+    def __init__(self, connection: StoreConnection, counts: dict[str, int]) -> None:
+        self._connection = connection
+        self._counts = counts
+
+    @property
+    def dialect(self) -> SqlDialect:
+        return self._connection.dialect
+
+    def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
+        table: Any = getattr(statement, "table", None)
+        if table is not None and parameters:
+            rows = 1 if isinstance(parameters, Mapping) else len(parameters)
+            self._counts[table.name] = self._counts.get(table.name, 0) + rows
+        return self._connection.execute(statement, parameters)
+
+
+async def rows_in(store: Store, tenant: str) -> dict[str, list[dict[str, Any]]]:
+    return await store._database.read(lambda connection: rows_of(connection, tenant))
+
+
+async def count_of(store: Store) -> int:
+    """Return how many rows a session has in all tables."""
+    key = session_key("tenant", SESSION)
+
+    def count(connection: StoreConnection) -> int:
+        counts = [
+            connection.execute(
+                select(func.count()).select_from(table).where(table.c.session == key)
+            ).scalar_one_or_none()
+            for table in OF_A_SESSION
+        ]
+        return sum(counts)
+
+    return await store._database.read(count)
+
+
+async def test_portions_come_to_what_one_transaction_does(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = long_talk()
+    told = Counted(store, monkeypatch)
+    many = await ask(store, messages, tenant="many")
+    assert await ask(store, messages, tenant="many") == many  # a second time changes nothing
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.store.is_long", lambda _: False)
+        one = await ask(store, messages, tenant="one")
+    assert one == many
+    assert await rows_in(store, "many") == await rows_in(store, "one")
+    assert max(max(each.values(), default=0) for each in told.portions) <= 4
+    assert len(told.portions) >= 10
+
+
+async def test_what_is_known_of_the_messages_is_stored_with_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = Change(position=3, edit="e", reason="r", message=message("tool", "x"), tokens_before=9, tokens_after=1)
+
+    def ended(tenant: str) -> Settlement:
+        return settlement(
+            EXCHANGE,
+            *long_talk(),
+            replies=(body("assistant", "the answer"),),
+            at_head=False,
+            tenant=tenant,
+            session=SESSION,
+            kind="foreign",
+            relayed=tuple([at for at, each in enumerate(long_talk()) if each.message.role == "assistant"]),
+            arrivals=((), (), (), (changed,)),
+        )
+
+    await ask(store, long_talk(), settle=False, tenant="many")
+    await store.settle(ended("many"))
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.store.is_long", lambda _: False)
+        await ask(store, long_talk(), settle=False, tenant="one")
+        await store.settle(ended("one"))
+    many, one = await rows_in(store, "many"), await rows_in(store, "one")
+    assert many == one
+    assert len(many["evidence"]) == len(one["evidence"]) > 9
+
+
+async def test_one_large_text_is_a_portion(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_BYTES", 100)
+    told = Counted(store, monkeypatch)
+    await ask(store, [body("user", "x" * 99), body("assistant", "y" * 99), body("user", "z")])
+    assert [each.get("bodies") for each in told.portions[:3]] == [1, 1, 1]
+
+
+async def test_others_write_in_between(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Counted(store, monkeypatch)
+    answered: list[int] = []
+
+    async def small(number: int) -> None:
+        exchange, asked = f"exc_1{number:07d}", body("user", f"small {number}")
+        named = {"session": f"small {number}"}
+        began = store.begin(opening(exchange, asked, **named))
+        await store.settle(settlement(exchange, asked, replies=(body("assistant", "yes"),), **named), began)
+        answered.append(number)
+
+    told.between = small
+    settled = await ask(store, long_talk())
+    assert settled is not None
+    assert answered == list(range(len(told.portions)))
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 4, 5, 6, 8, 11])
+async def test_what_was_cut_off_is_whole_when_it_is_asked_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    messages = long_talk()
+    with monkeypatch.context() as patch:
+        Counted(store, patch, fails_at)
+        with pytest.raises(StoreUnavailable):
+            await ask(store, messages)
+    store.circuit.down = None
+    session = await store.session("tenant", SESSION)
+    assert session is None or session.head == ROOT
+    settled = await ask(store, messages)
+    assert settled is not None
+    names = names_under(ROOT, [content_hash(each.message) for each in messages])
+    assert list(settled.nodes) == names
+    rows = await store.path(session_key("tenant", SESSION), settled.head)
+    assert [row.node for row in rows] == [*names, settled.head]
+    assert [row.message.raw for row in rows[:-1]] == [each.message.raw for each in messages]
+    assert [branch.head for branch in await store.branches(session_key("tenant", SESSION))] == [settled.head]
+    exchange = await store.exchange(EXCHANGE)
+    assert exchange is not None
+    assert exchange.status is Status.COMPLETE
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+async def test_a_session_that_is_deleted_in_between_stays_away_or_is_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    told = Counted(store, monkeypatch)
+    key = session_key("tenant", SESSION)
+
+    async def delete(at: int) -> None:
+        if at == number:
+            told.between = None
+            await store.delete(key)
+
+    told.between = delete
+    settled = await ask(store, long_talk())
+    assert settled is not None
+    if settled.head == ROOT:
+        assert await store.session("tenant", SESSION) is None
+        assert await count_of(store) == 0
+    else:  # it was deleted before the exchange itself was stored
+        rows = await store.path(key, settled.head)
+        assert [row.message.raw for row in rows[:-1]] == [each.message.raw for each in long_talk()]
+
+
+async def test_what_goes_on_from_a_stored_message_is_written_in_portions_too(store: Store) -> None:
+    first = await ask(store, long_talk())
+    assert first is not None
+    more = [body("user", f"more {number}") for number in range(9)]
+    named: dict[str, Any] = {"session": SESSION, "kind": "resend", "base": first.head}
+    began = store.begin(opening("exc_00000002", *more, **named))
+    replies = (body("assistant", "and again"),)
+    settled = await store.settle(settlement("exc_00000002", *more, replies=replies, at_head=False, **named), began)
+    rows = await store.path(session_key("tenant", SESSION), settled.head)
+    assert [row.depth for row in rows] == list(range(1, 33))
+    assert [row.node for row in rows[22:31]] == list(settled.nodes)
+
+
+async def test_a_long_append_goes_where_the_session_stands(store: Store) -> None:
+    asked = [body("user", f"one {number}") for number in range(9)]
+    began = store.begin(opening(EXCHANGE, *asked, session=SESSION, digest="long"))
+    await began
+    other = body("user", "meanwhile")
+    meanwhile = store.begin(opening("exc_00000002", other, session=SESSION))
+    reply = (body("assistant", "yes"),)
+    first = await store.settle(settlement("exc_00000002", other, replies=reply, session=SESSION), meanwhile)
+    settled = await store.settle(settlement(EXCHANGE, *asked, replies=reply, session=SESSION), began)
+    rows = await store.path(session_key("tenant", SESSION), settled.head)
+    assert rows[1].node == first.head
+    assert len(rows) == 12
+
+
+async def test_a_long_request_that_failed_leaves_its_texts(store: Store) -> None:
+    messages = long_talk()
+    await ask(store, messages, settle=False)
+    await store.settle(settlement(EXCHANGE, *messages, session=SESSION, kind="foreign", at_head=False))
+    exchange = await store.exchange(EXCHANGE)
+    assert exchange is not None
+    assert (exchange.status, len(exchange.messages), exchange.nodes) == (Status.FAILED, 21, ())
+
+
+async def test_a_caller_that_leaves_does_not_stop_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Counted(store, monkeypatch)
+    messages = long_talk()
+    await ask(store, messages, settle=False)
+    ended = settlement(
+        EXCHANGE, *messages, replies=(body("assistant", "yes"),), at_head=False, session=SESSION, kind="foreign"
+    )
+    at = len(told.portions)
+    settling = asyncio.get_running_loop().create_task(store.settle(ended))
+
+    async def leave(number: int) -> None:
+        if number == at + 1:
+            settling.cancel()
+
+    told.between = leave
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    again = await store.settle(ended)
+    assert again.head != ROOT
+    assert len(await store.branches(session_key("tenant", SESSION))) == 1
