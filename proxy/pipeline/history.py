@@ -320,7 +320,7 @@ class HistoryLoader:
         variants: tuple[tuple[str, Message], ...] = ()
         composed = arrival.kind is Kind.APPEND or arrival.expanded
         if composed and snapshot.rows:
-            require_content([row.message for row in (snapshot.rows[0], snapshot.rows[-1])])
+            require_content([row.message for row in snapshot.rows])
         key = session_key(context.tenant, session, context.dialect.name)
         if arrival.kind is not Kind.SIDE:
             with self._offering:
