@@ -33,6 +33,8 @@ FOREIGN = ("first", "foreign")
 SDKS: dict[str, tuple[str, str]] = {
     "agents-json": RESENDS,
     "agents-stream": RESENDS,
+    "ai_sdk-json": RESENDS,
+    "ai_sdk-stream": RESENDS,
     "agno-json": RESENDS,
     "agno-stream": RESENDS,
     "langchain-json": RESENDS,
@@ -55,8 +57,14 @@ SDKS: dict[str, tuple[str, str]] = {
 OTHER_APIS = (
     "agents-responses-json",
     "agents-responses-stream",
+    "agents_js-responses-json",
+    "agents_js-responses-stream",
+    "ai_sdk-responses-json",
+    "ai_sdk-responses-stream",
     "anthropic-json",
     "anthropic-stream",
+    "anthropic_node-json",
+    "anthropic_node-stream",
     "openai-responses-json",
     "openai-responses-stream",
     "pydantic_ai-responses-json",
@@ -239,9 +247,11 @@ def test_an_sdk_of_another_api_goes_on_at_every_turn(
     assert len(inferring.client.get(path, headers=mine).json()["branches"]) == 1
     stored = inferring.client.get(f"{path}/messages", headers=mine).json()["data"]
     last, tongue = recorded.exchanges[-1], recorded.exchanges[0].tongue
-    reply = tongue.reply(last.response, stream=last.streams)
-    said = tongue.told([*last.body[tongue.listed], *reply])
-    said = [message for message in said if message["role"] != "system"]
+    replies = [tongue.reply(each.response, stream=each.streams) for each in recorded.exchanges]
+    named = {item["id"]: item for reply in replies for item in reply if "id" in item}
+    sent = [named[item["id"]] if item.get("type") == "item_reference" else item for item in last.body[tongue.listed]]
+    said = tongue.told([*sent, *replies[-1]])
+    said = [message for message in said if message["role"] not in {"system", "developer"}]
     assert [told(message) for message in tongue.told(stored)] == [told(message) for message in said]
     roles = [message["role"] for message in said]
     assert roles.count("user") == len(conversation.QUESTIONS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,9 @@ class Sdk:
     packages: tuple[str, ...]
     """What is installed, the SDK itself first, as `name==version`."""
     modes: tuple[str, ...] = ("json", "stream")
+    rounds: bool = False
+    """Whether it sends arguments back as JavaScript has parsed them: integers above 2^53 are others then. Each such
+    turn would be a branch, so the model says none."""
 
     @property
     def node(self) -> bool:
@@ -99,6 +103,20 @@ SDKS = (
         packages=("llama-index-llms-openai==0.8.3", "llama-index-core==0.14.25", "openai==2.54.0"),
     ),
     Sdk(name="litellm", script="talk_litellm.py", packages=("litellm==1.106.2", "mcp==2.3.0", "openai==2.54.0")),
+    Sdk(name="anthropic_node", script="talk_anthropic_node.mjs", packages=("@anthropic-ai/sdk@1.12.0",), rounds=True),
+    Sdk(
+        name="agents_js",
+        script="talk_agents_js.mjs",
+        packages=("@openai/agents@0.20.0", "openai@7.57.0", "zod@4.6.7"),
+        modes=RESPONSES_MODES,
+    ),
+    Sdk(
+        name="ai_sdk",
+        script="talk_ai_sdk.mjs",
+        packages=("ai@6.0.326", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
+        modes=("json", "stream", *RESPONSES_MODES),
+        rounds=True,
+    ),
 )
 
 
@@ -109,8 +127,9 @@ class Provider:
     lets them take turns, which LlamaIndex takes for ever more calls.
     """
 
-    def __init__(self, mode: str) -> None:
-        self.replies = deque(_with_other_ids(REPLIES) if mode == OTHER_IDS else REPLIES)
+    def __init__(self, mode: str, *, rounds: bool = False) -> None:
+        replies = _with_other_ids(REPLIES) if mode == OTHER_IDS else REPLIES
+        self.replies = deque(_with_short_integers(replies) if rounds else replies)
         """What is still to be said."""
         self.exchanges: list[Exchange] = []
         self.refused: list[str] = []
@@ -157,6 +176,12 @@ def _in(tongue: Tongue, body: dict[str, Any], number: int, reply: dict[str, Any]
 def _with_other_ids(replies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the replies with ids of calls as vLLM makes them."""
     changed: list[dict[str, Any]] = json.loads(json.dumps(replies).replace('"call_', '"chatcmpl-tool-'))
+    return changed
+
+
+def _with_short_integers(replies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replies without integers that JavaScript rounds."""
+    changed: list[dict[str, Any]] = json.loads(re.sub(r"\d{16,}", "9007199254740991", json.dumps(replies)))
     return changed
 
 
@@ -235,7 +260,8 @@ def installed(sdk: Sdk, folder: Path) -> list[str]:
             (folder / "package.json").write_text('{"private": true, "type": "module"}')
             quiet = ("--silent", "--no-audit", "--no-fund", "--no-package-lock")
             subprocess.run(["npm", "install", *quiet, *sdk.packages], cwd=folder, check=True)  # noqa: S603, S607 - fixed words, npm of the path
-        shutil.copy(HERE / sdk.script, program)  # Node looks for packages beside the script
+        for script in (sdk.script, "tools.mjs"):
+            shutil.copy(HERE / script, folder / script)  # Node looks for packages beside the script
         command = [shutil.which("node") or "node", str(program)]
     else:
         python = folder / "bin" / "python"
@@ -257,7 +283,7 @@ def record(sdk: Sdk, mode: str, program: list[str]) -> Recorded:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     story = json.dumps({"system": SYSTEM, "questions": QUESTIONS, "schemas": SCHEMAS})
-    provider = Provider(mode)
+    provider = Provider(mode, rounds=sdk.rounds)
     config = uvicorn.Config(provider, ws="none", lifespan="off", log_config=None, access_log=False)
     with Listening(config) as listening:
         subprocess.run(  # noqa: S603 - the command is made above

@@ -149,7 +149,7 @@ async def test_what_is_known_of_the_messages_is_stored_with_them(store: Store, m
             tenant=tenant,
             session=SESSION,
             kind="foreign",
-            vouched=9,
+            relayed=tuple([at for at, each in enumerate(long_talk()) if each.message.role == "assistant"]),
             arrivals=((), (), (), (changed,)),
         )
 
