@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
@@ -33,6 +33,11 @@ def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 def is_array(value: Any) -> TypeGuard[list[Any]]:
     """Tell whether a parsed JSON value is an array."""
     return isinstance(value, list)
+
+
+def is_one_of(value: Any, names: Collection[str]) -> bool:
+    """Tell whether a parsed JSON value is one of these texts; not every value can be looked up in a set."""
+    return isinstance(value, str) and value in names
 
 
 def read(text: bytes) -> Any:

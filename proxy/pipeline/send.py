@@ -34,8 +34,8 @@ HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end 
 """The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
-_NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 429})
-"""Refusals that another body would get too: of credentials, and of too many requests."""
+_NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 413, 429})
+"""Refusals that the original would get too: of credentials, of too many bytes, and of too many requests."""
 _REORDERED: Final[Mapping[RoleOrder, str]] = {
     "alternate": "upstream wants the roles to alternate: neighbouring user messages were put together",
     "one_system": "upstream wants one system message: later ones were put at its end",
@@ -122,7 +122,8 @@ class UpstreamSender:
         answer = await self._ask(attempt)
         if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
             answer = await self._past_opening(attempt, policy, answer, replanned)
-        if answer.status >= 400 and policy is not None:
+        rescued = attempt.report is not prepared.report  # a second refusal is the client's
+        if answer.status >= 400 and policy is not None and not rescued:
             answer = await self._reordered(attempt, answer)
             first, refusal = attempt.report, answer
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
