@@ -56,8 +56,8 @@ def report(outcome: DemoOutcome) -> Iterator[str]:
         "",
         "Tokens are counted by the practice upstream. Its prompt cache is a simulation:",
         "common beginnings from 1,024 tokens on, in blocks of 128, never forgotten. A move",
-        "of the cut costs what was cached behind the first message that it changes. Caches of",
-        "whole requests (gpt-5.6) lose more: there the built-in policy leaves it untrimmed.",
+        "of the cut costs what was cached behind the first message that it changes. Caches",
+        "of whole requests (gpt-5.6) lose more: there the built-in policy trims nothing.",
         "",
     )
     for claim, holds in outcome.checks.items():
