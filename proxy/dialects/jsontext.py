@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
@@ -33,6 +33,11 @@ def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 def is_array(value: Any) -> TypeGuard[list[Any]]:
     """Tell whether a parsed JSON value is an array."""
     return isinstance(value, list)
+
+
+def is_one_of(value: Any, names: Collection[str]) -> bool:
+    """Tell whether a parsed JSON value is one of these texts; not every value can be looked up in a set."""
+    return isinstance(value, str) and value in names
 
 
 def read(text: bytes) -> Any:
@@ -227,6 +232,33 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
         at = end
     # A field stands there twice: the places of the others cannot be told from their lengths.
     return emitted(wanted)
+
+
+def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
+    """Return a content with a cache mark after so many characters of its text; None where none can stand there.
+
+    The text part is split there, and its own mark goes to the first half: texts say the same, one after the other.
+    """
+    is_list = content.lstrip().startswith(b"[")
+    raws = list(map(bytes, ITEMS.decode(content))) if is_list else [b'{"type":"text","text":%b}' % content]
+    made: list[bytes] = []
+    for place, raw in enumerate(raws):
+        part = read(raw)
+        text = part.get("text") if is_object(part) else None
+        if not isinstance(text, str) or at > len(text):
+            at -= len(text) if isinstance(text, str) else 0
+            made.append(raw)
+            continue
+        fields = RawFields(raw)
+        if not text[:at].strip():
+            return None
+        head = with_field(raw, fields, "text", write(text[:at]))
+        made.append(with_field(head, RawFields(head), name, mark))
+        if text[at:]:
+            rest = with_field(raw, fields, "text", write(text[at:]))
+            made.append(with_field(rest, RawFields(rest), name, None) if name in fields else rest)
+        return b"[%b]" % b",".join([*made, *raws[place + 1 :]])
+    return None
 
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ LOST: Final = "neither the store nor the spool can be used: the exchange is not 
 """The warning of an answer that could not be stored anywhere."""
 _REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
 _APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
+_DIRECT_SECONDS: Final = 2.0  # how long it may take to store one exchange that the store was away for
 _STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
 
 
@@ -150,7 +152,8 @@ class Outage:
                 raise
             return kept[place * size : (place + 1) * size]
         try:
-            await asyncio.to_thread(self._spool.keep_secrets, kept[: place * size].ljust(place * size, b"\0") + found)
+            before, after = kept[: place * size].ljust(place * size, b"\0"), kept[(place + 1) * size :]
+            await asyncio.to_thread(self._spool.keep_secrets, before + found + after)
         except OSError as why:
             _LOG.warning("the store's secrets could not be kept beside it: %s", why)
         return found
@@ -174,11 +177,23 @@ class Outage:
         room = await self._spool.reserve(2 * size + _REPLY_BYTES)
         return await self._loader.unplaced(request, context, room)
 
-    async def keep(self, spooled: SpooledExchange) -> None:
-        """Put an exchange into the spool; it is durable when this returns. Raises `StoreUnavailable`."""
+    async def keep(self, spooled: SpooledExchange, *, failed: bool) -> bool:
+        """Put an exchange into the spool, unless the store is back; it is durable when this returns.
+
+        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where it is
+        kept nowhere.
+        """
         opening = spooled.opening
-        self._store.circuit.open(StoreUnavailable(WAITS))
+        circuit = self._store.circuit
+        if not failed and (circuit.down is None or circuit.returns) and not self._spool.flag[0]:
+            # Requests that came while others were stored would open the circuit again, and so would those after them.
+            with suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(_DIRECT_SECONDS):
+                    await _store_spooled(self._store.direct(), spooled)
+                return False
+        circuit.open(StoreUnavailable(WAITS))
         await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+        return True
 
     # ------------------------------------------------------------------------------ afterwards
 
@@ -232,11 +247,7 @@ class Outage:
     async def _store_session(self, store: Store, some: Sequence[tuple[SpooledRecord, SpooledExchange]]) -> None:
         for record, spooled in some:
             try:
-                if spooled.incoming is not None:
-                    spooled = await placed(spooled, spooled.incoming, store)  # noqa: PLW2901
-                settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
-                if spooled.ids:
-                    await keep_ids(store, spooled.settlement, settled, spooled.ids)
+                await _store_spooled(store, spooled)
             except StoreUnavailable:
                 raise
             except Exception as why:  # noqa: BLE001 - it would keep all others from being stored
@@ -245,6 +256,14 @@ class Outage:
     def _set_aside(self, record: SpooledRecord, why: Exception) -> None:
         path = self._spool.set_aside(record)
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
+
+
+async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
+    if spooled.incoming is not None:
+        spooled = await placed(spooled, spooled.incoming, store)
+    settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
+    if spooled.ids:
+        await keep_ids(store, spooled.settlement, settled, spooled.ids)
 
 
 async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
@@ -256,7 +275,7 @@ async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: 
 async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:
     """Give an exchange its place in the history, as the request would have got it."""
     opening, settlement = spooled.opening, spooled.settlement
-    session, vouched, messages = opening.session, 0, opening.messages
+    session, relayed, messages = opening.session, tuple[int, ...](), opening.messages
     if spooled.infers:
         found = await store.infer(
             UnnamedRequest(
@@ -268,7 +287,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
                 instructions=version_of(opening.instructions) if opening.instructions else None,
             )
         )
-        session, vouched = found.session or session, found.vouched
+        session, relayed = found.session or session, found.relayed
     snapshot = await store.recall(
         HistoryQuery(
             dialect=opening.dialect,
@@ -305,7 +324,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             moves_head=arrival.moves_head,
             messages=fresh,
             arrivals=arrivals,
-            vouched=vouched,
+            relayed=relayed,
             carried=snapshot.carried,
         ),
         incoming=None,

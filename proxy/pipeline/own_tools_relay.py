@@ -9,6 +9,7 @@ calls alone; those of the proxy are answered before it is stored.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from proxy.pipeline.own_tools import Rounds
 from proxy.pipeline.relay import Answered, HeadersOf, Settle, StreamRelay, read_answer, send_whole
 from proxy.store import Status
 from proxy.upstream import Answer, too_large
+
+_LOG: Final = logging.getLogger("palimpsest.relay")
 
 INTERVAL: Final = 3.0
 """Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
@@ -76,6 +79,10 @@ class WholeRelay:
             status = self._answer.status
             await settle(self._with_rounds(Answered(status=Status.FAILED, error=why.message, upstream_status=status)))
             raise
+        except Exception as why:  # noqa: BLE001 - whatever it is, the client gets what upstream answered last
+            _LOG.error("an answer with calls could not be read (%s: %s)", type(why).__name__, why)
+            body = await self._answer.read()
+            answered = read_answer(self._rounds.dialect, body, self._answer.status)
         finally:
             if self._answer is not self._first:
                 await self._answer.aclose()
@@ -109,8 +116,7 @@ class WholeRelay:
                 return self._read(shown), shown
             found.next(may_ask=rounds.may_ask)
             before, self._answer = self._answer, answer
-            if before is not self._first:
-                await before.aclose()
+            await before.discard()
 
     def _read(self, body: bytes) -> Answered:
         """Return what the client is shown, and what belongs to it and is not shown."""
@@ -207,26 +213,25 @@ class VirtualStream(StreamRelay):
         await self._close(last)
         return False
 
-    def _read(self, event: Event) -> bytes:
+    def _take(self, event: Event) -> bytes:
         return self._filter.take(event)
 
     def _read_last(self, event: Event) -> bytes:
         if event.is_done:
             return b"" if self._filter.again else event.raw
-        shown = self._filter.take(event)
+        shown = self._read(event)
         if not self._filter.again or event.complete:
             return shown
         return shown + b"\n\n" if shown and event.data is not None else b""  # other events follow it
 
     def _read_end(self, event: Event) -> bytes:
-        return self._filter.end(event)
+        return self._tried(self._filter.end, event, b"")
 
     async def _go_on(self, settle: Settle) -> bool:
         """Answer what the round called, and ask again; tell whether there is an answer to be relayed."""
         if self._done:
             await self._rest()
-        if self._answer is not self._first:
-            await self._answer.aclose()
+        await self._answer.discard()
         if self._first_usage is None and not len(self._rounds):
             self._first_usage = self._filter.usage
         await self._rounds.answer(self._filter.calls)

@@ -207,12 +207,20 @@ class StreamRelay:
         """Read an event; return what the client is shown of it."""
         if self._unread:
             return event.raw
+        return self._tried(self._take, event, event.raw)
+
+    @staticmethod
+    def _tried(take: Callable[[Event], bytes], event: Event, otherwise: bytes) -> bytes:
+        """Return what `take` returns of an event; `otherwise` where it fails: the client gets it all the same."""
         try:
-            is_usage = self._reply.take(event)
+            return take(event)
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the event
             _LOG.error("an event of the upstream could not be read (%s: %s)", type(why).__name__, why)
-            return event.raw
-        return b"" if is_usage and self._hides_usage else event.raw
+            return otherwise
+
+    def _take(self, event: Event) -> bytes:
+        """Read an event that is to be read; return what the client is shown of it."""
+        return b"" if self._reply.take(event) and self._hides_usage else event.raw
 
     def _read_last(self, event: Event) -> bytes:
         """Read an event that the stream ended in; return what the client is shown of it."""
@@ -220,7 +228,7 @@ class StreamRelay:
 
     def _read_end(self, event: Event) -> bytes:
         """Take the last event for the end of the reply; return what is shown before it."""
-        StreamRelay._read(self, event)
+        self._read(event)
         return b""
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:  # noqa: ARG002 - nothing waits here

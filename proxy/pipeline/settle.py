@@ -210,12 +210,13 @@ class Exchange:
             ids=tuple(ids),
         )
         try:
-            await self._services.outage.keep(spooled)
+            waits = await self._services.outage.keep(spooled, failed=not self._waits)
         except StoreUnavailable as why:
             _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
             self._warn(LOST)
         else:
-            self._services.counts.add("palimpsest_spooled")
+            if waits:
+                self._services.counts.add("palimpsest_spooled")
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""
@@ -368,6 +369,7 @@ def settlement_of(
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,
+        "cost_missed": figures.cost_missed if figures.miss and figures.priced else None,
         "finished": finished,
         "summarizer": summary_request_of(made.summary_request, history.attempt, prepared.no_summary),
         "own_calls": [asdict(call) for call in answered.own_calls],
@@ -401,7 +403,7 @@ def settlement_of(
         kept=_kept(history, new_cut) if new_cut is not None else None,
         follows=None if history.standing is None or history.borrowed else history.standing.node,
         heard=history.heard if prepared.context.policy is not None else None,
-        vouched=history.vouched,
+        relayed=history.relayed,
         scale=scale,
         finished=finished,
         cost=cost,

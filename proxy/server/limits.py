@@ -46,7 +46,8 @@ OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
 _LARGE: Final = 33_554_432
 """Memory that is given back to the system once it is free. Less may stay with the allocator."""
-_GIVE_BACK_SECONDS: Final = 0.5
+_GIVE_BACK_SECONDS: Final = 0.5  # how soon
+_GIVE_BACK_PAUSE: Final = 5.0  # seconds between two times: each one looks through all of the heap
 _UNKNOWN_MEMORY: Final = 4 << 30
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
 
@@ -247,17 +248,20 @@ class MemoryBudget:
         self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
         self.used = 0
         self._gives_back = False
+        self._gave_back = 0.0
 
     def give_back(self) -> None:
         """Return to the system soon what the allocator keeps of memory that is free again."""
         if not self._gives_back:
             self._gives_back = True
-            asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, self._trim)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time() + _GIVE_BACK_SECONDS, self._gave_back + _GIVE_BACK_PAUSE), self._trim)
 
     def _trim(self) -> None:
-        self._gives_back = False
+        loop = asyncio.get_running_loop()
+        self._gives_back, self._gave_back = False, loop.time()
         if _malloc_trim is not None:
-            asyncio.get_running_loop().run_in_executor(None, _malloc_trim, 0)
+            loop.run_in_executor(None, _malloc_trim, 0)
 
     def reserve(self) -> Reservation:
         """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""

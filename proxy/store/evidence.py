@@ -92,8 +92,8 @@ class Inferred(Struct, frozen=True, kw_only=True):
     """What evidence says of a request."""
 
     session: str | None = None  # the id of the session that it belongs to
-    vouched: int = 0
-    """How many of its messages, from the first on, stand in a session of the tenant just so; where `session` is None"""
+    relayed: tuple[int, ...] = ()
+    """Positions of its replies that stand in a session of the tenant just so; where `session` is None"""
     doubt: Doubt | None = None
 
 
@@ -170,7 +170,7 @@ class _Inference:
                     break
             if holders and places is near:
                 break
-        return Inferred(vouched=self._vouched(holders), doubt=self._doubt(holders))
+        return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
 
     # --------------------------------------------------------------------------------- what is held by whom
 
@@ -178,7 +178,9 @@ class _Inference:
         found = self._pieces.get(place)
         if found is None:
             message, node = self._request.messages[place], self._request.names[place]
-            found = self._pieces[place] = list(self._witness.of(message, node))
+            # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
+            of = self._witness.of(message, node) if place else self._witness.marks(message)
+            found = self._pieces[place] = list(of)
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -260,7 +262,7 @@ class _Inference:
         there = tree.contents_there(self._connection, key, contents)
         for place in replies:
             evidence = self._evidence(place)
-            says_nothing = len(evidence) == 1  # it has its place alone: its calls were left out
+            says_nothing = all(each.kind == "place" for each in evidence)  # its calls were left out
             if says_nothing or content_key(request.contents[place]) in there:
                 continue
             if not any(each.piece in known for each in evidence):
@@ -279,13 +281,15 @@ class _Inference:
 
     # ------------------------------------------------------------------------------------ where there is none
 
-    def _vouched(self, holders: Mapping[int, set[str]]) -> int:
-        places = [
-            place
-            for place in self._spoken
-            if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
-        ]
-        return places[-1] + 1 if places else 0
+    def _relayed(self, holders: Mapping[int, set[str]]) -> tuple[int, ...]:
+        """Return where replies stand that are known just so. What was made up before them is none of these."""
+        return tuple(
+            [
+                place
+                for place in self._spoken
+                if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
+            ]
+        )
 
     def _doubt(self, holders: Mapping[int, set[str]]) -> Doubt | None:
         """Return what the request resembles."""

@@ -338,7 +338,9 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
         )
     found = dict.fromkeys(settlements, SettleSnapshot())
     for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
-        session, state = tree.session_in(row), row[_STATE_FROM:_BASE_FROM]
+        session, state = tree.there(tree.session_in(row)), row[_STATE_FROM:_BASE_FROM]
+        if session is None:
+            continue
         depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
         settlement, under = settlements[session.key], None
         if settlement.messages and first is None:
@@ -719,9 +721,9 @@ class ExchangeEnd:
     def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
-        vouched = zip(line[: settlement.vouched], settlement.messages, strict=False)
+        brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
         said = [
-            *(() if self._line else ((place.node, body.message) for place, body in vouched)),
+            *(() if self._line else brought),
             *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
@@ -770,6 +772,7 @@ class ExchangeEnd:
 def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
     """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
+    relayed = frozenset(settlement.relayed)
     return [
         tree.NewNode(
             body=body,
@@ -777,7 +780,7 @@ def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
             created_at=settlement.settled_at,
             exchange=settlement.exchange,
             agent=settlement.agent,
-            vouched=number < settlement.vouched,
+            vouched=number in relayed,
             policy=settlement.policy_version or None,
             arrival=arrival,
         )

@@ -283,7 +283,7 @@ class HistoryReader:
         made_at, known = self._branches.beginning(self._key, names)
         count = len(known)
         if not count:
-            return tree.session_of(self._connection, self._key), None, True
+            return tree.standing_session(self._connection, self._key), None, True
         asked = {
             "key": self._key,
             "last": names[count - 1],
@@ -295,6 +295,8 @@ class HistoryReader:
         if row is None:
             return None, None, True
         session, (last, following, cut) = tree.session_in(row), row[-3:]
+        if tree.there(session) is None:
+            raise tree.BeingRemoved
         if last is None or following is not None or session.created_at != made_at:
             return session, None, True
         return session, count, cut is not None

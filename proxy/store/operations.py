@@ -15,9 +15,9 @@ from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
-from proxy.store.rollups import HOUR
+from proxy.store.rollups import HOUR, hold_sums
 from proxy.store.schema import FORMS, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
-from proxy.store.tree import form_text, session_in
+from proxy.store.tree import IS_THERE, REMOVED, form_text, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
@@ -79,7 +79,7 @@ def _ordered(query: SessionListQuery) -> Any:
     order = [place] if place is not SESSIONS.c.updated_at else [SESSIONS.c.period, place]
     found = found.order_by(*(column.desc() for column in (*order, SESSIONS.c.session)))
     found = found.where(SESSIONS.c.tokens >= query.min_tokens)
-    found = found.where(*_like(query))
+    found = found.where(IS_THERE, *_like(query))
     exact = ((SESSIONS.c.tenant, query.tenant), (SESSIONS.c.model, query.model), (SESSIONS.c.session, query.key))
     for column, value in exact:
         if value is not None:
@@ -148,15 +148,27 @@ def sessions_to_delete(
     return keys
 
 
-def sessions_of(connection: StoreConnection, tenant: str, limit: int = 100) -> Sequence[str]:
-    """Return the internal names of some sessions of a tenant."""
-    return list(
-        connection.execute(select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant).limit(limit)).scalars()
-    )
+def sessions_of(connection: StoreConnection, tenant: str, after: str | None, limit: int = 100) -> Sequence[str]:
+    """Return the internal names of some sessions of a tenant, in order: those after `after`."""
+    found = select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant)
+    if after is not None:
+        found = found.where(SESSIONS.c.session > after)
+    return list(connection.execute(found.order_by(SESSIONS.c.session).limit(limit)).scalars())
+
+
+_MAKING_MS: Final = 600_000  # an import that has not gone on for so long was cut off
+
+
+def removed_sessions(connection: StoreConnection, at: int) -> Sequence[str]:
+    """Return the internal names of sessions that are removed in part, those excepted that are being made."""
+    columns = (SESSIONS.c.session, SESSIONS.c.model, SESSIONS.c.updated_at)
+    rows = connection.execute(select(*columns).where(SESSIONS.c.arrival == REMOVED)).all()
+    return [row.session for row in rows if row.model is None or row.updated_at < at - _MAKING_MS]
 
 
 def forget_tenant(connection: StoreConnection, tenant: str) -> None:
     """Delete the sums of a tenant."""
+    hold_sums(connection)
     for table in (ROLLUPS, KEY_COSTS):
         connection.execute(delete(table).where(table.c.tenant == tenant))
 

@@ -20,10 +20,13 @@ from msgspec.structs import replace
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
+    Executable,
     FromClause,
+    Integer,
     LargeBinary,
     ScalarSelect,
     Select,
+    Table,
     and_,
     bindparam,
     delete,
@@ -32,6 +35,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    update,
 )
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
@@ -74,12 +78,18 @@ from proxy.trimming import Change, Hidden
 # --------------------------------------------------------------------------------------------------- sessions
 
 _SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
-_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions).where(
+_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions, SESSIONS.c.arrival).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True))
 )
 # SQLite leaves the locks out: its one writer holds all.
 _LOCKED: Final = _SESSION.with_for_update(key_share=True)
 _LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
+_SEVERAL_TO_DELETE: Final = (
+    select(SESSIONS.c.session)
+    .where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)))
+    .order_by(SESSIONS.c.session)  # all lock in one order
+    .with_for_update()
+)
 _KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
 """Locks a session against being deleted; who settles in it goes on."""
 
@@ -89,10 +99,36 @@ _EMPTY: Final[dict[str, Any]] = {
 """What a session that holds nothing has in its columns."""
 
 
+REMOVED: Final = "removed"
+"""The `arrival` of a session that is not there any more, or not yet: a part of its rows is. Whoever makes it anew
+deletes those first. Only on SQLite sessions are deleted, and imported, in portions."""
+IS_THERE: Final = SESSIONS.c.arrival.is_distinct_from(REMOVED)
+
+
+class BeingRemoved(LookupError):
+    """What is left of the session is to be deleted first."""
+
+
 def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
     """Return the session with this internal name."""
     row = connection.execute(_SESSION, {"key": key}).one_or_none()
-    return None if row is None else session_in(row)
+    return None if row is None else there(session_in(row))
+
+
+def standing_session(connection: StoreConnection, key: str) -> SessionRow | None:
+    """Return the session with this internal name; raises `BeingRemoved`."""
+    row = connection.execute(_SESSION, {"key": key}).one_or_none()
+    if row is None:
+        return None
+    session = session_in(row)
+    if there(session) is None:
+        raise BeingRemoved
+    return session
+
+
+def there(session: SessionRow) -> SessionRow | None:
+    """Return a session, None where it is removed."""
+    return None if session.arrival == REMOVED else session
 
 
 def session_in(row: Row) -> SessionRow:
@@ -105,12 +141,12 @@ def session_in(row: Row) -> SessionRow:
 def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
     """Return the session as it is now, and keep who settles and who deletes from it until the transaction ends."""
     row = connection.execute(_LOCKED, {"key": key}).one_or_none()
-    return None if row is None else session_in(row)
+    return None if row is None else there(session_in(row))
 
 
 def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
     """Return the sessions with this id, whoever owns them, by owner."""
-    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
+    found = select(SESSIONS).where(SESSIONS.c.id == session, IS_THERE).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
     return [session_in(row) for row in connection.execute(found)]
 
 
@@ -119,7 +155,7 @@ def sessions_page(
 ) -> tuple[list[SessionRow], str | None]:
     """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
     newest = [column.desc() for column in (SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)]
-    found = select(SESSIONS).order_by(*newest).limit(limit + 1)
+    found = select(SESSIONS).where(IS_THERE).order_by(*newest).limit(limit + 1)
     if tenant is not None:
         found = found.where(SESSIONS.c.tenant == tenant)
     if after is not None:
@@ -147,8 +183,11 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
                 insert_new(connection, SESSIONS, [new[key]])
             newest[key] = row.instructions
     elif new:  # the one writer holds all, and nearly always they are there
-        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}):
-            newest[row.session] = row.instructions
+        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}).all():
+            if row.arrival == REMOVED:
+                delete_session(connection, row.session)
+            else:
+                newest[row.session] = row.instructions
         insert_new(connection, SESSIONS, [row for key, row in new.items() if key not in newest])
     return newest
 
@@ -165,6 +204,10 @@ def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
 
 def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
     """Make a session that holds nothing yet; return whether there was none."""
+    try:
+        standing_session(connection, key)
+    except BeingRemoved:
+        delete_session(connection, key)
     made = insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
     return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
 
@@ -176,6 +219,56 @@ def delete_session(connection: StoreConnection, key: str) -> bool:
     for table in OF_A_SESSION:
         connection.execute(delete(table).where(table.c.session == key))
     return True
+
+
+def remove_some(connection: StoreConnection, key: str, most: int, *, begins: bool) -> bool | None:
+    """Delete up to `most` rows of a session, which is not there any more from the first on.
+
+    Returns whether that was all; None where there is none. Unless it `begins`, one that was made anew stays.
+    """
+    row = connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none()
+    if row is None:
+        return None if begins else True
+    if not begins and there(session_in(row)) is not None:
+        return True
+    for table in OF_A_SESSION:
+        gone = connection.execute(_deleting(table), {"key": key, "most": most}).all()
+        most -= len(gone)
+        if most <= 0:
+            connection.execute(_REMOVE, {"the_session": key})
+            return False
+    return True
+
+
+def remove_several(connection: StoreConnection, keys: Sequence[str], most: int) -> list[bool | None]:
+    """Delete sessions as `remove_some` begins to, the first that has more than `most` rows last."""
+    done: list[bool | None] = []
+    for key in keys:
+        done.append(remove_some(connection, key, most, begins=True))
+        if done[-1] is False:
+            break
+    return done
+
+
+def delete_several(connection: StoreConnection, keys: Sequence[str]) -> int:
+    """Delete sessions with everything they have; return how many there were."""
+    found = list(connection.execute(_SEVERAL_TO_DELETE, {"keys": keys}).scalars())
+    if found:
+        for table in OF_A_SESSION:
+            connection.execute(delete(table).where(table.c.session.in_(found)))
+    return len(found)
+
+
+_REMOVE: Final = (
+    update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session")).values(arrival=REMOVED, model=None)
+)
+
+
+@cache
+def _deleting(table: Table) -> Executable:
+    name = list(table.primary_key.columns)
+    some = select(*name).where(*matching(table)).limit(bindparam("most", type_=Integer))
+    return delete(table).where(tuple_(*name).in_(some)).returning(table.c.session)
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:

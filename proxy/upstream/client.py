@@ -304,6 +304,11 @@ class Answer:
         self._memory.give_back(self)
         self._response.close()
 
+    async def discard(self) -> None:
+        """Close it, and keep nothing of its body."""
+        await self.aclose()
+        self._body = None
+
 
 def _do_nothing() -> None:
     pass

@@ -33,6 +33,7 @@ from tests.support.served import Served, config_file, peak, resident
 MEGABYTE: Final = 1_048_576
 MAX_MEMORY: Final = 512 * MEGABYTE
 PATIENCE: Final = 60.0
+EXCHANGES: Final = 100_000
 TINY: Final = b'{"role":"user","content":"a"}'
 
 # ------------------------------------------------------------------------------------------ upstream's part
@@ -106,6 +107,13 @@ def _raw_deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
+def _zstd_bomb() -> bytes:
+    """Return a frame of 200 MB of spaces: blocks that say a byte and how often."""
+    size = 131_072
+    blocks = [(size << 3 | 1 << 1 | last).to_bytes(3, "little") + b" " for last in [0] * 1_599 + [1]]
+    return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
+
+
 async def _endless_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
     """Stream many texts, and no end."""
     writer.write(EVENTS + LAST)
@@ -158,6 +166,11 @@ DOES: Final[dict[str, Does]] = {
     "cut": of_dialect(_packed(gzip.compress, -9), JSON + b"Content-Encoding: gzip\r\n"),
     "raw deflate": of_dialect(_packed(_raw_deflate), JSON + b"Content-Encoding: deflate\r\n"),
     "bomb": answers(gzip.compress(b" " * (200 * MEGABYTE), 1), head=JSON + b"Content-Encoding: gzip\r\n"),
+    "bomb in zstd": answers(_zstd_bomb(), head=JSON + b"Content-Encoding: zstd\r\n"),
+    "bomb in br": answers(gzip.compress(b" " * MEGABYTE), head=JSON + b"Content-Encoding: br\r\n"),
+    "bomb of events": answers(
+        gzip.compress(b"data: " + b" " * (200 * MEGABYTE), 1), head=EVENTS + b"Content-Encoding: gzip\r\n"
+    ),
     "600": answers(b"{}", head=b"HTTP/1.1 600 Odd\r\nContent-Type: application/json\r\n"),
     "999": answers(b"{}", head=b"HTTP/1.1 999 Odd\r\nContent-Type: application/json\r\n"),
     "control": of_dialect(lambda seeds: orjson.dumps(seeds.answer), JSON + b"X-A: a\x01b\r\n"),
@@ -376,10 +389,12 @@ async def _(target: Target) -> str:
     return told(await asyncio.gather(*asked))
 
 
-@attack("request compressed")
+@attack("requests that are bombs in gzip, zstd, br")
 async def _(target: Target) -> str:
-    bomb = gzip.compress(b" " * (100 * MEGABYTE), 1)
-    return told([await ask(target.port, post(target.seeds.path, bomb, b"Content-Encoding: gzip"))])
+    bombs = {b"gzip": gzip.compress(b" " * (100 * MEGABYTE), 1), b"zstd": _zstd_bomb(), b"br": b"a" * MEGABYTE}
+    asked = [post(target.seeds.path, bomb, b"Content-Encoding: " + encoding) for encoding, bomb in bombs.items()]
+    asked += [post("/sessions/import", bomb, b"Content-Encoding: " + encoding) for encoding, bomb in bombs.items()]
+    return told([await ask(target.port, request) for request in asked])
 
 
 def _answered(name: str, model: str, *, times: int = 1, stream: bool = False) -> None:
@@ -408,7 +423,10 @@ _answered("answer with 4,000 digits of tokens", "digits")
 _answered("answer in two gzip members", "members")
 _answered("answer in truncated gzip", "cut")
 _answered("answer in raw deflate", "raw deflate")
-_answered("compressed bomb, 10 at once", "bomb", times=10)
+_answered("bomb in gzip, 10 at once", "bomb", times=10)
+_answered("bomb in zstd, 10 at once", "bomb in zstd", times=10)
+_answered("bomb in br, 10 at once", "bomb in br", times=10)
+_answered("bomb of events, 10 at once", "bomb of events", times=10, stream=True)
 _answered("answer with status 600", "600")
 _answered("answer with status 999", "999")
 _answered("answer with control bytes in a header", "control")
@@ -446,6 +464,42 @@ async def _(target: Target) -> str:
             most = max(most, resident(target.process))
             await asyncio.sleep(0.5)
     return f"{told([task.result() for task in asked])}; {(most - before) / 1000 / 1000:.0f} kB each"
+
+
+async def _talk(target: Target, number: int, counted: Counter[str]) -> None:
+    """Ask on one connection, in new sessions of twenty exchanges each, as JSON and as streams."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    while counted["asked"] < EXCHANGES:
+        counted["sessions"] += 1
+        history: list[object] = []
+        for turn in range(20):
+            counted["asked"] += 1
+            history += [{"role": "user", "content": f"{number} {counted['asked']} " + "word " * 20}]
+            body = orjson.dumps(target.seeds.body(history, {"stream": turn % 2 == 1}))
+            session = b"X-Session-ID: load-%d" % counted["sessions"]
+            writer.write(post(target.seeds.path, body, session).replace(b"Connection: close\r\n", b""))
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            if length:
+                await reader.readexactly(int(length))
+            else:
+                await reader.readuntil(b"\r\n0\r\n\r\n")
+            counted[head[9:12].decode()] += 1
+            history += [{"role": "assistant", "content": "fine"}]
+    writer.close()
+
+
+@attack("100,000 exchanges", once=True)
+async def _(target: Target) -> str:
+    counted: Counter[str] = Counter()
+    at: dict[int, int] = {}
+    async with asyncio.TaskGroup() as group:
+        talks = [group.create_task(_talk(target, number, counted)) for number in range(16)]
+        while not all(task.done() for task in talks):
+            await asyncio.sleep(0.2)
+            at.setdefault(counted["asked"] // 10_000, resident(target.process))
+    sizes = ", ".join(f"{thousands}0,000: {size // MEGABYTE}" for thousands, size in at.items() if thousands)
+    return f"{counted['200']} answered; MB after {sizes}"
 
 
 @attack("upstream that closes silently, 1,500 requests")

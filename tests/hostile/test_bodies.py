@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import threading
 import time
@@ -13,6 +14,8 @@ import httpx
 import orjson
 import pytest
 
+from proxy.config import ServerSettings
+from proxy.server import limits
 from proxy.upstream import client as upstream_client
 from tests.e2e.conftest import Serve
 from tests.hostile.conftest import Answering
@@ -141,6 +144,23 @@ def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:
         time.sleep(0.05)
         answer = narrow.chat(None, "a" * 800_000)
     assert answer.status_code == 200
+
+
+@pytest.mark.anyio
+async def test_memory_is_given_back_soon_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(limits, "_malloc_trim", given.append)
+    monkeypatch.setattr(limits, "_GIVE_BACK_SECONDS", 0.01)
+    budget = limits.MemoryBudget(ServerSettings())
+    for number in range(10):
+        budget.give_back()
+        await asyncio.sleep(0.05)
+        assert len(given) == 1, number
+    monkeypatch.setattr(limits, "_GIVE_BACK_PAUSE", 0.0)
+    monkeypatch.setattr(budget, "_gives_back", False)
+    budget.give_back()
+    await asyncio.sleep(0.2)
+    assert len(given) == 2
 
 
 # ------------------------------------------------------------------------------- the upstream's answers

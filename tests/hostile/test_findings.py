@@ -28,7 +28,8 @@ def provider(_direct: None) -> Iterator[HostileProvider]:
 @pytest.fixture(scope="module")
 def served(provider: HostileProvider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", server={"max_memory": 512 * MEGABYTE})
+    sections = {"server": {"max_memory": 512 * MEGABYTE}, "virtual_tools": {"recall_context": True}}
+    config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", **sections)
     with Served(config) as process:
         yield process.wait()
         assert "Traceback" not in process.log
@@ -140,6 +141,37 @@ def test_the_usage_of_an_answer_may_be_anything(served: Served, provider: Hostil
     assert answer.content == body
     for path in ("/ui/sessions/odd-usage.json", "/sessions/odd-usage/exchanges", "/stats"):
         assert httpx.get(served.url + path, trust_env=False).status_code == 200, path
+
+
+def asked_with_tools(served: Served, seeds: Seeds, model: str, *, stream: bool) -> httpx.Response:
+    return asked(served, seeds, model, **seeds.more[0], stream=stream)
+
+
+@pytest.mark.parametrize("name", [["f"], {"a": 1}, 7, None])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_name_of_a_call_may_be_anything_beside_tools_of_the_proxy(
+    served: Served, provider: HostileProvider, seeds: Seeds, stream: bool, name: Any
+) -> None:
+    def with_name(data: Any) -> bytes:
+        return orjson.dumps(data).replace(b'"name":"f"', b'"name":' + orjson.dumps(name))
+
+    body = seeds.streamed([(event, with_name(data)) for event, data in seeds.events])
+    provider.does["odd name"] = told(body) if stream else told(with_name(seeds.answer), JSON)
+    answer = asked_with_tools(served, seeds, "odd name", stream=stream)
+    assert answer.status_code == 200
+    assert b"internal_error" not in answer.content
+    assert "fine" in answer.text or b'"fi"' in answer.content
+
+
+def test_the_end_of_a_stream_may_be_no_json_beside_tools_of_the_proxy(
+    served: Served, provider: HostileProvider
+) -> None:
+    *events, (name, data) = [(name, orjson.dumps(data)) for name, data in RESPONSES.events]
+    body = RESPONSES.streamed([*events, (name, data[:-1] + b',"a":"\\u12"}')])
+    provider.does["odd end"] = told(body)
+    answer = asked_with_tools(served, RESPONSES, "odd end", stream=True)
+    assert answer.status_code == 200
+    assert b"internal_error" not in answer.content
 
 
 def test_the_output_of_a_call_may_be_a_list_of_texts(served: Served) -> None:

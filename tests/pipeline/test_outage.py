@@ -12,12 +12,13 @@ import orjson
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.errors import StoreUnavailable
+from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.pipeline import ClientRequest
 from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode
-from proxy.store import Status, session_key
+from proxy.store import Status, Withholder, session_key
 from tests.support.house import Heard, House, opened
 from tests.support.upstream import Upstream as Provider
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +90,31 @@ async def test_a_whole_history_is_served_and_stored_later(house: House) -> None:
     assert [row.status for row in rows] == [Status.COMPLETE] * 4
     assert [row.kind for row in rows] == ["resend", "resend", "resend", "first"]
     assert AWAY in rows[1].receipt["warnings"]
+
+
+async def test_what_was_asked_before_the_store_came_back_does_not_open_the_circuit_again(
+    house: House, provider: Provider
+) -> None:
+    provider.forget()
+    history = [user("one")]
+    await say(house, history)
+    history.append(user("two"))
+    async with asyncio.TaskGroup() as group:
+        async with away(house):
+            asked = group.create_task(say(house, history, model="echo+hold"))
+            await asyncio.to_thread(until, lambda: len(provider.log) == 2, "it is asked")
+        provider.gate.set()
+    assert asked.result().status == 200
+    assert (house.spool.flag[0], house.store.circuit.down) == (0, None)
+    assert await texts(house) == spoken(history)
+
+
+async def test_a_secret_that_is_kept_leaves_the_others_in_their_places(house: House) -> None:
+    outage = house.services.outage
+    kept = [await outage.secret(name, place) for place, name in enumerate("abc")]
+    await outage.secret("a", 0)
+    async with away(house):
+        assert [await outage.secret(name, place) for place, name in enumerate("abc")] == kept
 
 
 async def test_what_needs_the_store_is_refused(house: House, provider: Provider) -> None:
@@ -234,6 +260,18 @@ async def test_a_session_that_is_deleted_leaves_nothing_in_the_spool(house: Hous
         await say(house, history, x_session_mode="full")
         assert house.spool.drop(session_key("t", "s")) == 1
     assert await house.store.session("t", "s") is None
+
+
+async def test_what_is_not_stored_is_not_sent_on_from_amid_a_history_either(house: House) -> None:
+    house.store.masker = Withholder(b"s" * 32)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [user(""), {"role": "assistant", "content": "What?"}, user("a secret")]
+    history = [*messages, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    await say(
+        house, [*history, {"role": "tool", "tool_call_id": "c", "content": ""}], x_session_mode="full", model="say:"
+    )
+    with pytest.raises(InvalidRequest, match="is not stored"):
+        await say(house, [user("and now?")], x_session_mode="append")
 
 
 async def test_a_record_is_read_as_it_was_written(house: House) -> None:

@@ -107,7 +107,7 @@ async def test_the_client_sees_one_reply(row: tuple[list[str], str, list[str]], 
     answered = await world.run()
     await anyio.lowlevel.checkpoint()
     assert asyncio.all_tasks() == tasks  # nobody is left to keep a line alive
-    assert [answer.closed for answer in (first, *later)] == [False, *[True] * len(later)]
+    assert [answer.closed for answer in (first, *later)] == [bool(later), *[True] * len(later)]  # the caller's, too
 
     names_once = how.get("names") != "repeated"  # the SDK puts all that it hears together
     chunks = chunks_of(world.got)
@@ -138,7 +138,7 @@ async def test_a_body_says_what_a_stream_says(row: tuple[list[str], str, list[st
     world = World(first, *later)
     await world.run(stream=False)
 
-    assert [answer.closed for answer in (first, *later)] == [False, *[True] * len(later)]
+    assert [answer.closed for answer in (first, *later)] == [bool(later), *[True] * len(later)]  # the caller's, too
     _check_reply(world, ChatCompletion.model_validate_json(world.got), rounds, text, calls)
     assert world.seen_at_settling == b""
     assert world.headers[-1] == (b"content-length", b"%d" % len(world.got))

@@ -98,7 +98,7 @@ async def test_they_write_what_is_written_without_them(store: Store, alone: list
             kind=random.choice([item.kind, item.kind, "side"]),
             moves_head=random.random() < 0.8,
             agent=random.choice([None, "a"]),
-            vouched=random.choice([0, 1]),
+            relayed=random.choice([(), (0,)]),
         )
 
     items = [varied(item) for item in await conversation(store, "none", random)]

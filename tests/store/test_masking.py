@@ -9,7 +9,7 @@ import pytest
 
 from proxy.conversation import content_hash
 from proxy.dialects import Message, dialect_named
-from proxy.store import Masker, Withholder, is_withheld
+from proxy.store import Masker, Settlement, Status, Withholder, is_withheld
 
 SECRET = b"s" * 32
 
@@ -85,6 +85,39 @@ def test_roles_ids_and_names_of_tools_stay() -> None:
     assert tools is not None
     assert b'"look"' in tools
     assert b"plumbus" not in tools
+
+
+def test_a_message_that_speaks_of_a_mark_is_none() -> None:
+    mark = Withholder(SECRET).text("a reply that is long enough")
+    assert is_withheld(message({"role": "user", "content": mark}))
+    for text in (f"What does {mark} mean?", f'It says "{mark}".', "not_stored", '{"not_stored": 1}'):
+        assert not is_withheld(message({"role": "user", "content": text}))
+
+
+def test_a_warning_that_may_quote_a_model_is_withheld() -> None:
+    warnings = ["no summary: plumbus is not in the text", "target missed: 5 tokens are 1 above 4"]
+    settlement = Settlement(
+        tenant="t",
+        session="s",
+        exchange="e",
+        settled_at=1,
+        status=Status.COMPLETE,
+        kind="first",
+        base="",
+        at_head=False,
+        moves_head=True,
+        messages=(),
+        arrivals=(),
+        policy_version="",
+        agent=None,
+        replies=(),
+        cut=None,
+        tokens_before=0,
+        tokens_sent=0,
+        receipt={"warnings": warnings},
+    )
+    kept = Withholder(SECRET).settlement(settlement).receipt["warnings"]
+    assert kept == ["no summary: the words are not stored", warnings[1]]
 
 
 def test_a_short_text_gets_a_mark_that_tells_no_session() -> None:

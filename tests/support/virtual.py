@@ -64,6 +64,9 @@ class Answer:
     async def aclose(self) -> None:
         self.closed = True
 
+    async def discard(self) -> None:
+        await self.aclose()
+
 
 class World:
     """An upstream with its answers in a row, the proxy's tools, and a client."""

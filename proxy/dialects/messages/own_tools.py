@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
-from proxy.dialects.jsontext import added, is_array, is_object, read, write
+from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, as_stored, is_call
 from proxy.dialects.messages.reply import usage_of
 
@@ -112,7 +112,7 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
 
     def is_own(self, block: Any) -> bool:
         """Tell whether a block is a call of a tool of the proxy's."""
-        return is_call(block) and block.get("name") in self.names
+        return is_call(block) and is_one_of(block.get("name"), self.names)
 
     def _is_broken(self, block: JsonObject) -> bool:
         return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.own_tools import STOPPED
-from proxy.dialects.jsontext import added, is_object, read, write
+from proxy.dialects.jsontext import added, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import is_call
 from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
@@ -125,7 +125,7 @@ class MessagesStreamFilter:
         index = data["index"]
         if kind == "content_block_start":
             begun = data.get("content_block")
-            if is_object(begun) and is_call(begun) and begun.get("name") in self._names:
+            if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
                 self._shown[index] = None
             else:
                 self._shown[index] = self._next

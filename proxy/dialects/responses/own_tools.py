@@ -11,6 +11,7 @@ the events after it are numbered anew.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
-from proxy.dialects.jsontext import RawFields, added, is_object, read, with_field, write
+from proxy.dialects.jsontext import RawFields, added, is_object, is_one_of, read, with_field, write
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
 from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
@@ -108,7 +109,7 @@ class _Round(Struct, kw_only=True, eq=False):
         return len(self.turn.calls) > len(self.own) + len(self.broken)
 
     def _is_own(self, item: JsonObject) -> bool:
-        return kind_of(item) == "function_call" and item.get("name") in self.names
+        return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
 
     def _is_broken(self, item: JsonObject) -> bool:
         return self.cut and not Item(turn_of([write(item)])).without_unfinished_calls().items
@@ -347,7 +348,7 @@ class ItemStreamFilter:
             return self._show(event, data)
         if index not in self._places:
             item = data.get("item")
-            own = is_object(item) and kind_of(item) == "function_call" and item.get("name") in self._names
+            own = is_object(item) and kind_of(item) == "function_call" and is_one_of(item.get("name"), self._names)
             self._places[index] = None if own else self._shown_items
             self._shown_items += not own
         place = self._places[index]
@@ -363,7 +364,10 @@ class ItemStreamFilter:
         if event is not None:
             self._whole.take(event)
         self._read_round()
-        data: Any = read(event.data) if event is not None and event.data is not None else None
+        data: Any = None
+        if event is not None and event.data is not None:
+            with suppress(ValueError):
+                data = read(event.data)
         response = data.get("response") if is_object(data) else None
         if event is not None and is_object(data) and is_object(response):
             self._response, self._end = response, event.raw
