@@ -43,8 +43,7 @@ _NEW_EVIDENCE: Final = """
             FROM fit f CROSS JOIN LATERAL json_populate_recordset(NULL::evidence, f.evidence) AS n
             WHERE NOT EXISTS (
                 SELECT FROM evidence e
-                WHERE e.piece = n.piece AND e.session = f.session
-                  AND hashbyteaextended(e.session, 0) = hashbyteaextended(f.session, 0))
+                WHERE e.piece = n.piece AND hashbyteaextended(e.session, 0) = hashbyteaextended(f.session, 0))
 """
 _FUNCTION: Final = "SELECT pg_get_functiondef('palimpsest_settle(text[], bytea[])'::regprocedure)"
 _PRIMARY_KEY: Final = "SELECT conname FROM pg_constraint WHERE conrelid = 'evidence'::regclass AND contype = 'p'"

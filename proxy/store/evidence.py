@@ -16,14 +16,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, select
 from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
-from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, matching, session_place
+from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
@@ -48,23 +48,24 @@ _SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SE
 @cache
 def _pieces(dialect: str) -> Select[Any]:
     """Return what reads which of some pieces a session has."""
-    found = select(EVIDENCE.c.piece).where(
-        *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
-    )
-    if dialect == "postgresql":
-        key = bindparam("key", type_=EVIDENCE.c.session.type)
-        found = found.where(session_place(EVIDENCE.c.session) == session_place(key))
-    return found
+    of_session = _of_session(bindparam("key", type_=EVIDENCE.c.session.type), dialect)
+    return select(EVIDENCE.c.piece).where(of_session, EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True)))
 
 
 @cache
 def _insert_new_piece() -> postgresql.Insert:
     """Return what inserts a piece that the session does not have, where no constraint tells."""
     session, piece = [bindparam(f"new_{column.name}", type_=column.type) for column in EVIDENCE.columns]
-    there = (EVIDENCE.c.session == session, session_place(EVIDENCE.c.session) == session_place(session))
-    row = select(session.label("session"), piece.label("piece"))
-    row = row.where(~select(EVIDENCE.c.piece).where(*there, EVIDENCE.c.piece == piece).exists())
+    there = select(EVIDENCE.c.piece).where(_of_session(session, "postgresql"), EVIDENCE.c.piece == piece)
+    row = select(session.label("session"), piece.label("piece")).where(~there.exists())
     return postgresql.insert(EVIDENCE).from_select(["session", "piece"], row)
+
+
+def _of_session(session: BindParameter[str], dialect: str) -> ColumnElement[bool]:
+    """Return what makes a row be of a session; PostgreSQL would read all of them if it were asked for the name."""
+    if dialect == "postgresql":
+        return session_place(EVIDENCE.c.session) == session_place(session)
+    return EVIDENCE.c.session == session
 
 
 class UnnamedRequest(Struct, frozen=True, kw_only=True):
