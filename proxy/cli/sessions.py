@@ -83,7 +83,7 @@ def search(
     limit: Annotated[int, typer.Option(min=1, help="Largest number of messages.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Find messages by their words, those of the newest sessions first. It looks for a second."""
+    """Find messages by their words, those of the newest sessions first. Without an index it looks for a second."""
 
     async def work(store: Store) -> dict[str, Any]:
         return await search_texts(store, " ".join(words), tenant, limit=limit)
@@ -97,6 +97,10 @@ def search(
             plain(f"{each['session']} ({each['tenant']}) {each['created_at']} {each['role']}: {each['snippet']}")
         )
     looked = found["searched"]
+    if looked["index"]:
+        more = "" if looked["complete"] else f" back to {looked['back_to']}"
+        typer.echo(f"{len(found['data'])} found by the index{more}.")
+        return
     end = "all there are" if looked["complete"] else f"back to {looked['back_to']}"
     typer.echo(
         f"{len(found['data'])} found in {looked['messages']:,} messages of {looked['sessions']:,} sessions, {end}."
@@ -326,6 +330,7 @@ def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], 
         if not makes:
             require_store(settings)
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
+        store.searches_index = settings.store.search == "index"
         try:
             return await work(store)
         finally:

@@ -317,6 +317,9 @@ class StoreSettings(_Section):
     content: Literal["full", "none"] = "full"
     """`none` stores ids, counts and receipts, but no text: clients must send their whole history. Edits that shorten
     messages then decide anew at each request."""
+    search: Literal["scan", "index"] = "scan"
+    """How texts are searched: `scan` reads the newest sessions for a second, `index` asks a full-text index of the
+    database, which finds whole words and their beginnings."""
     on_failure: Literal["forward", "reject"] = "forward"
     """What happens while the database cannot be used. `forward`: requests that bring their whole history are
     served, and stored later. `reject`: requests are refused with 503."""
@@ -652,6 +655,7 @@ class Settings(BaseSettings):
             (tools.compress_chat_history, ("virtual_tools", "compress_chat_history")),
             (bool(self.finish.tools), ("finish", "tools")),
             (self.responses.state == "proxy", ("responses", "state")),
+            (self.store.search == "index", ("store", "search")),
         ]
         for name, policy in self.policies.items():
             uses.append((policy.agents == "merge", ("policies", name, "agents")))

@@ -538,6 +538,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Tells whether a client says in the fields of its request what is to be cached."""
     marked: Callable[[Sequence[Message], Collection[int], MarkKind], tuple[Message, ...]]
     """Puts cache marks at the ends of the messages at these places."""
+    broken: Callable[[Sequence[Message], int, int, MarkKind], tuple[Message, ...]]
+    """Puts a cache mark into the message at a place, after so many characters of its text, if there is room for one."""
     overflow_of: Callable[[int, bytes], Overflow | None]
     """Reads status and body of an error: None where it is no overflow of the context window."""
     demanded_order: Callable[[int, bytes], RoleOrder | None]

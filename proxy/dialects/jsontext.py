@@ -234,6 +234,33 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
     return emitted(wanted)
 
 
+def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
+    """Return a content with a cache mark after so many characters of its text; None where none can stand there.
+
+    The text part is split there, and its own mark goes to the first half: texts say the same, one after the other.
+    """
+    is_list = content.lstrip().startswith(b"[")
+    raws = list(map(bytes, ITEMS.decode(content))) if is_list else [b'{"type":"text","text":%b}' % content]
+    made: list[bytes] = []
+    for place, raw in enumerate(raws):
+        part = read(raw)
+        text = part.get("text") if is_object(part) else None
+        if not isinstance(text, str) or at > len(text):
+            at -= len(text) if isinstance(text, str) else 0
+            made.append(raw)
+            continue
+        fields = RawFields(raw)
+        if not text[:at].strip():
+            return None
+        head = with_field(raw, fields, "text", write(text[:at]))
+        made.append(with_field(head, RawFields(head), name, mark))
+        if text[at:]:
+            rest = with_field(raw, fields, "text", write(text[at:]))
+            made.append(with_field(rest, RawFields(rest), name, None) if name in fields else rest)
+        return b"[%b]" % b",".join([*made, *raws[place + 1 :]])
+    return None
+
+
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
     """Return an object of these fields in order, each with its JSON text; None: without the field."""
     pieces: list[bytes] = []  # joined at once: a text may be large

@@ -92,7 +92,8 @@ class History(Struct, frozen=True, kw_only=True):
     doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
     heard: tuple[int, Hidden] | None = None
     """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
-    vouched: int = 0  # how many of `fresh`, from the first on, are known from a conversation with the same beginning
+    relayed: tuple[int, ...] = ()
+    """Which of `fresh` are known as replies of upstream, from a conversation with the same beginning."""
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
     @property
@@ -152,7 +153,7 @@ class HistoryLoader:
                 return await self._load(request, incoming, found.session, context, whole=whole)
         new = f"ses_{secrets.token_hex(16)}"
         made = await self._load(request, incoming, new, context, whole=whole)
-        return replace(made, vouched=found.vouched, doubt=found.doubt)
+        return replace(made, relayed=found.relayed, doubt=found.doubt)
 
     async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
         """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.

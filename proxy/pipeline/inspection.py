@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +20,7 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
-from proxy.store import CONTENT, ExchangeRow, SessionRow, Store, is_withheld
+from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
@@ -202,11 +204,13 @@ async def search_texts(
 ) -> JsonObject:
     """Return messages that hold all words of `query`, those of the newest sessions first.
 
-    It looks for a second, and says how far it came; `next` goes on from there.
+    It asks the index, if there is one. Else it looks for a second, and says how far it came; `next` goes on from there.
     """
     words = query.casefold().split()
     if not words:
         raise InvalidRequest("q is empty. Name the words to look for.", param="q")
+    if store.searches_index and (named := await store.find_texts(words, tenant)) is not None:
+        return await _of_index(store, named, words, limit, after)
     until = time.monotonic() + _SEARCH_SECONDS
     data: list[JsonObject] = []
     sessions = messages = withheld = 0
@@ -236,6 +240,43 @@ async def search_texts(
             "not_stored": withheld,
             "complete": done,
             "back_to": None if oldest is None else timestamp(oldest),
+            "index": False,
+        },
+    }
+
+
+async def _of_index(
+    store: Store, named: Sequence[FoundTexts], words: list[str], limit: int, after: str | None
+) -> JsonObject:
+    """Return those of the messages that the index named that hold all words, those of the newest sessions first."""
+    last = None if after is None else Cursor.read(after)
+    known = [(await store.session_at(each.key), each.nodes) for each in named]
+    rows = [(row.updated_at, row.key, row, nodes) for row, nodes in known if row is not None]
+    data: list[JsonObject] = []
+    sessions = messages = 0
+    place: Cursor | None = None
+    done = True
+    for at, key, session, nodes in sorted(rows, key=itemgetter(0, 1), reverse=True):
+        if last is not None and (at, key) >= (last.time, last.name):
+            continue
+        if len(data) >= limit:
+            done = False
+            break
+        texts = await store.nodes(key, nodes)
+        for row in sorted(texts, key=lambda row: (row.created_at, row.depth), reverse=True):
+            found = _match(session, row, words)
+            data += [] if found is None else [found]
+        sessions, messages, place = sessions + 1, messages + len(texts), Cursor(time=at, name=key)
+    return {
+        "data": data,
+        "next": None if done else str(place),
+        "searched": {
+            "sessions": sessions,
+            "messages": messages,
+            "not_stored": 0,
+            "complete": done,
+            "back_to": None if place is None else timestamp(place.time),
+            "index": True,
         },
     }
 
@@ -253,22 +294,27 @@ async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tupl
             if is_withheld(row.message):
                 withheld += 1
                 continue
-            text = row.message.readable()
-            low = text.casefold()
-            if all(word in low for word in words):
-                data.append(
-                    {
-                        "session": session.id,
-                        "tenant": session.tenant,
-                        "dialect": session.dialect,
-                        "node": row.node,
-                        "exchange": row.exchange,
-                        "role": row.message.role,
-                        "created_at": timestamp(row.created_at),
-                        "snippet": snippet(text, low.find(words[0]), len(words[0])),
-                    }
-                )
+            found = _match(session, row, words)
+            data += [] if found is None else [found]
     return data, len(seen), withheld
+
+
+def _match(session: SessionRow, row: NodeRow, words: list[str]) -> JsonObject | None:
+    """Return where a message holds all words; None where it does not."""
+    text = row.message.readable()
+    low = text.casefold()
+    if not all(word in low for word in words):
+        return None
+    return {
+        "session": session.id,
+        "tenant": session.tenant,
+        "dialect": session.dialect,
+        "node": row.node,
+        "exchange": row.exchange,
+        "role": row.message.role,
+        "created_at": timestamp(row.created_at),
+        "snippet": snippet(text, low.find(words[0]), len(words[0])),
+    }
 
 
 def snippet(text: str, place: int, length: int) -> str:

@@ -275,7 +275,7 @@ async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: 
 async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:
     """Give an exchange its place in the history, as the request would have got it."""
     opening, settlement = spooled.opening, spooled.settlement
-    session, vouched, messages = opening.session, 0, opening.messages
+    session, relayed, messages = opening.session, tuple[int, ...](), opening.messages
     if spooled.infers:
         found = await store.infer(
             UnnamedRequest(
@@ -287,7 +287,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
                 instructions=version_of(opening.instructions) if opening.instructions else None,
             )
         )
-        session, vouched = found.session or session, found.vouched
+        session, relayed = found.session or session, found.relayed
     snapshot = await store.recall(
         HistoryQuery(
             dialect=opening.dialect,
@@ -324,7 +324,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             moves_head=arrival.moves_head,
             messages=fresh,
             arrivals=arrivals,
-            vouched=vouched,
+            relayed=relayed,
             carried=snapshot.carried,
         ),
         incoming=None,

@@ -116,8 +116,9 @@ class Preparer:
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
         self._unnamed: set[str] = set()  # types of clients that were told of
-        self._binding: FIFOCache[str, bool] = FIFOCache(_MODELS)
-        """Models that refused a trim amid a tool loop: they require its reasoning, and check what stands before it."""
+        self._binding: FIFOCache[tuple[str, str | None], bool] = FIFOCache(_MODELS)
+        """(model, address) of those that refused a trim amid a tool loop: they require its reasoning, and check what
+        stands before it."""
         self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
 
     async def prepare(self, call: ClientRequest) -> Prepared:
@@ -315,7 +316,7 @@ class Preparer:
             return None
         if planning.keeps_loop and prepared.report.plan.trimmed and entries[-1].message.is_result:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
-            return Original(plan=waiting, helped=partial(self._bind, prepared.request.model))
+            return Original(plan=waiting, helped=partial(self._bind, prepared.request.model, prepared.facts))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
             whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
             if whole.arrival.base != history.arrival.base:
@@ -326,9 +327,9 @@ class Preparer:
         )
         return Original(plan=replace(made, decided=tuple([entry.arrival or () for entry in history.entries])))
 
-    def _bind(self, model: str) -> None:
+    def _bind(self, model: str, facts: ModelFacts) -> None:
         """Remember that a model refuses trims amid a tool loop."""
-        self._binding[model] = True
+        self._binding[model, facts.base_url] = True
 
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
@@ -352,7 +353,8 @@ class Preparer:
             keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
         if request.keeps_loop:
-            planning = replace(planning, keeps_loop=True, binds_loop=request.binds_loop or model in self._binding)
+            binds = (model, facts.base_url) in self._binding
+            planning = replace(planning, keeps_loop=True, binds_loop=request.binds_loop or binds)
         return planning, lead
 
     async def _plan(

@@ -8,6 +8,7 @@ where an upstream refuses it trimmed for any reason that lies in the request its
 from __future__ import annotations
 
 import hmac
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Final, TypeAlias
@@ -21,6 +22,7 @@ from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, head
 from proxy.dialects.jsontext import write
 from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
+from proxy.store import session_key
 from proxy.trimming import Plan, Policy, merged
 from proxy.upstream import Answer, Upstream
 
@@ -32,8 +34,8 @@ HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end 
 """The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
-_NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 429})
-"""Refusals that another body would get too: of credentials, and of too many requests."""
+_NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 413, 429})
+"""Refusals that the original would get too: of credentials, of too many bytes, and of too many requests."""
 _REORDERED: Final[Mapping[RoleOrder, str]] = {
     "alternate": "upstream wants the roles to alternate: neighbouring user messages were put together",
     "one_system": "upstream wants one system message: later ones were put at its end",
@@ -42,6 +44,8 @@ _REORDERED: Final[Mapping[RoleOrder, str]] = {
 
 _PROVIDERS_OWN: Final = frozenset({"metadata.user_id", "prompt_cache_key", "conversation"})
 """Fields that may name the session and mean something to the provider, too: they are sent."""
+_SESSIONS: Final = 256  # sessions whose last instructions are remembered
+_BYTES_PER_TOKEN: Final = 4  # about
 _MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
 _LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names
 _MARGIN: Final = 0.8
@@ -50,6 +54,14 @@ the two counts of it may differ by a fourth; and the next turns need room too.""
 _OPENING_SECONDS: Final = 2.0  # how long the first events of a stream wait for the one that shows that all is well
 _TRIALS: Final = 2  # plans that are made after an overflow: a second one where the first seems too long by its bytes
 _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
+
+
+class _Instructed(Struct, frozen=True, kw_only=True):
+    """The instructions of a session's last request, and where in them what changed from request to request begins."""
+
+    messages: Sequence[Message]
+    place: int | None = None  # of the message in which that is; None where nothing has changed
+    at: int = 0  # characters of its text before it
 
 
 class Attempt(Struct, kw_only=True):
@@ -91,6 +103,7 @@ class UpstreamSender:
         """(address, model) of those that refuse to be asked for their usage."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
+        self._instructed: LRUCache[str, _Instructed] = LRUCache(_SESSIONS)  # by session, where marks are taken
 
     async def send(self, prepared: Prepared, replanned: Replanned, untrimmed: Untrimmed) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
@@ -109,7 +122,8 @@ class UpstreamSender:
         answer = await self._ask(attempt)
         if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
             answer = await self._past_opening(attempt, policy, answer, replanned)
-        if answer.status >= 400 and policy is not None:
+        rescued = attempt.report is not prepared.report  # a second refusal is the client's
+        if answer.status >= 400 and policy is not None and not rescued:
             answer = await self._reordered(attempt, answer)
             first, refusal = attempt.report, answer
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
@@ -286,15 +300,20 @@ class UpstreamSender:
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
             instructions = merged(instructions, made.summary, dialect)
+        lead = len(instructions)
         if (
-            made.settled
-            and facts.breakpoints != "none"
+            facts.breakpoints != "none"
             and settings.cache.breakpoints == "auto"
             and not api.decides_caching(request.fields)
         ):
-            ends = [len(instructions) + end - 1 for end in made.settled]
-            whole = api.marked((*instructions, *view), ends, facts.breakpoints)
-            instructions, view = whole[: len(instructions)], whole[len(instructions) :]
+            if made.settled:
+                ends = [lead + end - 1 for end in made.settled]
+                whole = api.marked((*instructions, *view), ends, facts.breakpoints)
+                instructions, view = whole[:lead], whole[lead:]
+            place, at = self._stable_part(prepared) if attempt.report.would_send is None else (None, 0)
+            if place is not None:
+                whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
+                instructions, view = whole[:lead], whole[lead:]
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -315,6 +334,40 @@ class UpstreamSender:
             cache_key=key,
             tools=prepared.tools if prepared.tools is not request.tools else None,
         )
+
+    def _stable_part(self, prepared: Prepared) -> tuple[int | None, int]:
+        """Return after how many characters of which instruction a prefix ends that the session's requests share.
+
+        None where all of them are the same so far, where nobody knows, or where the prefix is too short for the cache.
+        It ends with a line, or a word of the only line, and only ever gets shorter: what is cached is found again.
+        """
+        history, policy = prepared.history, prepared.context.policy
+        if policy is None or history.id is None or not history.instructions or prepared.request.untouched:
+            return None, 0
+        key = session_key(prepared.call.tenant, history.id, prepared.call.dialect.name)
+        now, known = history.instructions, self._instructed.get(key)
+        place, at = (known.place, known.at) if known is not None else (None, 0)
+        if known is not None and (differing := _first_difference(known.messages, now)) is not None:
+            place, at = min(differing, (place, at)) if place is not None else differing
+        self._instructed[key] = _Instructed(messages=now, place=place, at=at)
+        if place is None or place >= len(now):
+            return None, 0
+        before = sum([len(message.raw) for message in now[:place]]) + at + len(prepared.tools or b"")
+        if before < prepared.facts.prices.minimum * _BYTES_PER_TOKEN:
+            return None, 0
+        return (place, at) if at else (place - 1, len(now[place - 1].text)) if place else (None, 0)
+
+
+def _first_difference(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, int] | None:
+    """Return in which message, and after how many characters of whole lines, two lists of instructions differ."""
+    for place, (old, new) in enumerate(zip(before, now, strict=False)):
+        if old.raw == new.raw:
+            continue
+        text, other = new.text, old.text
+        same = bisect_left(range(min(len(text), len(other))), True, key=lambda at: text[: at + 1] != other[: at + 1])
+        return place, text.rfind("\n", 0, same) + 1 or text.rfind(" ", 0, same) + 1
+    shorter = min(len(before), len(now))
+    return (shorter, 0) if len(before) != len(now) else None
 
 
 def _report(first: PlanReport, prepared: Prepared, made: Plan, warning: str) -> PlanReport:

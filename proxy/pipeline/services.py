@@ -172,6 +172,7 @@ async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGener
         stack.callback(spool.close)
         bare = serves_without(settings, spool)
         store = await Store.open(settings.store.url, migrate=settings.store.migrate, spool=spool, bare=bare)
+        store.searches_index = settings.store.search == "index"
         stack.push_async_callback(store.close)
         try:
             await store.ready()

@@ -52,6 +52,8 @@ _AUDIT: Final = logging.getLogger("palimpsest.audit")
 _SWEEP_SECONDS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
 _FOLD_SECONDS: Final = 900.0
+_INDEX_SECONDS: Final = 5.0
+_INDEX_PAUSE: Final = 0.5
 _FOLD_PAUSE: Final = 0.5  # seconds: each step looks through the rows
 _TRACING_SECONDS: Final = 5.0  # how long a collector may take for what is left at the end
 _CHAT: Final = dialect_named("chat")
@@ -197,7 +199,8 @@ class Application:
             if self._loaded is not None:
                 takes = _takes(handler.policies, app, authenticator, budgets)
                 await stack.enter_async_context(Reload(self._loaded, takes).running())
-            await stack.enter_async_context(sweeping(store, settings.retention, self._ended or ()))
+            ended = self._ended or ()
+            await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=number == 0))
             yield
 
 
@@ -222,19 +225,25 @@ async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
 
 
 @asynccontextmanager
-async def sweeping(store: Store, retention: RetentionSettings, ended: Collection[str]) -> AsyncGenerator[None]:
+async def sweeping(
+    store: Store, retention: RetentionSettings, ended: Collection[str], *, indexes: bool
+) -> AsyncGenerator[None]:
     """Delete sessions that are too old, or too many, and fold old sums, again and again until the block ends.
 
     All workers do; what one has done is not there for the others. Each gives up what the processes with the marks
-    `ended` left pending: a database may store what a process asked for after that was killed.
+    `ended` left pending: a database may store what a process asked for after that was killed. One of them `indexes`
+    texts, if that is wanted.
     """
     seconds = _SWEEP_SECONDS
     if retention.days is not None:
         seconds = min(max(retention.days * _DAY_SECONDS / 20, 1.0), seconds)
     async with anyio.create_task_group() as group:
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
+        group.start_soon(_again, store.finish_removals, "deletions", _FOLD_SECONDS)
         if ended:
             group.start_soon(_again, partial(give_up_pending, store, ended), "pending exchanges", _SWEEP_SECONDS)
+        if indexes and store.searches_index:
+            group.start_soon(_again, partial(_index, store), "search", _INDEX_SECONDS)
         if retention.days is not None or retention.max_sessions is not None:
             group.start_soon(_again, partial(_delete, store, retention), "retention", seconds)
         try:
@@ -266,6 +275,13 @@ async def _fold(store: Store) -> None:
     while left:
         left = await store.fold(int(time.time() * 1000))
         await anyio.sleep(_FOLD_PAUSE)  # requests are stored in between
+
+
+async def _index(store: Store) -> None:
+    is_whole = False
+    while not is_whole:
+        is_whole = await store.index_texts(_INDEX_PAUSE)
+        await anyio.sleep(_INDEX_PAUSE)  # half of the time is left to requests
 
 
 def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, budgets: Budgets) -> Takes:

@@ -27,7 +27,7 @@ from proxy.trimming import Change
 
 _UNSETTLED: Final[dict[str, Any]] = {
     **dict.fromkeys(("messages_before", "messages_sent", "calibration", "summary", "usage", "summarizer")),
-    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost", "cost_saved", "cache_miss")),
+    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost", "cost_saved", "cache_miss", "cost_missed")),
     **{name: [] for name in ("edits", "warnings", "finish_reasons", "own_calls")},
     "finished": False,
     "timings": {},

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.dialects import Message
+from proxy.dialects.json_size import count_of
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import (
     DEFAULT_TENANT,
@@ -222,14 +223,14 @@ async def import_session(
     server = services.settings.server
     with services.budget.reserve() as memory:
         lines = await bounded(request.stream(), announced, server.max_body_bytes, memory)
-        if lines.count(b"\n") > server.max_messages:
+        if await compute(len(lines), count_of, lines, b"\n") > server.max_messages:
             raise InvalidRequest(
                 f"The import has more than {server.max_messages} lines. Raise server.max_messages.",
                 code="too_many_messages",
             )
         limits = BodyLimits(messages=server.max_messages, values=server.max_json_values)
         await compute(len(lines), limits.check, lines)
-        memory.add(0, lines.count(b"{"))
+        memory.add(0, await compute(len(lines), count_of, lines, b"{"))
         records = await compute(len(lines), lambda: read_lines(lines))
         name = valid_id(session or session_id_of(records), "as")
         row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)

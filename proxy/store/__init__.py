@@ -11,6 +11,7 @@
     summaries   summaries by a model, and the leases of those who make them
     rollups     sums over exchanges, for statistics
     masking     secrets masked before they are stored
+    search      the full-text index of messages
     operations  what operators ask and have done: sessions by size and cost, retention, budgets
     archive     export, import, fork
     schema      the tables
@@ -42,6 +43,7 @@ from proxy.store.packing import sanitize
 from proxy.store.records import (
     Body,
     BranchRow,
+    Cursor,
     ExchangeFigures,
     ExchangeRow,
     HistoryQuery,
@@ -65,5 +67,6 @@ from proxy.store.records import (
 )
 from proxy.store.rollups import HOUR, Group, StatsQuery, StatsRow
 from proxy.store.schema import METADATA, SUMS
+from proxy.store.search import FoundTexts
 from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store

@@ -8,11 +8,13 @@ at summaries are left out.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
+from uuid import uuid4
 
 import msgspec
 import orjson
@@ -26,8 +28,9 @@ from proxy.dialects.jsontext import write
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
-from proxy.store.database import Database, Row, StoreConnection
+from proxy.store.database import Database, Row, StoreConnection, Unit
 from proxy.store.packing import encode_exchange, is_plain, require_plain
+from proxy.store.portions import delete_sessions, packed_rows, portions_of
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -65,7 +68,9 @@ from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 
 FORMAT: Final = 1  # version of the records, said by the first of them
 READY: Final = SummaryStatus.READY.value
+_Item = TypeVar("_Item")
 _AT_ONCE: Final = 500  # rows of one reading, so that a long session need not fit into memory
+PORTION: Final = 250  # messages of one transaction
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -82,10 +87,7 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
 KINDS: Final = (
     _Kind(
-        name="exchange",
-        table=EXCHANGES,
-        order=("created_at", "id"),
-        json=("parameters", "messages", "nodes", "replies", "receipt"),
+        name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
     ),
     _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
     _Kind(name="form", table=FORMS, order=("node", "body")),
@@ -132,10 +134,11 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
 
 
 def _session(connection: StoreConnection, key: str) -> JsonObject | None:
-    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key)).one_or_none()
+    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key, tree.IS_THERE)).one_or_none()
     if row is None:
         return None
     record = {"record": "session", "format": FORMAT} | _columns(row)
+    del record["period"]
     if record["dialect"] == CHAT:
         del record["dialect"]
     return record
@@ -151,8 +154,8 @@ def _names(connection: StoreConnection, key: str, kind: _Kind) -> list[Any]:
 
 def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Sequence[Any]) -> list[JsonObject]:
     """Return the records with these names, in their order."""
-    table, named = kind.table, kind.named or ""
-    rows = connection.execute(select(table).where(table.c.session == key, table.c[named].in_(names)))
+    named = kind.named or ""
+    rows = connection.execute(_reading(connection.dialect.name, kind.table), {"source": key, "names": names})
     found = [record_of(kind, _values(connection, key, kind, row)) for row in rows.all()]
     records = {record[named]: record for record in found}
     return [records[name] for name in names if name in records]
@@ -166,7 +169,7 @@ def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, .
     records = _rows_of_page(connection, key, kind, kind.table, after)
     if under_way:  # those that ended between the two readings count as they ended
         records = list({record["id"]: record for record in (*under_way, *records)}.values())
-        return sorted(records, key=lambda record: (record["created_at"], encode_exchange(record["id"])))[:_AT_ONCE]
+        return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
     if kind.table is not BODIES:
         return records
     # The texts of forms are stored with these.
@@ -590,29 +593,124 @@ def _at(line: int) -> Generator[None]:
 # ----------------------------------------------------------------------------------------------------- import
 
 
-def load(connection: StoreConnection, tenant: str, session: str, archive: Archive) -> SessionRow:
-    """Make a session of an archive; raises Conflict where there is one with this id."""
+async def load_session(database: Database, tenant: str, session: str, archive: Archive) -> SessionRow:
+    """Make a session of an archive; raises Conflict where there is one with this id.
+
+    Where everybody waits for one writer, a long one is made in portions. It is there when it is whole.
+    """
     require_plain(tenant=tenant, session=session)
-    key, said = session_key(tenant, session, archive.session.dialect), archive.session
-    if not tree.create_session(connection, key, tenant, session, said.created_at):
-        raise Conflict(f"There is a session {session!r} already: delete it first, or import under another id.")
-    tree.add_bodies(connection, key, tree.named_bodies(new_node.body for _, _, new_node in archive.nodes))
-    insert_new(connection, INSTRUCTIONS, [{"session": key} | row for row in archive.instructions.values()])
-    places = {place.node: place for place in tree.insert_node_rows(connection, key, archive.nodes)}
-    for record, cut in archive.cuts:
-        keep_cut(connection, key, cut, record.agent, exchange=None, at=record.created_at)
-    tree.add_hidden(connection, key, [(node, *what) for node, what in archive.hidden.items()], exchange=None)
-    add_summaries(connection, key, archive.summaries.values())
-    values = {
-        "updated_at": said.updated_at,
-        "instructions": said.instructions,
-        "arrival": said.arrival,
-        "model": said.model,
-        "tools": said.tools,
-        "hidden": len(archive.hidden),
-        "summaries": len(archive.summaries),
-    }
-    return _move_head(connection, key, places.get(said.head), values)
+    loading = await asyncio.to_thread(_Loading, tenant, session, archive)
+    if not database.in_order or len(archive.nodes) <= PORTION:
+        return await database.write(loading.make, again=False)  # it would find the session there
+    await database.write(loading.begin, again=False)
+    try:
+        portions = loading.portions()
+        while (portion := await asyncio.to_thread(next, portions, None)) is not None:
+            await database.write(partial(loading.go_on, portion=portion), durable=False)
+        return await database.write(loading.finish)
+    except Exception:
+        if await database.read(loading.is_held):
+            await delete_sessions(database, [loading.key])
+        raise
+
+
+_HELD: Final = select(SESSIONS.c.session).where(*matching(SESSIONS, "arrival", "model"))
+
+
+class _Loading:
+    """Makes a session of an archive."""
+
+    def __init__(self, tenant: str, session: str, archive: Archive) -> None:
+        self.key = session_key(tenant, session, archive.session.dialect)
+        self._tenant = tenant
+        self._id = session
+        self._archive = archive
+        self._bodies = tree.named_bodies(new_node.body for _, _, new_node in archive.nodes)
+        self._places: dict[str, tree.NodePlace] = {}
+        self._holder = uuid4().hex
+        """Stands in the session's row while it is made in portions: it may be deleted, and made by somebody else."""
+
+    def make(self, connection: StoreConnection) -> SessionRow:
+        """Make it at once."""
+        self._create(connection)
+        for portion in self.portions():
+            portion(connection)
+        return self._set_head(connection)
+
+    def begin(self, connection: StoreConnection) -> None:
+        """Make it as one that is not there yet."""
+        self._create(connection)
+        self._hold(connection)
+
+    def go_on(self, connection: StoreConnection, portion: Unit[None]) -> None:
+        """Store a portion."""
+        self._require_held(connection)
+        portion(connection)
+        self._hold(connection)
+
+    def finish(self, connection: StoreConnection) -> SessionRow:
+        """Let it be there, once all portions are stored."""
+        self._require_held(connection)
+        return self._set_head(connection)
+
+    def is_held(self, connection: StoreConnection) -> bool:
+        """Tell whether what there is of it is ours."""
+        asked = {"key": self.key, "arrival": tree.REMOVED, "model": self._holder}
+        return connection.execute(_HELD, asked).one_or_none() is not None
+
+    def portions(self) -> Iterator[Unit[None]]:
+        """Give what stores all but the session's own row, a little at a time."""
+        key, archive, places = self.key, self._archive, {ROOT: tree.root_of(None)}
+        for names in portions_of(self._bodies):
+            rows = packed_rows(key, {name: self._bodies[name] for name in names})
+            yield partial(insert_new, table=BODIES, rows=rows)
+        versions = [{"session": key} | row for row in archive.instructions.values()]
+        for some in _in_parts(versions):
+            yield partial(insert_new, table=INSTRUCTIONS, rows=some)
+        for nodes in _in_parts(archive.nodes):
+            yield partial(insert_new, table=NODES, rows=tree.node_rows(key, nodes, places))
+        self._places = places
+        for record, cut in archive.cuts:
+            yield partial(keep_cut, key=key, standing=cut, agent=record.agent, exchange=None, at=record.created_at)
+        for hidden in _in_parts([(node, *what) for node, what in archive.hidden.items()]):
+            yield partial(_keep_hidden, key=key, rows=hidden)
+        for summaries in _in_parts(list(archive.summaries.values())):
+            yield partial(add_summaries, key=key, rows=summaries)
+
+    def _create(self, connection: StoreConnection) -> None:
+        created_at = self._archive.session.created_at
+        if not tree.create_session(connection, self.key, self._tenant, self._id, created_at):
+            raise Conflict(f"There is a session {self._id!r} already: delete it first, or import under another id.")
+
+    def _hold(self, connection: StoreConnection) -> None:
+        values = {"arrival": tree.REMOVED, "model": self._holder, "updated_at": int(time.time() * 1000)}
+        connection.execute(_MOVE_HEAD, values | {"the_session": self.key})
+
+    def _require_held(self, connection: StoreConnection) -> None:
+        if not self.is_held(connection):
+            raise Conflict(f"The session {self._id!r} was deleted while it was made.")
+
+    def _set_head(self, connection: StoreConnection) -> SessionRow:
+        archive, said = self._archive, self._archive.session
+        values = {
+            "updated_at": said.updated_at,
+            "instructions": said.instructions,
+            "arrival": said.arrival,
+            "model": said.model,
+            "tools": said.tools,
+            "hidden": len(archive.hidden),
+            "summaries": len(archive.summaries),
+        }
+        return _move_head(connection, self.key, self._places.get(said.head), values)
+
+
+def _in_parts(items: Sequence[_Item]) -> Iterator[list[_Item]]:
+    for start in range(0, len(items), PORTION):
+        yield list(items[start : start + PORTION])
+
+
+def _keep_hidden(connection: StoreConnection, key: str, rows: Sequence[tuple[str, Hidden, int]]) -> None:
+    tree.add_hidden(connection, key, rows, exchange=None)
 
 
 def _move_head(
@@ -635,8 +733,6 @@ def _move_head(
 
 
 # ------------------------------------------------------------------------------------------------------- fork
-
-PORTION: Final = 250  # messages of one transaction
 
 _SOURCE: Final = bindparam("source", type_=SESSIONS.c.session.type)
 _COPY: Final = bindparam("copy", type_=SESSIONS.c.session.type)
@@ -761,6 +857,11 @@ def _copying(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     # SQLite needs some condition here: else it takes ON for the beginning of a join.
     found = found.where(rows.c.status == SummaryStatus.READY.value if table is SUMMARIES else true())
     return insert_into(dialect, table).from_select(columns, found).on_conflict_do_nothing()
+
+
+@cache
+def _reading(dialect: str, table: Table) -> Select[Any]:
+    return select(_named(dialect, table))
 
 
 @cache

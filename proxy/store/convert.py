@@ -69,7 +69,7 @@ def _old_tables() -> dict[str, Table]:
                 primary_key=column.primary_key,
             )
             for column in table.columns
-            if column.name not in _SINCE.get(table.name, ())
+            if column.name not in _SINCE.get(table.name, ()) and column.computed is None
         ]
         tables[table.name] = Table(f"old_{table.name}", aside, *columns)
     return tables
@@ -173,7 +173,8 @@ def _convert_cuts(connection: StoreConnection, key: str) -> None:
 def _pages(connection: StoreConnection | Connection, table: Table, key: str) -> Iterator[list[dict[str, Any]]]:
     """Give the rows of a session, some at a time."""
     order = list(table.primary_key.columns)
-    found, after = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
+    columns = [column for column in table.columns if column.computed is None]
+    found, after = select(*columns).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
     while True:
         page = found if after is None else found.where(tuple_(*order) > after)
         read: Rows = cast("StoreConnection", connection).execute(page)

@@ -284,7 +284,7 @@ _NEXT_PLACES: Final = _PLACES.where(
 )
 _ONE: Final = select(CUTS).where(*matching(CUTS, "node", "policy", "agent"))
 
-_CHAIN_LENGTH: Final = 16
+_CHAIN_LENGTH: Final = 32
 """A cut is stored as what differs from the one before it; each that many-th as a whole."""
 
 

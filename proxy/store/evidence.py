@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, bindparam, select
+from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
-from proxy.store.schema import EVIDENCE, NODES, SESSIONS, insert_new, matching
+from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, matching, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
@@ -41,12 +43,28 @@ _AT_HEAD: Final = (
 _SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SESSIONS.c.instructions).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant")
 )
-_CONTENTS: Final = select(NODES.c.content).where(
-    *matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))
-)
-_PIECES: Final = select(EVIDENCE.c.piece).where(
-    *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
-)
+
+
+@cache
+def _pieces(dialect: str) -> Select[Any]:
+    """Return what reads which of some pieces a session has."""
+    found = select(EVIDENCE.c.piece).where(
+        *matching(EVIDENCE), EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True))
+    )
+    if dialect == "postgresql":
+        key = bindparam("key", type_=EVIDENCE.c.session.type)
+        found = found.where(session_place(EVIDENCE.c.session) == session_place(key))
+    return found
+
+
+@cache
+def _insert_new_piece() -> postgresql.Insert:
+    """Return what inserts a piece that the session does not have, where no constraint tells."""
+    session, piece = [bindparam(f"new_{column.name}", type_=column.type) for column in EVIDENCE.columns]
+    there = (EVIDENCE.c.session == session, session_place(EVIDENCE.c.session) == session_place(session))
+    row = select(session.label("session"), piece.label("piece"))
+    row = row.where(~select(EVIDENCE.c.piece).where(*there, EVIDENCE.c.piece == piece).exists())
+    return postgresql.insert(EVIDENCE).from_select(["session", "piece"], row)
 
 
 class UnnamedRequest(Struct, frozen=True, kw_only=True):
@@ -73,8 +91,8 @@ class Inferred(Struct, frozen=True, kw_only=True):
     """What evidence says of a request."""
 
     session: str | None = None  # the id of the session that it belongs to
-    vouched: int = 0
-    """How many of its messages, from the first on, stand in a session of the tenant just so; where `session` is None"""
+    relayed: tuple[int, ...] = ()
+    """Positions of its replies that stand in a session of the tenant just so; where `session` is None"""
     doubt: Doubt | None = None
 
 
@@ -89,7 +107,15 @@ def keep_evidence(
     connection: StoreConnection, key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None
 ) -> None:
     """Keep what the messages in `said`, with their nodes, are known by; and the `first` node of a history."""
-    insert_new(connection, EVIDENCE, evidence_rows(key, witness, said, first))
+    insert_evidence(connection, evidence_rows(key, witness, said, first))
+
+
+def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> None:
+    """Insert rows of `evidence`; those that are there already are left as they are. The session is locked."""
+    if connection.dialect.name != "postgresql":
+        insert_new(connection, EVIDENCE, rows)
+    elif rows:
+        connection.execute(_insert_new_piece(), [{f"new_{name}": row[name] for name in row} for row in rows])
 
 
 def evidence_rows(
@@ -143,7 +169,7 @@ class _Inference:
                     break
             if holders and places is near:
                 break
-        return Inferred(vouched=self._vouched(holders), doubt=self._doubt(holders))
+        return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
 
     # --------------------------------------------------------------------------------- what is held by whom
 
@@ -151,7 +177,9 @@ class _Inference:
         found = self._pieces.get(place)
         if found is None:
             message, node = self._request.messages[place], self._request.names[place]
-            found = self._pieces[place] = list(self._witness.of(message, node))
+            # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
+            of = self._witness.of(message, node) if place else self._witness.marks(message)
+            found = self._pieces[place] = list(of)
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -227,14 +255,13 @@ class _Inference:
         pieces = sorted({each.piece for place in replies for each in self._evidence(place)})
         contents = sorted({content_key(request.contents[place]) for place in replies})
         known: set[int] = set()
-        there: set[str] = set()
         for some in tree.in_parts(pieces):
-            known.update(self._connection.execute(_PIECES, {"key": key, "pieces": some}).scalars())
-        for names in tree.in_parts(contents):
-            there.update(self._connection.execute(_CONTENTS, {"key": key, "contents": names}).scalars())
+            asked = {"key": key, "pieces": some}
+            known.update(self._connection.execute(_pieces(self._connection.dialect.name), asked).scalars())
+        there = tree.contents_there(self._connection, key, contents)
         for place in replies:
             evidence = self._evidence(place)
-            says_nothing = len(evidence) == 1  # it has its place alone: its calls were left out
+            says_nothing = all(each.kind == "place" for each in evidence)  # its calls were left out
             if says_nothing or content_key(request.contents[place]) in there:
                 continue
             if not any(each.piece in known for each in evidence):
@@ -253,13 +280,15 @@ class _Inference:
 
     # ------------------------------------------------------------------------------------ where there is none
 
-    def _vouched(self, holders: Mapping[int, set[str]]) -> int:
-        places = [
-            place
-            for place in self._spoken
-            if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
-        ]
-        return places[-1] + 1 if places else 0
+    def _relayed(self, holders: Mapping[int, set[str]]) -> tuple[int, ...]:
+        """Return where replies stand that are known just so. What was made up before them is none of these."""
+        return tuple(
+            [
+                place
+                for place in self._spoken
+                if any(holders.get(each.piece) for each in self._pieces.get(place, ()) if each.kind == "place")
+            ]
+        )
 
     def _doubt(self, holders: Mapping[int, set[str]]) -> Doubt | None:
         """Return what the request resembles."""

@@ -32,7 +32,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    tuple_,
     type_coerce,
     update,
 )
@@ -119,11 +118,11 @@ def exchanges_page(
     for table in _BOTH:
         newest = _exchanges(table).where(table.c.session == key).limit(limit + 1)
         if after is not None:
-            newest = newest.where(tuple_(table.c.created_at, table.c.id) < (after.time, after.name))
-        newest = newest.order_by(table.c.created_at.desc(), table.c.id.desc())
+            newest = newest.where(table.c.id < after.name)
+        newest = newest.order_by(table.c.id.desc())
         found |= {row.id: _exchange(row) for row in connection.execute(newest)}
-    # In the order of the ids' bytes: all that are made by the program sort so as texts.
-    rows = sorted(found.values(), key=lambda row: (row.created_at, encode_exchange(row.id)), reverse=True)
+    # In the order of the ids' bytes, which begin with the time.
+    rows = sorted(found.values(), key=lambda row: encode_exchange(row.id), reverse=True)
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
@@ -339,7 +338,9 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
         )
     found = dict.fromkeys(settlements, SettleSnapshot())
     for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
-        session, state = tree.session_in(row), row[_STATE_FROM:_BASE_FROM]
+        session, state = tree.there(tree.session_in(row)), row[_STATE_FROM:_BASE_FROM]
+        if session is None:
+            continue
         depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
         settlement, under = settlements[session.key], None
         if settlement.messages and first is None:
@@ -720,9 +721,9 @@ class ExchangeEnd:
     def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
-        vouched = zip(line[: settlement.vouched], settlement.messages, strict=False)
+        brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
         said = [
-            *(() if self._line else ((place.node, body.message) for place, body in vouched)),
+            *(() if self._line else brought),
             *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
@@ -771,6 +772,7 @@ class ExchangeEnd:
 def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
     """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
+    relayed = frozenset(settlement.relayed)
     return [
         tree.NewNode(
             body=body,
@@ -778,7 +780,7 @@ def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
             created_at=settlement.settled_at,
             exchange=settlement.exchange,
             agent=settlement.agent,
-            vouched=number < settlement.vouched,
+            vouched=number in relayed,
             policy=settlement.policy_version or None,
             arrival=arrival,
         )

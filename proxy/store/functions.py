@@ -207,7 +207,7 @@ def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
         encoders: _Encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
         texts.append(_text(sorted(rows[table], key=order), encoders) if rows[table] else None)
-    opened = [{name.removeprefix("new_"): value for name, value in row.items()} for row in rows["pending"]]
+    opened = list(map(_column_names, rows["pending"]))
     texts.append(_text(opened, _ENCODERS["pending"]))
     return Beginnings(
         arguments=(*texts, list(map(encode_session, sessions))), exchanges={row["id"]: row for row in opened}
@@ -290,7 +290,7 @@ def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> Plai
             "new_bodies": [_encoded(each, _ENCODERS["bodies"]) for each in sorted(keeper.rows["bodies"], key=_BODIES)],
             "new_nodes": [_encoded(each, _ENCODERS["nodes"]) for each in keeper.rows["nodes"]],
             "cut": _encoded(cuts[0], _ENCODERS["cuts"]) if cuts else None,
-            "evidence": [_encoded(each, _ENCODERS["evidence"]) for each in keeper.rows["evidence"]],
+            "evidence": [_encoded(_column_names(each), _ENCODERS["evidence"]) for each in keeper.rows["evidence"]],
         }
     return PlainEnd(row=row, settled=settled, cut=kept)
 
@@ -329,6 +329,11 @@ def settled_at(rows: Iterable[Sequence[Any]]) -> dict[str, str]:
 
 def _text(rows: Iterable[Mapping[str, Any]], encoders: _Encoders) -> str:
     return orjson.dumps([_encoded(row, encoders) for row in rows]).decode()
+
+
+def _column_names(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an INSERT … SELECT by the names of its columns."""
+    return {name.removeprefix("new_"): value for name, value in row.items()}
 
 
 def _encoded(row: Mapping[str, Any], encoders: _Encoders) -> dict[str, Any]:

@@ -127,17 +127,17 @@ def _asked(*like: str, answered: bool = False) -> Select[Any]:
     """
     newest: list[Select[Any]] = []
     for table in (EXCHANGES, PENDING):
-        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "created_at", "id")))
+        found = select(*(table.c[name] for name in (*_ASKED_COLUMNS, "id")))
         found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
-        created_at: ColumnElement[int] = table.c.created_at
         if like and table is EXCHANGES:
             found = found.where(text(f"({REPEATABLE})"))
-            created_at = created_at + 0  # no index has this order: by one, every exchange of the session would be read
-        found = found.order_by(created_at.desc(), table.c.id.desc()).limit(1)
+        # No index has this order: by one, every exchange of the session might be read.
+        newest_first = [table.c.created_at.desc()] if like else []
+        found = found.order_by(*newest_first, table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
     both = union_all(*newest).subquery()
     columns = [both.c[name] for name in _ASKED_COLUMNS]
-    return select(*columns).order_by(both.c.created_at.desc(), both.c.id.desc()).limit(1)
+    return select(*columns).order_by(both.c.id.desc()).limit(1)
 
 
 _ASKED: Final = _asked()
@@ -283,7 +283,7 @@ class HistoryReader:
         made_at, known = self._branches.beginning(self._key, names)
         count = len(known)
         if not count:
-            return tree.session_of(self._connection, self._key), None, True
+            return tree.standing_session(self._connection, self._key), None, True
         asked = {
             "key": self._key,
             "last": names[count - 1],
@@ -295,6 +295,8 @@ class HistoryReader:
         if row is None:
             return None, None, True
         session, (last, following, cut) = tree.session_in(row), row[-3:]
+        if tree.there(session) is None:
+            raise tree.BeingRemoved
         if last is None or following is not None or session.created_at != made_at:
             return session, None, True
         return session, count, cut is not None

@@ -28,6 +28,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store import convert
 from proxy.store.database import PostgresServer, Result, SqliteFile, StoreConnection, address_of, translated
 from proxy.store.schema import METADATA, SECRETS, insert_into
+from proxy.store.search import drop_index, make_index
 from proxy.store.sqlite import connect, create_file, sqlite_engine
 
 if TYPE_CHECKING:
@@ -127,7 +128,13 @@ def _megabytes(size: float) -> str:
 
 async def downgrade(url: str, revision: str) -> None:
     """Take the tables back to `revision`; `base` drops them with all they hold."""
+    await asyncio.to_thread(_run, url, drop_index)  # it can be made again
     await asyncio.to_thread(_run, url, partial(_alembic, "downgrade", revision))
+
+
+async def make_search_index(url: str) -> None:
+    """Make the tables of the full-text index, where there are none."""
+    await asyncio.to_thread(_run, url, make_index)
 
 
 def current(connection: StoreConnection) -> str | None:

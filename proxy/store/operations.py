@@ -15,9 +15,9 @@ from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.records import SessionRow, dialect_of
-from proxy.store.rollups import HOUR
-from proxy.store.schema import FORMS, KEY_COSTS, NODES, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
-from proxy.store.tree import form_text, session_in
+from proxy.store.rollups import HOUR, hold_sums
+from proxy.store.schema import FORMS, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
+from proxy.store.tree import IS_THERE, REMOVED, form_text, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
@@ -76,16 +76,18 @@ def _ordered(query: SessionListQuery) -> Any:
         place = cast(func.coalesce(sums.c.saved, 0) * _NANO, BigInteger)
         source = SESSIONS.outerjoin(sums, sums.c.session == SESSIONS.c.session)
     found: Any = select(SESSIONS, place.label("place")).select_from(source)
-    found = found.order_by(place.desc(), SESSIONS.c.session.desc()).where(SESSIONS.c.tokens >= query.min_tokens)
-    found = found.where(*_like(query))
+    order = [place] if place is not SESSIONS.c.updated_at else [SESSIONS.c.period, place]
+    found = found.order_by(*(column.desc() for column in (*order, SESSIONS.c.session)))
+    found = found.where(SESSIONS.c.tokens >= query.min_tokens)
+    found = found.where(IS_THERE, *_like(query))
     exact = ((SESSIONS.c.tenant, query.tenant), (SESSIONS.c.model, query.model), (SESSIONS.c.session, query.key))
     for column, value in exact:
         if value is not None:
             found = found.where(column == value)
     if query.since is not None:
-        found = found.where(SESSIONS.c.updated_at >= query.since)
+        found = found.where(SESSIONS.c.period >= query.since // PERIOD_MS, SESSIONS.c.updated_at >= query.since)
     if query.until is not None:
-        found = found.where(SESSIONS.c.updated_at < query.until)
+        found = found.where(SESSIONS.c.period <= query.until // PERIOD_MS, SESSIONS.c.updated_at < query.until)
     if query.after is not None:
         cursor = _CURSOR.fullmatch(query.after)
         if cursor is None:
@@ -133,10 +135,11 @@ def sessions_to_delete(
     connection: StoreConnection, *, before: int | None, most: int | None, limit: int = 100
 ) -> Sequence[str]:
     """Return the internal names of sessions that were last used before a time, or are more than `most`."""
-    oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.updated_at, SESSIONS.c.session)
+    oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)
     keys: list[str] = []
     if before is not None:
-        keys = list(connection.execute(oldest.where(SESSIONS.c.updated_at < before).limit(limit)).scalars())
+        old = oldest.where(SESSIONS.c.period <= before // PERIOD_MS, SESSIONS.c.updated_at < before)
+        keys = list(connection.execute(old.limit(limit)).scalars())
     if most is not None and len(keys) < limit:
         count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
         beyond = min(count - most, limit)
@@ -145,15 +148,27 @@ def sessions_to_delete(
     return keys
 
 
-def sessions_of(connection: StoreConnection, tenant: str, limit: int = 100) -> Sequence[str]:
-    """Return the internal names of some sessions of a tenant."""
-    return list(
-        connection.execute(select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant).limit(limit)).scalars()
-    )
+def sessions_of(connection: StoreConnection, tenant: str, after: str | None, limit: int = 100) -> Sequence[str]:
+    """Return the internal names of some sessions of a tenant, in order: those after `after`."""
+    found = select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant)
+    if after is not None:
+        found = found.where(SESSIONS.c.session > after)
+    return list(connection.execute(found.order_by(SESSIONS.c.session).limit(limit)).scalars())
+
+
+_MAKING_MS: Final = 600_000  # an import that has not gone on for so long was cut off
+
+
+def removed_sessions(connection: StoreConnection, at: int) -> Sequence[str]:
+    """Return the internal names of sessions that are removed in part, those excepted that are being made."""
+    columns = (SESSIONS.c.session, SESSIONS.c.model, SESSIONS.c.updated_at)
+    rows = connection.execute(select(*columns).where(SESSIONS.c.arrival == REMOVED)).all()
+    return [row.session for row in rows if row.model is None or row.updated_at < at - _MAKING_MS]
 
 
 def forget_tenant(connection: StoreConnection, tenant: str) -> None:
     """Delete the sums of a tenant."""
+    hold_sums(connection)
     for table in (ROLLUPS, KEY_COSTS):
         connection.execute(delete(table).where(table.c.tenant == tenant))
 

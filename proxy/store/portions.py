@@ -1,4 +1,4 @@
-"""Long requests, written in portions, so that others write between them.
+"""Long requests, written in portions, so that others write between them. And long sessions, deleted so.
 
 A text is named by its content, and a node by all that comes before it too: what is stored of a long request early says
 nothing yet. The exchange's row makes its texts count, and the head its nodes, in a last transaction. Whoever is killed
@@ -19,11 +19,11 @@ from sqlalchemy import bindparam, select
 from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
 from proxy.store import tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
-from proxy.store.evidence import evidence_rows
+from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
 from proxy.store.packing import pack_text
 from proxy.store.records import Body, Opening, Settled, Settlement, session_key
-from proxy.store.schema import BODIES, EVIDENCE, NODES, PENDING, insert_new, matching
+from proxy.store.schema import BODIES, NODES, PENDING, insert_new, matching
 
 _ROWS: Final = 250
 """Messages of one transaction: they take some 10 ms."""
@@ -44,15 +44,16 @@ async def begin_long(database: Database, opening: Opening) -> None:
     key = session_key(opening.tenant, opening.session, opening.dialect)
     bodies = await asyncio.to_thread(tree.named_bodies, opening.messages)
     made_at: int | None = None
-    for names in _portions(bodies):
-        rows = await asyncio.to_thread(_packed_rows, key, {name: bodies[name] for name in names})
+    for names in portions_of(bodies):
+        rows = await asyncio.to_thread(packed_rows, key, {name: bodies[name] for name in names})
         made_at = await database.write(partial(_keep_texts, opening=opening, rows=rows, made_at=made_at), durable=False)
         if made_at is None:
             break
     await database.write(partial(_begin, opening=opening, made_at=made_at), durable=False)
 
 
-def _portions(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
+def portions_of(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
+    """Give the names of texts in portions."""
     names: list[str] = []
     size = 0
     for name, body in bodies.items():
@@ -65,7 +66,8 @@ def _portions(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
         yield names
 
 
-def _packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+def packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
+    """Return the rows of messages by the names of their texts, which are packed already."""
     return [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
 
 
@@ -160,12 +162,12 @@ def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line
 def _node_rows(
     key: str, settlement: Settlement, line: _Line, start: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of a portion of the nodes, and those of what vouched replies among them are known by."""
+    """Return the rows of a portion of the nodes, and those of what upstream's replies among them are known by."""
     stop = start + _ROWS
     nodes = tree.node_rows(key, line.new_nodes[start:stop], line.places, line.contents[start:stop])
     witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
-    vouched = line.new_nodes[start : min(stop, settlement.vouched)]
-    evidence = evidence_rows(key, witness, [(name, new_node.body.message) for _, name, new_node in vouched])
+    brought = [line.new_nodes[at] for at in settlement.relayed if start <= at < stop]
+    evidence = evidence_rows(key, witness, [(name, new_node.body.message) for _, name, new_node in brought])
     return nodes, evidence
 
 
@@ -177,5 +179,33 @@ def _keep_nodes(
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
     insert_new(connection, NODES, nodes)
-    insert_new(connection, EVIDENCE, evidence)
+    insert_evidence(connection, evidence)
     return True
+
+
+# ----------------------------------------------------------------------------------------------------- delete
+
+_DELETED: Final = 500  # rows of one transaction: they take some 10 ms
+_SESSIONS: Final = 10  # of one transaction; most have few rows
+
+
+async def delete_sessions(database: Database, keys: Sequence[str]) -> int:
+    """Delete sessions with everything they have; return how many there were.
+
+    One of many rows is deleted in portions. From the first on it is not there any more: whoever is to write to it
+    first deletes what is left.
+    """
+    number, left = 0, list(keys)
+    while left:
+        some = left[:_SESSIONS]
+        if not database.in_order:  # there nobody waits for it
+            number += await database.write(partial(tree.delete_several, keys=some))
+            del left[:_SESSIONS]
+            continue
+        done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS))
+        number += sum(each is not None for each in done)
+        key, whole = some[len(done) - 1], done[-1]
+        while whole is False:
+            whole = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
+        del left[: len(done)]
+    return number

@@ -241,9 +241,8 @@ class Settlement(Struct, frozen=True, kw_only=True):
     differs from it; None: as a whole."""
     heard: tuple[int, Hidden] | None = None
     """What other agents said, as it was sent before one of `messages`: its number, and the text."""
-    vouched: int = 0
-    """Number of the leading ones of `messages` that are known to have come from upstream, or to belong to such a
-    conversation, though the client brought them."""
+    relayed: tuple[int, ...] = ()
+    """Which of `messages` are known as replies of upstream, though the client brought them."""
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False

@@ -118,8 +118,8 @@ _HOURLY: Final = 30 * 24  # hours that are told apart
 def fold(connection: StoreConnection, now: int) -> bool:
     """Fold what one process added in an hour that is over; return False once all is. `now` is in hours since 1970.
 
-    It takes no longer than a few exchanges do: they wait meanwhile. Several processes may fold at once: a row is
-    deleted by one of them, which adds what it held to another.
+    It takes no longer than a few exchanges do: they wait meanwhile. Several processes may fold: a row is deleted by one
+    of them, which adds what it held to another.
     """
     hour, slot = ROLLUPS.c.hour, ROLLUPS.c.slot
     old = (hour < now - _HOURLY) & ((hour % 24 != 0) | (slot != 0))
@@ -127,6 +127,7 @@ def fold(connection: StoreConnection, now: int) -> bool:
     due = connection.execute(select(hour, slot).where(old | over).limit(1)).one_or_none()
     if due is None:
         return False
+    hold_sums(connection)
     found = delete(ROLLUPS).where(hour == due.hour, slot == due.slot).returning(*ROLLUPS.columns)
     gone = connection.execute(found).all()
     rows = [row._asdict() for row in gone]
@@ -137,6 +138,16 @@ def fold(connection: StoreConnection, now: int) -> bool:
     if rows:
         _add_rows(connection, ROLLUPS, rows)
     return True
+
+
+_HOLD: Final = select(func.pg_advisory_xact_lock(0x70616C_73756D73))
+"""Ours by this number alone: migrations have another one."""
+
+
+def hold_sums(connection: StoreConnection) -> None:
+    """Let nobody else fold sums until the transaction ends: who deletes some would miss those that are on their way."""
+    if connection.dialect.name == "postgresql":  # SQLite's one writer holds all
+        connection.execute(_HOLD).all()
 
 
 @cache

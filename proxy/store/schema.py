@@ -21,6 +21,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    Computed,
     Float,
     FromClause,
     Index,
@@ -30,6 +31,8 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -63,6 +66,9 @@ def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
     yield from _columns(kind, *names, primary_key=True)
 
 
+PERIOD_MS: Final = 600_000
+"""Sessions are sorted by the period that they were last changed in, then by the time."""
+
 SESSIONS: Final = Table(
     "sessions",
     METADATA,  # in the order of the fields of `SessionRow`
@@ -84,10 +90,12 @@ SESSIONS: Final = Table(
     *_columns(Float, "cost", nullable=True),
     *_columns(Text, "calls", nullable=True),  # a JSON array of names; NULL where there are none
     Column("dialect", Text, nullable=False, server_default=text("'chat'")),
+    # The indexes have this in place of the time: PostgreSQL enters a row anew into every index if one of them changes.
+    Column("period", BigInteger, Computed(f"updated_at / {PERIOD_MS}", persisted=True)),  # virtual in SQLite
     # (tenant, id, dialect) is unique because `session` is computed from the three.
     Index(None, "id", "tenant"),
-    Index(None, "tenant", "updated_at", "session"),
-    Index(None, "updated_at", "session"),
+    Index(None, "tenant", "period"),
+    Index(None, "period"),
 )
 """One row for each session: where it stands, and sums that a list shows."""
 
@@ -106,6 +114,17 @@ BODIES: Final = Table(
 )
 """Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
 
+
+def session_place(session: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return the number that stands for a session in indexes of PostgreSQL: half as long."""
+    return func.hashbyteaextended(session, literal_column("0"), type_=BigInteger)
+
+
+def content_place(content: ColumnElement[Any], session: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return the number by which PostgreSQL finds nodes by what they say."""
+    return func.hashbyteaextended(content, session_place(session), type_=BigInteger)
+
+
 NODES: Final = Table(
     "nodes",
     METADATA,
@@ -121,9 +140,11 @@ NODES: Final = Table(
     *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
     # The tenant, where every assistant message up to here came from upstream. Exports have it.
     *_columns(Text, "recorded", nullable=True),
-    Index(None, "session", "content"),
+    Index(None, "session", "content").ddl_if(dialect="sqlite"),
 )
 """The tree of messages. Append-only."""
+
+Index("ix_nodes_content", content_place(NODES.c.content, NODES.c.session)).ddl_if(dialect="postgresql")
 
 HIDDEN: Final = Table(
     "hidden",
@@ -201,7 +222,6 @@ EXCHANGES: Final = Table(
     METADATA,
     *_of_an_exchange(),
     Index(None, "id"),
-    Index(None, "session", "created_at"),
     Index(None, "session", "digest", sqlite_where=REPEATABLE, postgresql_where=REPEATABLE),
 )
 """Requests that were settled, and how they ended. A row is inserted when its exchange ends: PostgreSQL would store a
@@ -268,9 +288,18 @@ PROVIDER_IDS: Final = Table(
 )
 """Ids of responses and items that a provider keeps, each with the node of the reply; "" where it became none."""
 EVIDENCE: Final = Table(
-    "evidence", METADATA, *_keys(BigInteger, "piece"), Index(None, "piece"), sqlite_with_rowid=False
+    "evidence",
+    METADATA,
+    *_keys(BigInteger, "piece"),
+    Index(None, "piece").ddl_if(dialect="sqlite"),
+    Index(None, "session").ddl_if(dialect="postgresql"),
+    sqlite_with_rowid=False,
 )
-"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`."""
+"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`.
+
+PostgreSQL has no primary key here: two indexes that it keeps small do instead. Who inserts looks whether it is there.
+"""
+Index("ix_evidence_piece_session", EVIDENCE.c.piece, session_place(EVIDENCE.c.session)).ddl_if(dialect="postgresql")
 
 KEY_COSTS: Final = Table(
     "key_costs",

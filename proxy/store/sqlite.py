@@ -194,6 +194,7 @@ class SqliteDatabase:
         self._connections = [near]  # what the readers have opened
         self._probing: asyncio.Future[None] | None = None
         self._writing_since: float | None = None  # when the transaction began that the writer is in
+        self._commits = 0  # how many transactions were committed
         # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
@@ -250,12 +251,13 @@ class SqliteDatabase:
         if self._probing is not None and not self._probing.done():
             raise TimeoutError
         future = self._probing = asyncio.get_running_loop().create_future()
+        commits = self._commits
         probe = partial(_probe_file, unit, self._path, self._file if same else None)
         threading.Thread(target=_in_thread, args=(probe, future), name="palimpsest-probe", daemon=True).start()
         try:
             await asyncio.shield(future)
         except StoreUnavailable as why:
-            if not (_is_busy(why.__cause__) and self.is_busy):  # the lock is our own
+            if not (_is_busy(why.__cause__) and (self.is_busy or self._commits > commits)):  # the lock is our own
                 raise
 
     async def close(self) -> None:
@@ -345,6 +347,7 @@ class SqliteDatabase:
                 self._begin(raw)
                 outcomes = [(write, *self._run(write)) for write in writes]
             raw.execute("COMMIT")
+            self._commits += 1
         except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
             # The transaction as a whole failed (locked, full, or the one item in it): nothing is kept.
             _roll_back(raw)

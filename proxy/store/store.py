@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.store import cuts, exchanges, history, operations, rollups, summaries, tree
-from proxy.store.archive import export_session, fork_session, load, read_records
+from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
+from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
-from proxy.store.masking import Masker
-from proxy.store.migrate import MOST_BYTES, current, probe, require_current, upgrade
+from proxy.store.masking import Masker, is_withheld
+from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
-from proxy.store.packing import is_plain, require_plain
-from proxy.store.portions import begin_long, is_long, settle_long
+from proxy.store.packing import is_plain, require_plain, sanitize
+from proxy.store.portions import begin_long, delete_sessions, is_long, settle_long
 from proxy.store.records import (
     BranchRow,
     Cursor,
@@ -40,6 +41,7 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.rollups import StatsQuery, StatsRow
+from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
@@ -50,6 +52,7 @@ _RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being e
 _AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
+_INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
 _FEW: Final = 64  # messages that are read or written within a millisecond
 
 
@@ -84,6 +87,8 @@ class Store:
         self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
         self.masker: Masker | None = None  # masks what is stored
+        self.searches_index = False  # whether there is to be a full-text index
+        self._has_index = False  # whether its tables are known to be there
         self._tasks = Tasks()
         self._closed = False
         self.waits_for_beginnings = not database.in_order
@@ -151,6 +156,7 @@ class Store:
         old, self._database = self._database, opened
         self.waits_for_beginnings = not opened.in_order
         self._branches = Branches()
+        self._has_index = False
         self._tasks.follow(old.close())
 
     async def _probe(self) -> None:
@@ -234,9 +240,18 @@ class Store:
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
-        if self.spool is not None and self.spool.flag[0]:
-            await asyncio.to_thread(self.spool.drop, key)
-        return await self._write(partial(tree.delete_session, key=key))
+        return bool(await self._delete([key]))
+
+    async def _delete(self, keys: Sequence[str]) -> int:
+        """Delete sessions; return how many there were."""
+        for key in keys:
+            if self.spool is not None and self.spool.flag[0]:
+                await asyncio.to_thread(self.spool.drop, key)
+        return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
+
+    async def finish_removals(self) -> None:
+        """Delete what is left of sessions whose deletion, or import, was cut off."""
+        await self._delete(await self._read(partial(operations.removed_sessions, at=int(time.time() * 1000))))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -252,8 +267,8 @@ class Store:
         its line.
         """
         archive = await asyncio.to_thread(read_records, records)
-        unit = partial(load, tenant=tenant, session=session, archive=archive)
-        return await self._write(unit, again=False)  # it would find the session there
+        loading = self._tasks.start(load_session(self._database, tenant, session, archive))
+        return await self._guarded(lambda: asyncio.shield(loading))
 
     async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
         """Make a session that has the history of another one up to `node`; see `fork`.
@@ -270,11 +285,15 @@ class Store:
     async def recall(self, question: HistoryQuery) -> HistorySnapshot:
         """Return what is known of the conversation that a request belongs to; see `recall`."""
         unit = partial(recall, question=question, branches=self._branches)
-        if self._database.blocks:
-            with suppress(TooLong):
-                return await self._read(partial(unit, most=_FEW), short=True)
-            return await self._read(unit)
-        return await self._read(unit, short=True)
+        try:
+            if self._database.blocks:
+                with suppress(TooLong):
+                    return await self._read(partial(unit, most=_FEW), short=True)
+                return await self._read(unit)
+            return await self._read(unit, short=True)
+        except tree.BeingRemoved:
+            await self.delete(session_key(question.tenant, question.session, question.dialect))
+            return await self.recall(question)
 
     async def infer(self, request: UnnamedRequest) -> Inferred:
         """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
@@ -394,6 +413,42 @@ class Store:
         """Give a lease back; nothing happens where somebody else has it."""
         await self._write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
+    # ------------------------------------------------------------------------------------ search
+
+    async def index_texts(self, seconds: float) -> bool:
+        """Index messages for so long; return whether all that are stored are indexed."""
+        if not self._has_index:
+            await make_search_index(self._url)
+            self._has_index = True
+        until = time.monotonic() + seconds
+        while sessions := await self._read(search.due):
+            for session in sessions:
+                is_whole = False
+                while not is_whole:
+                    if time.monotonic() > until:
+                        return False
+                    rows = await self._read(partial(search.missing, key=session.key))
+                    terms = await asyncio.to_thread(_terms_of, rows)
+                    is_whole = len(rows) < search.AT_ONCE
+                    state = session.state if is_whole else None
+                    await self._write(partial(search.add, key=session.key, terms=terms, state=state))
+        while await self._write(search.purge):
+            if time.monotonic() > until:
+                break
+        return True
+
+    async def find_texts(self, words: Sequence[str], tenant: str | None) -> list[FoundTexts] | None:
+        """Return the messages that may hold all of these words; None where the index does not tell."""
+        dialect = "sqlite" if isinstance(self._database, SqliteDatabase) else "postgresql"
+        asked = search.question_of(words, dialect)
+        if asked is None or not _are_plain(asked, tenant) or not await self.index_texts(_INDEX_SECONDS):
+            return None
+        return await self._read(partial(search.find, asked=asked, tenant=tenant))
+
+    async def nodes(self, key: str, names: Sequence[str]) -> list[NodeRow]:
+        """Return these messages of a session, the oldest first."""
+        return await self._read(partial(tree.rows_of, key=key, nodes=names))
+
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
@@ -512,13 +567,16 @@ class Store:
     async def sweep(self, *, before: int | None, most: int | None) -> int:
         """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
         keys = await self._read(partial(operations.sessions_to_delete, before=before, most=most))
-        return sum([await self.delete(key) for key in keys])
+        return await self._delete(keys)
 
     async def erase(self, tenant: str) -> int:
         """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
         number = 0
-        while keys := await self._read(partial(operations.sessions_of, tenant=tenant)):
-            number += sum([await self.delete(key) for key in keys])
+        last: str | None = None
+        # Each name once: while the tenant goes on asking, there would be no end to new ones.
+        while keys := await self._read(partial(operations.sessions_of, tenant=tenant, after=last)):
+            number += await self._delete(keys)
+            last = keys[-1]
         await self._write(partial(operations.forget_tenant, tenant=tenant))
         return number
 
@@ -542,6 +600,11 @@ def _refused(why: Exception) -> asyncio.Future[None]:
     refused.set_exception(why)
     refused.exception()  # nobody need ask for it
     return refused
+
+
+def _terms_of(rows: Iterable[NodeRow]) -> list[tuple[str, str]]:
+    texts = {row.node: "" if is_withheld(row.message) else sanitize(row.message.readable()) for row in rows}
+    return [(node, search.terms_of(text)) for node, text in texts.items()]
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

@@ -17,13 +17,32 @@ import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import FromClause, ScalarSelect, Select, and_, bindparam, delete, except_, func, select, true, tuple_
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Executable,
+    FromClause,
+    Integer,
+    LargeBinary,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    except_,
+    func,
+    select,
+    true,
+    tuple_,
+    update,
+)
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
-from proxy.store.packing import TEXTS, is_against, pack, pack_against, sanitize, unpack
+from proxy.store.packing import TEXTS, encode_name, is_against, pack, pack_against, sanitize, unpack
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -45,9 +64,11 @@ from proxy.store.schema import (
     INSTRUCTIONS,
     NODES,
     OF_A_SESSION,
+    PERIOD_MS,
     PROVIDER_IDS,
     SECRETS,
     SESSIONS,
+    content_place,
     insert_into,
     insert_new,
     matching,
@@ -57,25 +78,57 @@ from proxy.trimming import Change, Hidden
 # --------------------------------------------------------------------------------------------------- sessions
 
 _SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
-_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions).where(
+_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions, SESSIONS.c.arrival).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True))
 )
 # SQLite leaves the locks out: its one writer holds all.
 _LOCKED: Final = _SESSION.with_for_update(key_share=True)
 _LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
+_SEVERAL_TO_DELETE: Final = (
+    select(SESSIONS.c.session)
+    .where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)))
+    .order_by(SESSIONS.c.session)  # all lock in one order
+    .with_for_update()
+)
 _KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
 """Locks a session against being deleted; who settles in it goes on."""
 
-_EMPTY: Final[dict[str, Any]] = {column.name: None if column.nullable else 0 for column in SESSIONS.columns} | {
-    "head": ROOT
-}
+_EMPTY: Final[dict[str, Any]] = {
+    column.name: None if column.nullable else 0 for column in SESSIONS.columns if column.computed is None
+} | {"head": ROOT}
 """What a session that holds nothing has in its columns."""
+
+
+REMOVED: Final = "removed"
+"""The `arrival` of a session that is not there any more, or not yet: a part of its rows is. Whoever makes it anew
+deletes those first. Only on SQLite sessions are deleted, and imported, in portions."""
+IS_THERE: Final = SESSIONS.c.arrival.is_distinct_from(REMOVED)
+
+
+class BeingRemoved(LookupError):
+    """What is left of the session is to be deleted first."""
 
 
 def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
     """Return the session with this internal name."""
     row = connection.execute(_SESSION, {"key": key}).one_or_none()
-    return None if row is None else session_in(row)
+    return None if row is None else there(session_in(row))
+
+
+def standing_session(connection: StoreConnection, key: str) -> SessionRow | None:
+    """Return the session with this internal name; raises `BeingRemoved`."""
+    row = connection.execute(_SESSION, {"key": key}).one_or_none()
+    if row is None:
+        return None
+    session = session_in(row)
+    if there(session) is None:
+        raise BeingRemoved
+    return session
+
+
+def there(session: SessionRow) -> SessionRow | None:
+    """Return a session, None where it is removed."""
+    return None if session.arrival == REMOVED else session
 
 
 def session_in(row: Row) -> SessionRow:
@@ -88,12 +141,12 @@ def session_in(row: Row) -> SessionRow:
 def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
     """Return the session as it is now, and keep who settles and who deletes from it until the transaction ends."""
     row = connection.execute(_LOCKED, {"key": key}).one_or_none()
-    return None if row is None else session_in(row)
+    return None if row is None else there(session_in(row))
 
 
 def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
     """Return the sessions with this id, whoever owns them, by owner."""
-    found = select(SESSIONS).where(SESSIONS.c.id == session).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
+    found = select(SESSIONS).where(SESSIONS.c.id == session, IS_THERE).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
     return [session_in(row) for row in connection.execute(found)]
 
 
@@ -101,11 +154,15 @@ def sessions_page(
     connection: StoreConnection, tenant: str | None, limit: int, after: Cursor | None
 ) -> tuple[list[SessionRow], str | None]:
     """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
-    found = select(SESSIONS).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session.desc()).limit(limit + 1)
+    newest = [column.desc() for column in (SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)]
+    found = select(SESSIONS).where(IS_THERE).order_by(*newest).limit(limit + 1)
     if tenant is not None:
         found = found.where(SESSIONS.c.tenant == tenant)
     if after is not None:
-        found = found.where(tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name))
+        found = found.where(
+            SESSIONS.c.period <= after.time // PERIOD_MS,
+            tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name),
+        )
     rows = [session_in(row) for row in connection.execute(found)]
     if len(rows) <= limit:
         return rows, None
@@ -126,8 +183,11 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
                 insert_new(connection, SESSIONS, [new[key]])
             newest[key] = row.instructions
     elif new:  # the one writer holds all, and nearly always they are there
-        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}):
-            newest[row.session] = row.instructions
+        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}).all():
+            if row.arrival == REMOVED:
+                delete_session(connection, row.session)
+            else:
+                newest[row.session] = row.instructions
         insert_new(connection, SESSIONS, [row for key, row in new.items() if key not in newest])
     return newest
 
@@ -144,6 +204,10 @@ def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
 
 def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
     """Make a session that holds nothing yet; return whether there was none."""
+    try:
+        standing_session(connection, key)
+    except BeingRemoved:
+        delete_session(connection, key)
     made = insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
     return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
 
@@ -155,6 +219,56 @@ def delete_session(connection: StoreConnection, key: str) -> bool:
     for table in OF_A_SESSION:
         connection.execute(delete(table).where(table.c.session == key))
     return True
+
+
+def remove_some(connection: StoreConnection, key: str, most: int, *, begins: bool) -> bool | None:
+    """Delete up to `most` rows of a session, which is not there any more from the first on.
+
+    Returns whether that was all; None where there is none. Unless it `begins`, one that was made anew stays.
+    """
+    row = connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none()
+    if row is None:
+        return None if begins else True
+    if not begins and there(session_in(row)) is not None:
+        return True
+    for table in OF_A_SESSION:
+        gone = connection.execute(_deleting(table), {"key": key, "most": most}).all()
+        most -= len(gone)
+        if most <= 0:
+            connection.execute(_REMOVE, {"the_session": key})
+            return False
+    return True
+
+
+def remove_several(connection: StoreConnection, keys: Sequence[str], most: int) -> list[bool | None]:
+    """Delete sessions as `remove_some` begins to, the first that has more than `most` rows last."""
+    done: list[bool | None] = []
+    for key in keys:
+        done.append(remove_some(connection, key, most, begins=True))
+        if done[-1] is False:
+            break
+    return done
+
+
+def delete_several(connection: StoreConnection, keys: Sequence[str]) -> int:
+    """Delete sessions with everything they have; return how many there were."""
+    found = list(connection.execute(_SEVERAL_TO_DELETE, {"keys": keys}).scalars())
+    if found:
+        for table in OF_A_SESSION:
+            connection.execute(delete(table).where(table.c.session.in_(found)))
+    return len(found)
+
+
+_REMOVE: Final = (
+    update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session")).values(arrival=REMOVED, model=None)
+)
+
+
+@cache
+def _deleting(table: Table) -> Executable:
+    name = list(table.primary_key.columns)
+    some = select(*name).where(*matching(table)).limit(bindparam("most", type_=Integer))
+    return delete(table).where(tuple_(*name).in_(some)).returning(table.c.session)
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
@@ -325,12 +439,33 @@ _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
 _PLACE_COLUMNS: Final = ("node", "depth", "round", "tokens_total", "recorded")
 _NAMED: Final = select(*(NODES.c[name] for name in _PLACE_COLUMNS)).where(*matching(NODES), _AMONG)
 _DEPTHS: Final = select(NODES.c.node, NODES.c.depth).where(*matching(NODES), _AMONG)
-_PARENTS: Final = (
-    select(NODES.c.parent)
-    .where(*matching(NODES, "content"))
-    .order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
-    .limit(bindparam("most", type_=NODES.c.depth.type))
-)
+
+
+@cache
+def _parents(dialect: str) -> Select[Any]:
+    found = select(NODES.c.parent).where(*_says(dialect))
+    found = found.order_by(func.abs(NODES.c.depth - bindparam("depth", type_=NODES.c.depth.type)), NODES.c.node)
+    return found.limit(bindparam("most", type_=NODES.c.depth.type))
+
+
+@cache
+def _contents(dialect: str) -> Select[Any]:
+    return select(NODES.c.content).where(*_says(dialect))
+
+
+def _says(dialect: str) -> list[ColumnElement[bool]]:
+    """Return what makes a node be of the session `key` and have one of some contents."""
+    says = [*matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))]
+    if dialect == "postgresql":
+        asked = func.unnest(bindparam("asked", type_=ARRAY(LargeBinary))).column_valued("content")
+        there = content_place(asked, bindparam("key", type_=NODES.c.session.type))
+        says.append(content_place(NODES.c.content, NODES.c.session).in_(select(there)))
+    return says
+
+
+def _asked_contents(key: str, contents: Sequence[str]) -> dict[str, Any]:
+    return {"key": key, "contents": contents, "asked": list(map(encode_name, contents))}
+
 
 _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name != "message"])
 _MARK_COLUMNS: Final = Mark.__struct_fields__
@@ -417,8 +552,17 @@ def depths_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> di
 
 def parents_of(connection: StoreConnection, key: str, content: str, depth: int, most: int) -> list[str]:
     """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
-    asked = {"key": key, "content": content, "depth": depth, "most": most}
-    return [row.parent for row in connection.execute(_PARENTS, asked)]
+    asked = _asked_contents(key, [content]) | {"depth": depth, "most": most}
+    return [row.parent for row in connection.execute(_parents(connection.dialect.name), asked)]
+
+
+def contents_there(connection: StoreConnection, key: str, contents: Sequence[str]) -> set[str]:
+    """Return those of these `content_key`s that a node of the session has."""
+    return {
+        content
+        for some in in_parts(contents)
+        for content in connection.execute(_contents(connection.dialect.name), _asked_contents(key, some)).scalars()
+    }
 
 
 class ProviderPlace(Struct, frozen=True, kw_only=True):

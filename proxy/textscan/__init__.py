@@ -26,6 +26,7 @@ from proxy.textscan.document import (
     pieces,
     read,
     spelled,
+    speller,
     write,
 )
 from proxy.textscan.plaintext import (

@@ -187,6 +187,7 @@ _LONGEST: Final = 120
 _LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
 _MOST_WORDS: Final = 4
 _DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
+_DOCUMENT_ENDS: Final = (2 * HEAD, 2 * TAIL)  # bytes of a document in which they are looked for
 _SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
@@ -270,7 +271,7 @@ def _in_document(text: str) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
-    values = values_of_document(text, "numbers")
+    values = values_of_document(text, "numbers", _DOCUMENT_ENDS)
     if len(text) > HEAD + TAIL:
         first = HEAD // _DENSE
         values = [*values[:first], *values[first:][-(TAIL // _DENSE) :]]

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from json.encoder import encode_basestring
 from typing import Any, Final, TypeAlias, TypeGuard
 
-from msgspec import Struct
+from msgspec import DecodeError, Raw, Struct
+from msgspec.json import Decoder
 
 DEEPEST: Final = 64  # levels of nesting that are looked into; a deeper text is no document here
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
 CONTAINERS: Final = OBJECTS | _ARRAYS  # what objects and arrays are made of
+_READ_ITEMS: Final = Decoder(list[Raw])
+_READ_MEMBERS: Final = Decoder(dict[str, Raw])  # each as it is written, so that most of them need not be read
+_BLANK: Final = 1024  # bytes in which the first that is not blank is looked for
 _CONSTANTS: Final = {None: "null", True: "true", False: "false"}
 OPENING: Final = ("{", "[")  # what a document begins with
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
@@ -54,9 +58,13 @@ def _number(text: str) -> Number:
     return Number(text)
 
 
-_DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_members, parse_float=_number, parse_int=_number, parse_constant=_number
-)
+def _decoder(number: Callable[[str], Number]) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=_members, parse_float=number, parse_int=number, parse_constant=number)
+
+
+_DECODER: Final = _decoder(_number)
+_QUICK: Final = _decoder(Number)  # nobody gets a turn between numbers, which in a text of little size is soon over
+_LITTLE: Final = 2_000_000  # characters
 
 
 def is_members(value: JsonValue) -> TypeGuard[Members]:
@@ -81,12 +89,60 @@ def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, in
     if not text.startswith(OPENING, start):
         return None, start
     try:
-        value, stop = _DECODER.raw_decode(text, start)
+        value, stop = (_QUICK if len(text) <= _LITTLE else _DECODER).raw_decode(text, start)
     except json.JSONDecodeError as error:
         return None, error.pos
     except RecursionError:
         return None, len(text)
     return (None, len(text)) if _is_deeper(value) else (value, stop)
+
+
+def read_ends(text: str, head: int, tail: int) -> list[JsonValue] | Members | None:
+    """Return what `read` does; of a longer document what stands within so many bytes of its beginning and its end.
+
+    Nobody looks whether what is left out is deeper than `DEEPEST`, nor for names that stand in one object twice.
+    """
+    if len(text) <= head + tail or not text.lstrip(" \t\r\n").startswith(OPENING):
+        return read(text)
+    try:
+        value = _ends(text.encode(), head, tail)
+    except (DecodeError, UnicodeEncodeError, json.JSONDecodeError, RecursionError):
+        return read(text)  # what only Python takes for JSON, or nobody
+    return None if _is_deeper(value) else value
+
+
+def _ends(raw: Raw | bytes, head: int, tail: int) -> JsonValue:
+    """Return both ends of a value; a string or a number is whole."""
+    opening = bytes(memoryview(raw)[:_BLANK]).lstrip()[:1]
+    if opening == b"{":
+        members = _READ_MEMBERS.decode(raw)
+        names = list(members)
+        return tuple([(names[at], held) for at, held in _kept(list(members.values()), head, tail)])
+    if opening == b"[":
+        return [item for _, item in _kept(_READ_ITEMS.decode(raw), head, tail)]
+    return _whole(raw)
+
+
+def _kept(parts: Sequence[Raw], head: int, tail: int) -> Iterator[tuple[int, JsonValue]]:
+    """Yield the parts of a value at both ends, with their places; of those that are too long their ends."""
+    first, last = 0, len(parts)
+    while first < last and len(parts[first]) <= head:
+        head -= len(parts[first])
+        yield first, _whole(parts[first])
+        first += 1
+    while last > first and len(parts[last - 1]) <= tail:
+        last -= 1
+        tail -= len(parts[last])
+    if last - first == 1:
+        yield first, _ends(parts[first], head, tail)
+    elif last > first:
+        yield first, _ends(parts[first], head, 0)
+        yield last - 1, _ends(parts[last - 1], 0, tail)
+    yield from ((at, _whole(parts[at])) for at in range(last, len(parts)))
+
+
+def _whole(raw: Raw | bytes) -> JsonValue:
+    return _QUICK.decode(bytes(raw).decode())
 
 
 def quoted(text: str) -> str:
@@ -101,12 +157,23 @@ def quoted(text: str) -> str:
 def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
     """Return the compact text of a value of a document; `text` is how its strings are written."""
     if is_members(value):
-        return f"{{{','.join([f'{quoted(name)}:{write(member, text)}' for name, member in value])}}}"
-    if is_items(value):
-        return f"[{','.join([write(item, text) for item in value])}]"
-    if isinstance(value, Number):
-        return value
-    return text(value) if isinstance(value, str) else _CONSTANTS[value]
+        named = zip([quoted(name) for name, _ in value], _written([held for _, held in value], text), strict=True)
+        return f"{{{','.join([f'{name}:{held}' for name, held in named])}}}"
+    return f"[{','.join(_written(value, text))}]" if is_items(value) else _written([value], text)[0]
+
+
+def _written(values: Iterable[JsonValue], text: Callable[[str], str]) -> list[str]:
+    """Return the texts of values; those that hold no others are written here, which saves most of the calls."""
+    return [
+        value
+        if type(value) is Number
+        else text(value)
+        if type(value) is str
+        else write(value, text)
+        if type(value) in CONTAINERS
+        else _CONSTANTS[value]
+        for value in values
+    ]
 
 
 def _is_deeper(value: JsonValue) -> bool:
@@ -138,6 +205,11 @@ def spelled(text: str) -> str:
         return quoted(text)
     prefix = "r" if "\\" in text else ""
     return f"{prefix}{_TRIPLE}{text}{_TRIPLE}"
+
+
+def speller(source: str) -> Callable[[str], str]:
+    """Return what does as `spelled` for the strings of a document, faster where its `source` escapes nothing."""
+    return encode_basestring if source.isascii() and "\\" not in source else spelled
 
 
 SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines

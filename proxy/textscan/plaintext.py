@@ -253,7 +253,7 @@ UNDER: Final = "== "
 """How a line begins under which others stand: each of them begins with the rest of it, up to the next such line."""
 
 _SHARED: Final = re.compile(
-    r"^(?:([^\s:=][^:\n]{0,400}:)(?=\d+[:-])"  # grep: the file of a match
+    r"^(?:([^\s:=][^:\n]{0,400}+:)(?=\d+[:-])"  # grep: the file of a match
     r"|([-bcdlps](?:[-r][-w][-xsStT]){3}[.+@]? +\d+ +\S+ +\S+)(?= ))",  # ls -l: everything before the size
     re.MULTILINE,
 )
@@ -262,17 +262,26 @@ _FEWEST_GROUPED: Final = 4  # lines of a list that is put in groups
 
 def grouped(text: str) -> str:
     """Return the text with what lines of `grep -n` or `ls -l` share in a line before them; nothing is lost."""
-    if f"\n{UNDER}" in f"\n{text}" or len(_SHARED.findall(text)) < _FEWEST_GROUPED:
+    if f"\n{UNDER}" in f"\n{text}":
         return text
     kept: list[str] = []
-    under = ""
-    for line in text.split("\n"):
-        found = _SHARED.match(line)
-        shared = (found[1] or found[2]) if found is not None else ""
-        if shared != under:
-            kept.append(UNDER + shared)
-            under = shared
-        kept.append(line[len(shared) :])
+    under, stop, found = "", -1, 0
+    for each in _SHARED.finditer(text):
+        found += 1
+        start, behind = each.span()
+        if start > stop + 1:
+            kept += ([UNDER] if under else []) + [text[stop + 1 : start - 1]]  # lines that share nothing
+            under = ""
+        if each[0] != under:
+            under = each[0]
+            kept.append(UNDER + under)
+        stop = text.find("\n", behind)
+        stop = stop if stop >= 0 else len(text)
+        kept.append(text[behind:stop])
+    if found < _FEWEST_GROUPED:
+        return text
+    if stop < len(text):
+        kept += ([UNDER] if under else []) + [text[stop + 1 :]]
     whole = "\n".join(kept)
     return whole if len(whole) < len(text) else text
 

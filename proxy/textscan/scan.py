@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.textscan.document import OPENING, is_dust, read, walk
+from proxy.textscan.document import OPENING, is_dust, read, read_ends, walk
 
 Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
 """How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
@@ -202,9 +202,14 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
     return reading.taken()
 
 
-def values_of_document(text: str, labels: Labels = "all") -> list[Value]:
-    """Return what `values_of` does of a JSON document; nothing for any other text."""
-    document = None if is_dust(text) else read(text)
+def values_of_document(text: str, labels: Labels = "all", ends: tuple[int, int] | None = None) -> list[Value]:
+    """Return what `values_of` does of a JSON document; nothing for any other text.
+
+    Of a longer document than both `ends` are together, what stands in so many bytes of its beginning and of its end.
+    """
+    if is_dust(text):
+        return []
+    document = read(text) if ends is None else read_ends(text, *ends)
     if document is None:
         return []
     reading = _Reading(text, labels)

@@ -44,7 +44,7 @@ HIGHEST_RISK: Final = 0.1  # never more than this
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_MOST: Final = 0.3  # what a cached token is taken to cost at most: above, more trims save hardly more
+_MOST: Final = 0.25  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which no more is cleared for its size: what trims lose is missed most
 
 

@@ -533,6 +533,8 @@ def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size:
 
 def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
     """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
+    if not entries:
+        return False  # there are instructions alone
     if is_cold(context):
         return True
     if total < _SMALLEST:

@@ -50,6 +50,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
             "migrate": True,
             "mask": [],
             "content": "full",
+            "search": "scan",
             "on_failure": "forward",
             "spool": "palimpsest-spool",
             "spool_max_bytes": 1073741824,

@@ -22,6 +22,7 @@ from proxy.dialects.jsontext import (
     mended,
     read,
     sound,
+    with_break,
     with_field,
     without_member,
     write,
@@ -209,3 +210,24 @@ def test_a_field_that_stands_there_twice_counts_as_its_last(text: bytes) -> None
 def test_fields_without_a_text_are_not_emitted() -> None:
     assert emitted({"a": b"1.0", "b": None, "é\n": b"[ ]"}) == '{"a":1.0,"é\\n":[ ]}'.encode()
     assert emitted({"a": None}) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("content", "at", "after"),
+    [
+        ('"stable 12:01"', 7, [{"type": "text", "text": "stable ", "mark": 1}, {"type": "text", "text": "12:01"}]),
+        ('"all of it"', 9, [{"type": "text", "text": "all of it", "mark": 1}]),
+        (
+            ' [{"type":"image"}, {"text":"ab","x":1.0}, {"text":"cd\\n","mark":2}, {"text":"ef"}]',
+            3,
+            [{"type": "image"}, {"text": "ab", "x": 1.0}, {"text": "c", "mark": 1}, {"text": "d\n"}, {"text": "ef"}],
+        ),
+        ('[{"text":"ab"}, {"text":"cd"}]', 2, [{"text": "ab", "mark": 1}, {"text": "cd"}]),
+        ('"  blank"', 2, None),
+        ('"short"', 6, None),
+        ("null", 0, None),
+    ],
+)
+def test_a_mark_within_a_text_leaves_what_it_says(content: str, at: int, after: list[Any] | None) -> None:
+    made = with_break(content.encode(), at, "mark", b"1")
+    assert (None if made is None else json.loads(made)) == after

@@ -196,6 +196,60 @@ def test_a_trim_that_is_refused_amid_a_tool_loop_waits_for_its_end(
     assert [told(entry) for entry in proxy.messages(session)] == [told(entry) for entry in said]
 
 
+LOOK = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+THINKS: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
+
+
+def step_of(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a reply that calls a tool, and what comes back."""
+    call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    output = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "many words " * 120}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user", "content": [output]}
+
+
+def test_a_request_that_is_refused_either_way_says_nothing_of_trims_amid_a_tool_loop(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    model = f"claude-sonnet-4-5+script:{session}+reason+prefix:drop+needs:magic word+clear-any-time"
+    said: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+    for number in range(6):
+        reply, result = step_of(number)
+        upstream.load(session, [reply])
+        before = len(upstream.log)
+        bad = proxy.ask(TONGUES["messages"], session, said, model, tools=LOOK, thinking=THINKS, system="Be brief.")
+        assert bad.status_code == 400
+        asked = len(upstream.log) - before
+        assert ("and the original too" in bad.headers.get("x-context-warning", "")) is (asked == 2)
+        fine = proxy.ask(TONGUES["messages"], session, said, model, tools=LOOK, thinking=THINKS, system="magic word")
+        assert fine.status_code == 200, fine.text
+        said += [*TONGUES["messages"].reply(fine.content, stream=False), result]
+    rows = proxy.exchanges(session)
+    refused = [row for row in rows if any("and the original too" in warning for warning in row["warnings"])]
+    assert refused
+    trims = [row for row in rows if row["status"] == "complete" and row["cut"] is not None and row["cut"]["moved"]]
+    assert trims  # amid the loop: the model was not taken for one that refuses this
+
+
+def test_a_tool_loop_that_is_too_long_is_told_so_where_a_trim_of_it_is_refused(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    model = f"script:{session}+reason+prefix:400+ctx:1500+clear-any-time"  # of a name that binds its loops
+    said: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+    for number in range(12):
+        reply, result = step_of(number)
+        upstream.load(session, [reply])
+        before = len(upstream.log)
+        answer = proxy.ask(TONGUES["messages"], session, said, model, tools=LOOK, thinking=THINKS)
+        if answer.status_code != 200:
+            break
+        assert len(upstream.log) == before + 1
+        said += [*TONGUES["messages"].reply(answer.content, stream=False), result]
+    assert (answer.status_code, "maximum context length" in answer.text) == (400, True)
+    assert "and the original too" in answer.headers["x-context-warning"]
+    assert [bool(request.refused) for request in upstream.log[before:]] == [False, True]  # the first one is too long
+    assert not any(row["cut"] and row["cut"]["moved"] for row in proxy.exchanges(session))
+
+
 def told(entry: dict[str, Any]) -> bytes:
     """Return what an entry says, without what is empty in it."""
     return orjson.dumps({name: value for name, value in entry.items() if value}, option=orjson.OPT_SORT_KEYS)

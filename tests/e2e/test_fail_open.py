@@ -105,7 +105,7 @@ def test_an_exchange_that_cannot_be_settled_as_it_ended_is_counted_once(
     assert [row["status"] for row in proxy.exchanges(session)] == ["failed"]
 
 
-@pytest.mark.parametrize("status", [401, 403, 407, 429])
+@pytest.mark.parametrize("status", [401, 403, 407, 413, 429])
 def test_who_may_not_ask_is_not_helped_by_another_body(
     proxy: Proxy, upstream: Upstream, session: str, status: int
 ) -> None:
@@ -116,16 +116,18 @@ def test_who_may_not_ask_is_not_helped_by_another_body(
     assert len(upstream.log) == before + 1
 
 
+@pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
+@pytest.mark.parametrize("stream", [False, True])
 def test_where_the_original_is_refused_too_that_is_relayed_and_nothing_is_remembered(
-    proxy: Proxy, upstream: Upstream, session: str
+    proxy: Proxy, upstream: Upstream, session: str, stream: bool, tongue: Tongue
 ) -> None:
-    said = converse(proxy, session)
-    before = len(upstream.log)
-    answer = proxy.chat(session, [*said, user("more")], model="echo+needs:nothing like it+status:422")
-    assert answer.status_code == 422
+    said = converse(proxy, session, tongue=tongue)
+    before, asked = len(upstream.log), [*said, user("more")]
+    answer = proxy.ask(tongue, session, asked, model="echo+needs:nothing like it+status:422", stream=stream)
+    assert (answer.status_code, "Something is missing." in answer.text) == (422, True)
     assert "and the original too" in answer.headers["x-context-warning"]
-    assert [len(each.json["messages"]) for each in upstream.log[before:]] == [3, 7]
-    again = proxy.chat(session, [*said, user("more")])
+    assert [len(each.json[tongue.listed]) for each in upstream.log[before:]] == [3, 7]
+    again = proxy.ask(tongue, session, asked, stream=stream)
     assert again.headers["x-context-messages-sent"] == "3"
 
 
@@ -135,12 +137,15 @@ def test_a_refusal_of_what_was_not_trimmed_is_relayed(proxy: Proxy, upstream: Up
     assert len(upstream.log) == before + 1
 
 
-def test_an_overflow_is_trimmed_further_and_never_opened(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    said = converse(proxy, session)
+@pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
+def test_an_overflow_is_trimmed_further_and_never_opened(
+    proxy: Proxy, upstream: Upstream, session: str, tongue: Tongue
+) -> None:
+    said = converse(proxy, session, tongue=tongue)
     before = len(upstream.log)
-    answer = proxy.chat(session, [*said, user("word " * 200)], model="echo+ctx:100")
+    answer = proxy.ask(tongue, session, [*said, user("word " * 200)], model="echo+ctx:100")
     assert answer.status_code == 400
-    assert all(len(each.json["messages"]) < 7 for each in upstream.log[before:])
+    assert all(len(each.json[tongue.listed]) < 7 for each in upstream.log[before:])
 
 
 def test_another_policy_begins_anew(serve: Serve, session: str) -> None:

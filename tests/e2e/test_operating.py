@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.support.served import SECONDS, Served, config_file
+from tests.support.served import SECONDS, Served, config_file, environment
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -283,6 +285,43 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     for file in tmp_path.rglob("*"):
         if file.is_file() and file.suffix in {".db", ".db-wal", ".log"}:
             assert secret.encode() not in file.read_bytes(), file
+
+
+def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    secret = "sk-abcdefghijklmnopqrstuvwx0123456789"
+    file = config_file(tmp_path, upstream, store_url, store={"mask": ["keys"]})
+    with Served(file).wait() as served:  # what is there before there is an index
+        assert ask(served.url, "old", [user(f"the old parcel, 预算表, {secret}")]).status_code == 200
+    config = config_file(tmp_path, upstream, store_url, store={"mask": ["keys"], "search": "index"})
+    with Served(config, "--workers", "4").wait() as served:
+
+        def found(words: str) -> set[str]:
+            told = get(served.url, "/search", q=words)
+            assert told["searched"]["complete"]
+            return {each["session"] for each in told["data"]}
+
+        with ThreadPoolExecutor(4) as pool:
+            names = [f"s{number}" for number in range(12)]
+            assert all(pool.map(lambda name: ask(served.url, name, [user(f"parcel {name}, 预算")]).is_success, names))
+            assert list(pool.map(found, ["parcel"] * 8)) == [{"old", *names}] * 8
+        until(lambda: get(served.url, "/search", q="parcel")["searched"]["index"], "all is indexed", 20)
+        assert found("预算") == {"old", *names}
+        assert found("预算表") == {"old"}
+        assert found("PARCEL s7") == {"s7"}
+        assert found("masked") == {"old"}
+        assert found("abcdefghijklmnopqrstuvwx0123456789") == set()
+        assert "The index named 26 messages" in call(served.url, "GET", "/ui/sessions?text=parcel").text
+        looked = subprocess.check_output(  # noqa: S603 - our own
+            [sys.executable, "-m", "proxy", "sessions", "search", "parcel", "s3", "--config", str(config)],
+            text=True,
+            env=environment(),
+        )
+        assert looked.splitlines()[-1] == "2 found by the index."
+        assert call(served.url, "DELETE", "/sessions/s7").status_code in {200, 204}
+        assert found("parcel") == {"old", *names} - {"s7"}
+        assert found("s7") == set()
 
 
 def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_said(

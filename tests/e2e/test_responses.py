@@ -166,6 +166,21 @@ def test_what_is_too_long_is_trimmed_and_sent_once_more(
     assert "too long" in proxy.exchanges("s")[-1]["warnings"][-1]
 
 
+def test_what_is_refused_after_it_was_too_long_is_not_sent_untrimmed(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    proxy = serves(policies={"default": {}})
+    error = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
+    talk = [user(LONG), said("ok", 7), user(LONG), said("ok", 8), user("So?")]
+    for stream in (False, True):
+        tooling = {"status": "failed", "error": error, "output": []} if stream else {"refused": error}
+        api.answers += [tooling, {"refused": {"message": "Something else is wrong."}}]
+        before = len(api.got)
+        answer = ask(proxy, talk, f"{stream}", stream=stream)
+        assert (answer.status_code, "Something else" in answer.text) == (400, True)
+        assert len(api.got) == before + 2
+
+
 def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(virtual_tools={"recall_context": True})
     tools = [{"type": "function", "name": "look", "parameters": {}}]

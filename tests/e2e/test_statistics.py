@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tests.support.metered import PRICES, Metered
 from tests.support.served import SECONDS, Served, config_file
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 DOLLARS = {"input": 2.0, "cached_read": 0.5, "output": 8.0}
 SECTIONS: dict[str, Any] = {
@@ -238,3 +241,65 @@ def check_metrics(base: str, total: dict[str, Any], asked: dict[str, int]) -> No
     assert metric("palimpsest_summaries_total", status="ready") == total["summaries"]
     assert metric("palimpsest_open_exchanges") == metric("palimpsest_store_queue") == 0
     assert metric("palimpsest_fail_open_total") == metric("palimpsest_spooled_total") == 0
+
+
+def test_what_failed_broke_off_or_was_left_counts_once_in_all_figures(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    """In three APIs, at four workers: receipts, statistics, the overview and the metrics say the same."""
+    config = config_file(tmp_path, upstream, store_url, **SECTIONS)
+    asks = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+    faults = ("echo", "fault:500", "fault:429", "fault:drop-before", "fault:drop", "fault:no-done", "fault:error-event")
+
+    def ask(each: tuple[str, str, int]) -> None:
+        dialect, fault, number = each
+        turn = [{"role": "user", "content": f"question {number} " + "word " * 20}]
+        body: dict[str, Any] = {"model": fault, "stream": number % 2 == 1}
+        body |= {"input": turn} if dialect == "responses" else {"messages": turn}
+        body |= {"max_tokens": 50} if dialect == "messages" else {}
+        with suppress(httpx.HTTPError):  # its answer breaks off
+            say(served.url, asks[dialect], f"{dialect}-{fault}-{number}", body, **{"anthropic-version": "2023-06-01"})
+
+    def leave(dialect: str) -> None:
+        turn = [{"role": "user", "content": "a long answer"}]
+        body: dict[str, Any] = {"model": "long:50+chunkdelay:50", "stream": True}
+        body |= {"input": turn} if dialect == "responses" else {"messages": turn, "max_tokens": 50}
+        with (
+            httpx.Client(trust_env=False, timeout=SECONDS) as client,
+            client.stream(
+                "POST", served.url + asks[dialect], json=body, headers={"x-session-id": f"{dialect}-left"}
+            ) as answer,
+        ):
+            next(answer.iter_bytes())
+
+    with Served(config, "--workers", "4").wait() as served:
+        every = [(dialect, fault, number) for dialect in asks for fault in faults for number in range(2)]
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(ask, every))
+            list(pool.map(leave, asks))
+        names = [f"{dialect}-{fault}-{number}" for dialect, fault, number in every] + [f"{each}-left" for each in asks]
+
+        def receipts() -> list[Any]:
+            answers = [
+                httpx.get(f"{served.url}/sessions/{name}/exchanges", trust_env=False, timeout=SECONDS) for name in names
+            ]
+            return [row for answer in answers if answer.status_code == 200 for row in answer.json()["data"]]
+
+        until(lambda: len(receipts()) == len(names), "all have ended", SECONDS)
+        until(lambda: metrics(served.url)["palimpsest_open_exchanges"] == 0, "all are counted", SECONDS)
+        rows = receipts()
+        assert {row["status"] for row in rows} >= {"complete", "failed", "partial"}
+        by_status = Counter(row["status"] for row in rows)
+        told = get(served.url, "/stats", group="status")
+        assert {row["group"]: row["requests"] for row in told["data"]} == by_status
+        for name in ("cost", "tokens_before", "tokens_sent"):
+            assert told["total"][name] == pytest.approx(sum(row[name] or 0 for row in rows)), name
+        assert told["total"]["priced"] == sum(row["cost"] is not None for row in rows)
+        page = get(served.url, "/ui.json", since="all")
+        assert page["statuses"] == by_status
+        assert page["errors"] == sum(by_status[each] for each in ("failed", "partial", "interrupted"))
+        counted: Counter[str] = Counter()
+        for name, value in metrics(served.url).items():
+            if found := re.match(r'palimpsest_requests_total\{.*status="(\w+)"', name):
+                counted[found[1]] += int(value)
+        assert +counted == by_status

@@ -97,7 +97,7 @@ def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client
     pairs = PAIRS[tongue.name]
 
     def talk(number: int) -> Talker:
-        talker = Talker(client, tongue=tongue)
+        talker = Talker(client, habits.with_examples if number % 2 else habits.as_it_is, tongue=tongue)
         for text in ("hello", "go on", "and now?"):
             talker.ask(text)
         for turn in range(2):

@@ -241,6 +241,7 @@ def body_of(
     *,
     add_usage: bool = False,
     settings: dict[str, Any] | None = None,
+    sender: UpstreamSender | None = None,
     **facts: Any,
 ) -> bytes:
     """Return the body that is sent; `facts` are known of the model."""
@@ -260,7 +261,7 @@ def body_of(
         tools=request.tools,
         finishing=None,
     )
-    sender = UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
+    sender = sender or UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
     attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
     return sender._body(attempt, attempt.orders, add_usage=add_usage)
 
@@ -388,6 +389,50 @@ def test_a_client_that_sets_cache_marks_is_left_alone(said: dict[str, Any]) -> N
     request = parse_chat_request(orjson.dumps({"model": "m", "messages": [SYSTEM, ASKED, SAID, MORE], **said}))
     history = history_of(request)
     assert body_of(request, history, plan_of(history, settled=(1,)), breakpoints="openai") is request.raw
+
+
+RULES = "\n".join(f"Rule {number}: look twice." for number in range(300)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "at"),
+    [
+        ([["Rules", "{}It is ten."], ["Rules", "{}It is eleven."]], [None, (1, RULES)]),
+        ([["{}It is ten."], ["{}It is ten."]], [None, None]),
+        (
+            [["{}It is ten.\nOn Monday."], ["{}It is ten.\nOn Friday."], ["{}It is two."], ["{}It is two."]],
+            [None, (0, f"{RULES}It is ten.\n"), (0, RULES), (0, RULES)],
+        ),
+        ([["{}", "It is ten."], ["{}", "Eleven."]], [None, (0, RULES)]),
+        ([["{}", "It is ten."], ["{}"]], [None, None]),
+        ([["{}"], ["{}", "It is ten."]], [None, (0, RULES)]),
+        ([["It is ten.{}"], ["Eleven.{}"]], [None, None]),
+        ([["Short. Ten."], ["Short. Two."]], [None, None]),
+    ],
+    ids=["changes", "stays", "changes more", "another message", "one less", "one more", "the beginning", "short"],
+)
+def test_a_cache_mark_stands_before_what_changes_in_the_instructions(
+    prompts: list[list[str]], at: list[tuple[int, str] | None]
+) -> None:
+    sender = UpstreamSender(Settings(), UPSTREAM, b"secret")
+    for texts, expected in zip(prompts, at, strict=True):
+        said = [{"role": "system", "content": text.replace("{}", RULES)} for text in texts]
+        request = request_of(*said, ASKED)
+        history = history_of(request)
+        body = body_of(request, history, plan_of(history), breakpoints="openai", sender=sender)
+        sent = messages_of(body)
+        shown = [
+            each["content"] if isinstance(each["content"], str) else "".join(part["text"] for part in each["content"])
+            for each in sent
+        ]
+        assert shown == [each["content"] for each in (*said, ASKED)]
+        assert marks(body) == ([] if expected is None else [expected[0]])
+        if expected is not None:
+            assert sent[expected[0]]["content"][0] == {
+                "type": "text",
+                "text": expected[1],
+                "prompt_cache_breakpoint": MARK,
+            }
 
 
 def test_a_cache_key_is_sent_where_the_client_sends_none() -> None:

@@ -30,14 +30,19 @@ def conversation(*texts: str) -> list[Message]:
 
 
 async def hold(
-    store: Store, session: str, *messages: Message, base: str = ROOT, instructions: Any = None, vouched: int = 0
+    store: Store,
+    session: str,
+    *messages: Message,
+    base: str = ROOT,
+    instructions: Any = None,
+    relayed: tuple[int, ...] = (),
 ) -> str:
     """Have the last message be the reply to the others; return its node."""
     talk = Talk(store=store, session=session)
     asked = [Body(message=each, tokens=3) for each in messages[:-1]]
     exchange = await talk.begin(*asked, instructions=instructions)
     reply = Body(message=messages[-1], tokens=3)
-    settled = await talk.settle(exchange, *asked, replies=(reply,), base=base, at_head=False, vouched=vouched)
+    settled = await talk.settle(exchange, *asked, replies=(reply,), base=base, at_head=False, relayed=relayed)
     return settled.head
 
 
@@ -52,6 +57,17 @@ async def test_what_the_client_made_up_before_it_does_not_matter(store: Store) -
     await hold(store, "a", *conversation("example", "made up", "hi", "ok"))
     assert (await infer(store, conversation("example", "made up", "hi", "ok", "on"))).session == "a"
     assert (await infer(store, conversation("example", "made up", "other"))).session is None
+
+
+async def test_a_greeting_with_which_every_conversation_begins_tells_nothing(store: Store) -> None:
+    greeting = said("assistant", "Hello! How can I help you today?")
+    await hold(store, "a", greeting, *conversation("hi", "ok"))
+    found = await infer(store, [greeting, said("user", "hi")])
+    assert found.session is None
+    assert (await infer(store, [greeting, said("user", "other")])).session is None
+    assert (await infer(store, [greeting, *conversation("hi", "ok", "on")])).session == "a"
+    await hold(store, "b", *conversation("hi", LONG))
+    assert (await infer(store, [greeting, *conversation("hi there", LONG, "on")])).session is None
 
 
 async def test_a_long_text_counts_alone_under_the_same_instructions(store: Store) -> None:
@@ -88,14 +104,27 @@ async def test_of_equal_conversations_the_one_counts_that_stands_there(store: St
     await hold(store, "a", *conversation("hi", "ok"))
     head = await hold(store, "b", *conversation("hi", "ok"))
     both = await infer(store, conversation("hi", "ok", "on"))
-    assert (both.session, both.vouched) == (None, 2)
+    assert (both.session, both.relayed) == (None, (1,))
     assert both.doubt == Doubt(session="a", rivals=2)
     await hold(store, "b", said("user", "on"), said("assistant", "well"), base=head)
     assert (await infer(store, conversation("hi", "ok", "on"))).session == "a"
     assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session == "b"
     # What is vouched for counts like what was relayed there.
-    await hold(store, "c", *conversation("hi", "ok", "on", "well"), vouched=2)
+    await hold(store, "c", *conversation("hi", "ok", "on", "well"), relayed=(1,))
     assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session is None
+
+
+async def test_what_was_made_up_before_an_equal_conversation_is_no_evidence(store: Store) -> None:
+    examples = conversation("example", LONG)
+    for session in ("a", "b"):
+        await hold(store, session, *examples, *conversation("hi", "ok"), instructions=BRIEF)
+    both = await infer(store, [*examples, *conversation("hi", "ok", "on")], instructions=version_of(BRIEF))
+    assert (both.session, both.relayed) == (None, (3,))
+    whole = [*examples, *conversation("hi", "ok", "on", "well")]
+    await hold(store, "c", *whole, instructions=BRIEF, relayed=both.relayed)
+    other = await infer(store, [*examples, *conversation("other")], instructions=version_of(BRIEF))
+    assert other.session is None
+    assert (await infer(store, [*whole, said("user", "more")], instructions=version_of(BRIEF))).session == "c"
 
 
 async def test_of_several_the_one_with_the_most_evidence_counts_or_the_newest_head(store: Store) -> None:
@@ -129,7 +158,7 @@ async def test_a_request_that_parts_from_a_session_is_told_where(store: Store) -
     await hold(store, "a", said("user", "so"), said("assistant", "well"), base=head)
     await hold(store, "b", *conversation("hi", "no"))
     found = await infer(store, conversation("hi", "changed", "so"))
-    assert (found.session, found.vouched) == (None, 0)
+    assert (found.session, found.relayed) == (None, ())
     assert found.doubt is not None
     assert found.doubt.differs == 1
     assert (await infer(store, conversation("never", "heard", "of"))).doubt is None

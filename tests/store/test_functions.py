@@ -98,7 +98,7 @@ async def test_they_write_what_is_written_without_them(store: Store, alone: list
             kind=random.choice([item.kind, item.kind, "side"]),
             moves_head=random.random() < 0.8,
             agent=random.choice([None, "a"]),
-            vouched=random.choice([0, 1]),
+            relayed=random.choice([(), (0,)]),
         )
 
     items = [varied(item) for item in await conversation(store, "none", random)]
@@ -305,18 +305,18 @@ async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
 
     node, head = await trim(store, 0, ROOT, None)
     nodes = [node]
-    for number in range(1, 20):
+    for number in range(1, 36):
         node, head = await trim(store, number, head, node)
         nodes.append(node)
     assert alone == []
     for number, each in enumerate(nodes):
         await is_kept(store, each, number)
-    # Each sixteenth is stored as a whole.
-    assert await store._database.read(bases) == [None, *nodes[:15], None, *nodes[16:19]]
+    # Each thirty-second is stored as a whole.
+    assert await store._database.read(bases) == [None, *nodes[:31], None, *nodes[32:35]]
     # Another process does not know the cut before: it reads it.
     other = await Store.open(url)
-    node, head = await trim(other, 20, head, node)
-    await is_kept(store, node, 20)
+    node, head = await trim(other, 36, head, node)
+    await is_kept(store, node, 36)
     await other.close()
     # What this one remembers may be of a session that was deleted.
     await store.delete(session_key("tenant", "session"))

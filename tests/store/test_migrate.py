@@ -5,10 +5,11 @@ import logging
 import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -44,8 +45,16 @@ def tables(connection: Connection) -> set[str]:
 
 
 def differences(connection: Connection) -> list[object]:
-    context = MigrationContext.configure(connection, opts={"compare_server_default": True})
-    return list(compare_metadata(context, METADATA))
+    def is_here(thing: Any, *_: object) -> bool:
+        """Tell whether an index is for this database."""
+        only = getattr(thing, "_ddl_if", None)
+        return only is None or only.dialect == connection.dialect.name
+
+    opts = {"compare_server_default": True, "include_object": is_here}
+    context = MigrationContext.configure(connection, opts=opts)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="autogenerate skipping")  # of an index that SQLite has not
+        return list(compare_metadata(context, METADATA))
 
 
 def ask(url: str, question: Callable[[Connection], Answer]) -> Answer:
@@ -101,7 +110,6 @@ _AS_BEFORE = """
     DROP INDEX ix_exchanges_session_digest;
     CREATE INDEX ix_exchanges_session_digest_created_at ON exchanges (session, digest, created_at);
     CREATE INDEX ix_nodes_recorded ON nodes (recorded, node);
-    DROP TABLE key_costs;
     UPDATE alembic_version SET version_num = '0014'
 """
 """Makes of the tables what migration 13 made before exchanges were inserted once."""
@@ -114,6 +122,7 @@ async def test_exchanges_under_way_move_to_a_table_of_their_own(url: str) -> Non
     under_way = await talk.begin(body("user", "two"))
     before = [record async for record in store.export(talk.key)]
     await store.close()
+    await downgrade(url, "0015")
     statements = _AS_BEFORE.format(bytes="BLOB" if url.startswith("sqlite") else "BYTEA").split(";")
 
     def change(connection: Connection) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import Executable, func, select
 
-from proxy.conversation import ROOT, names_under
-from proxy.conversation.ids import content_hash
-from proxy.errors import StoreUnavailable
-from proxy.store import portions
+from proxy.conversation import ROOT, Incoming, Kind, content_hash, fingerprints, names_under
+from proxy.errors import Conflict, NotFound, StoreUnavailable
+from proxy.store import archive, portions
 from proxy.store.database import Parameters, Result, Rows, SqlDialect, StoreConnection, Unit
-from proxy.store.records import Body, Settled, Settlement, Status, session_key
+from proxy.store.operations import SessionListQuery, removed_sessions
+from proxy.store.records import Body, HistoryQuery, Settled, Settlement, Status, session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.store import Store
 from proxy.trimming import Change
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.anyio
 
 EXCHANGE = "exc_00000001"
 SESSION = SESSIONS[0]
+
+
+@pytest.fixture
+async def store(store: Store) -> Store:
+    """A store without a circuit, which would open where a test lets a write fail."""
+    return store.direct()
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +197,6 @@ async def test_what_was_cut_off_is_whole_when_it_is_asked_again(
         Counted(store, patch, fails_at)
         with pytest.raises(StoreUnavailable):
             await ask(store, messages)
-    store.circuit.down = None
     session = await store.session("tenant", SESSION)
     assert session is None or session.head == ROOT
     settled = await ask(store, messages)
@@ -285,3 +291,225 @@ async def test_a_caller_that_leaves_does_not_stop_it(store: Store, monkeypatch: 
     again = await store.settle(ended)
     assert again.head != ROOT
     assert len(await store.branches(session_key("tenant", SESSION))) == 1
+
+
+# ------------------------------------------------------------------------------ sessions that go, or come
+
+
+KEY = session_key("tenant", SESSION)
+
+
+@pytest.fixture
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_DELETED", 10)
+    monkeypatch.setattr(portions, "_SESSIONS", 2)
+    monkeypatch.setattr(archive, "PORTION", 4)
+
+
+def on_sqlite(store: Store) -> bool:
+    return store._database.in_order
+
+
+async def asked(store: Store) -> Kind:
+    """Ask in the session as a client does that sends two messages; return what the request is taken for."""
+    said = [each.message for each in long_talk(2)]
+    names, contents = fingerprints(ROOT, said)
+    incoming = Incoming(names=names, contents=contents, replies=[1])
+    query = HistoryQuery(tenant="tenant", session=SESSION, incoming=incoming, messages=said, policy=None, agent=None)
+    return (await store.recall(query)).arrival.kind
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_a_long_session_is_deleted_in_portions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ask(store, long_talk())
+    rows = await count_of(store)
+    told = Counted(store, monkeypatch)
+    assert await store.delete(KEY)
+    assert await count_of(store) == 0
+    assert len(told.portions) == ((rows - 5) // 10 + 2 if on_sqlite(store) else 1)
+    assert not await store.delete(KEY)
+
+
+@pytest.mark.usefixtures("_few_rows")
+@pytest.mark.parametrize("fails_at", [1, 2, 4])
+async def test_a_session_whose_deletion_was_cut_off_is_not_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    if not on_sqlite(store):
+        return  # one transaction
+    await ask(store, long_talk())
+    with monkeypatch.context() as patch:
+        Counted(store, patch, fails_at)
+        with pytest.raises(StoreUnavailable):
+            await store.delete(KEY)
+    assert await count_of(store) > 0
+    assert await store.session("tenant", SESSION) is None
+    assert await store.find(SESSION) == []
+    assert await store.sessions("tenant", limit=9) == ([], None)
+    assert await store.listed(SessionListQuery()) == ([], None)
+    with pytest.raises(NotFound):
+        async for _ in store.export(KEY):
+            pass
+    if fails_at == 1:
+        await store.finish_removals()
+    elif fails_at == 2:
+        assert await store.erase("tenant") == 1
+    else:
+        assert await asked(store) is Kind.FIRST  # who asks in it finds nothing of what was deleted
+    assert await count_of(store) == 0
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_a_session_that_is_made_anew_while_it_is_deleted_has_nothing_of_the_old_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask(store, long_talk())
+    told = Counted(store, monkeypatch)
+    new = body("user", "another beginning")
+
+    async def begin(number: int) -> None:
+        if number == 2:
+            told.between = None
+            await store.begin(opening("exc_00000002", new, session=SESSION))
+
+    told.between = begin
+    assert await store.delete(KEY)
+    if on_sqlite(store):  # elsewhere it is deleted in one transaction
+        settled = await store.settle(
+            settlement("exc_00000002", new, replies=(body("assistant", "yes"),), session=SESSION)
+        )
+        assert [row.message.text for row in await store.path(KEY, settled.head)] == ["another beginning", "yes"]
+        assert len(await store.branches(KEY)) == 1
+
+
+async def exported(store: Store) -> list[Any]:
+    """Store a long session, and return its export."""
+    await ask(store, long_talk())
+    return [record async for record in store.export(KEY)]
+
+
+def content_of(records: list[Any]) -> list[Any]:
+    """Return what of an export an import keeps."""
+    kept = [dict(record) for record in records if record["record"] not in {"exchange", "form"}]
+    own = ("id", "tenant", "requests", "tokens_sent", "tokens_saved", "exchange", "recorded", "cost", "scale")
+    for record in kept:
+        for name in own:
+            record.pop(name, None)
+    return kept
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_a_long_session_is_imported_in_portions_and_is_there_when_it_is_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = await exported(store)
+    told = Counted(store, monkeypatch)
+
+    async def look(number: int) -> None:
+        if number > 0:
+            assert await store.session("tenant", "copy") is None
+            assert await store.find("copy") == []
+
+    told.between = look
+    made = await store.load("tenant", "copy", records)
+    assert made.messages == 22
+    assert len(told.portions) >= (10 if on_sqlite(store) else 1)
+    if on_sqlite(store):
+        assert max(max(each.values(), default=0) for each in told.portions) <= 4
+    again = [record async for record in store.export(made.key)]
+    assert content_of(again) == content_of(records)
+
+
+@pytest.mark.usefixtures("_few_rows")
+@pytest.mark.parametrize("fails_at", [1, 4, 9])
+async def test_an_import_that_was_cut_off_is_done_once_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    if not on_sqlite(store):
+        return  # one transaction
+    records = await exported(store)
+    with monkeypatch.context() as patch:
+        Counted(store, patch, fails_at)
+        patch.setattr(archive, "delete_sessions", never)  # as if the process had been killed
+        with pytest.raises(StoreUnavailable):
+            await store.load("tenant", "copy", records)
+    assert await store.session("tenant", "copy") is None
+    await store.finish_removals()  # another process may be at work on it
+    assert len(await store._database.read(partial(removed_sessions, at=2**50))) == 1
+    made = await store.load("tenant", "copy", records)
+    again = [record async for record in store.export(made.key)]
+    assert content_of(again) == content_of(records)
+
+
+async def never(_: object, keys: list[str]) -> int:
+    return 0 * len(keys)
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_an_import_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = await exported(store)
+    told = Counted(store, monkeypatch)
+
+    async def fail(number: int) -> None:
+        if number == (4 if on_sqlite(store) else 0):
+            told.between = None
+            raise StoreUnavailable("full")
+
+    told.between = fail
+    with pytest.raises(StoreUnavailable):
+        await store.load("tenant", "copy", records)
+    assert await store._database.read(partial(removed_sessions, at=2**50)) == []
+    assert await store.find("copy") == []
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_who_asks_in_a_session_that_is_being_imported_has_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not on_sqlite(store):
+        return  # one transaction
+    records = await exported(store)
+    told = Counted(store, monkeypatch)
+    mine = body("user", "mine")
+
+    async def begin(number: int) -> None:
+        if number == 4:
+            told.between = None
+            await store.begin(opening("exc_00000002", mine, session="copy"))
+
+    told.between = begin
+    with pytest.raises(Conflict):
+        await store.load("tenant", "copy", records)
+    settled = await store.settle(settlement("exc_00000002", mine, replies=(body("assistant", "yes"),), session="copy"))
+    key = session_key("tenant", "copy")
+    assert [row.message.text for row in await store.path(key, settled.head)] == ["mine", "yes"]
+    assert len(await store.branches(key)) == 1
+
+
+@pytest.mark.usefixtures("_few_rows")
+async def test_short_sessions_are_deleted_several_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        await store.begin(opening(f"exc_0000001{number}", body("user", "short"), session=f"short {number}"))
+    await ask(store, long_talk())
+    told = Counted(store, monkeypatch)
+    assert await store.erase("tenant") == 5
+    assert await count_of(store) == 0
+    assert await store.sessions("tenant", limit=9) == ([], None)
+    assert len(told.portions) < (12 if on_sqlite(store) else 5)
+    assert await store.erase("tenant") == 0
+
+
+async def test_erasing_a_tenant_ends_though_it_goes_on_asking(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        await store.begin(opening(f"exc_0000001{number}", body("user", "old"), session=f"old {number}"))
+    told = Counted(store, monkeypatch)
+
+    async def more(number: int) -> None:
+        assert number < 300
+        await store.begin(opening(f"exc_1{number:07d}", body("user", "new"), session=f"new {number}"))
+
+    told.between = more
+    assert await store.erase("tenant") >= 3
+    told.between = None
+    left, _ = await store.sessions("tenant", limit=1000)
+    assert {row.id for row in left}.isdisjoint({"old 0", "old 1", "old 2"})

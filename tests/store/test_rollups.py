@@ -12,8 +12,9 @@ from sqlalchemy import insert, select
 
 from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
 from proxy.store.database import StoreConnection
-from proxy.store.rollups import slot_of
+from proxy.store.rollups import fold, slot_of
 from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS
+from tests.support.stores import another_process
 from tests.support.talk import Talk, body, opening, settlement
 
 pytestmark = pytest.mark.anyio
@@ -190,15 +191,26 @@ async def test_several_processes_fold_at_once(store_url: str) -> None:
             stores[0], f"exc_{number:03d}{number % 16:x}", session=f"s{number % 8}", settled_at=number % 30 * HOUR
         )
 
-    async def fold(store: Store) -> None:
+    async def fold_all(store: Store) -> None:
         while await store.fold(10_000 * HOUR):
             pass
 
-    await asyncio.gather(*map(fold, stores))
+    await asyncio.gather(*map(fold_all, stores))
     assert (await stores[0].stats_and_total(ALL))[1].sums["requests"] == 80
     assert len(await rows_of(stores[0])) == 2  # of two days
     for each in stores:
         await each.close()
+
+
+async def test_who_erases_a_tenant_misses_no_sums_that_are_being_folded(store: Store, store_url: str) -> None:
+    for number in range(4):
+        await ask(store, f"exc_{number:03d}{number:x}", settled_at=HOUR)
+    with another_process(store_url) as other:  # it has not committed when the tenant is erased
+        assert fold(other, 10_000)
+        erasing = asyncio.get_running_loop().create_task(store.erase("tenant"))
+        await asyncio.wait([erasing], timeout=0.3)
+    assert await erasing == 1
+    assert await rows_of(store) == []
 
 
 async def rows_of(store: Store) -> list[Any]:

@@ -2,23 +2,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Executable, NullPool, create_engine
+from sqlalchemy import Executable
 from sqlalchemy import text as sql_text
 
 from proxy.conversation import ROOT, body_id, content_hash, names_under, node_id
 from proxy.errors import StoreUnavailable
 from proxy.store import exchanges as settling
-from proxy.store.database import Parameters, Rows, SqlDialect, SqliteFile, StoreConnection, address_of
+from proxy.store.database import Parameters, Rows, SqlDialect, StoreConnection
 from proxy.store.exchanges import interrupt_pending, write_exchanges
 from proxy.store.records import Body, Reply, SessionRow, Settled, Source, Status
-from proxy.store.sqlite import sqlite_engine
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut
 from tests.support.asides import HIDDEN, reply
+from tests.support.stores import another_process
 from tests.support.talk import Talk, body, message, settlement
 
 pytestmark = pytest.mark.anyio
@@ -149,13 +149,8 @@ async def test_a_settlement_beats_who_takes_its_exchange_for_interrupted_at_that
     talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked)
-    address = address_of(store_url)
-    if isinstance(address, SqliteFile):
-        engine = sqlite_engine(address.path, "BEGIN IMMEDIATE")
-    else:
-        engine = create_engine(address.url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
-    with engine.begin() as other:  # another process, which has not committed when the exchange is settled
-        assert interrupt_pending(cast("StoreConnection", other), 1_500) == 1
+    with another_process(store_url) as other:  # it has not committed when the exchange is settled
+        assert interrupt_pending(other, 1_500) == 1
         answer = talk.settle(exchange, asked, replies=(body("assistant", "1"),))
         ending = asyncio.get_running_loop().create_task(answer)
         await asyncio.wait([ending], timeout=0.2)

@@ -175,6 +175,28 @@ async def test_the_writer_tries_again_until_another_process_lets_go_of_its_lock(
     await database.close()
 
 
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_probe_that_finds_the_lock_taken_by_a_writer_who_gets_on_finds_nothing_wrong(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, commits: bool
+) -> None:
+    database, loop = SqliteDatabase(path), asyncio.get_running_loop()
+
+    def never_in_turn(*_: object) -> None:
+        if commits:
+            asyncio.run_coroutine_threadsafe(database.write(partial(put, name="written")), loop).result()
+        locked = sqlite3.OperationalError("database is locked")
+        locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise StoreUnavailable("locked") from locked
+
+    monkeypatch.setattr(sqlite, "_probe_file", never_in_turn)
+    if commits:
+        await database.probe(lambda _: None, same=True)
+    else:
+        with pytest.raises(StoreUnavailable):
+            await database.probe(lambda _: None, same=True)
+    await database.close()
+
+
 async def test_where_the_disk_is_full_everyone_in_the_transaction_is_told(path: Path) -> None:
     database = SqliteDatabase(path)
 

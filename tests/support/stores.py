@@ -6,11 +6,18 @@ import asyncio
 import atexit
 import shutil
 import tempfile
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import cast
+
+from sqlalchemy import NullPool, create_engine
 
 from proxy.store import upgrade
+from proxy.store.database import SqliteFile, StoreConnection, address_of
+from proxy.store.sqlite import sqlite_engine
 
 
 def empty_store(file: Path) -> str:
@@ -18,6 +25,18 @@ def empty_store(file: Path) -> str:
     if not file.exists():
         shutil.copy(_template(), file)
     return f"sqlite:///{file}"
+
+
+@contextmanager
+def another_process(url: str) -> Generator[StoreConnection]:
+    """Give a connection as another process has it, in a transaction that is committed at the end of the block."""
+    address = address_of(url)
+    if isinstance(address, SqliteFile):
+        engine = sqlite_engine(address.path, "BEGIN IMMEDIATE")
+    else:
+        engine = create_engine(address.url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
+    with engine.begin() as connection:
+        yield cast("StoreConnection", connection)
 
 
 @cache

@@ -46,12 +46,11 @@ INTRO = """\
 What each edit does to a recorded session, computed by `make strategies`.
 
 - A line begins with the position of a message. `→` is a tool call, `⏎` a line break.
-- `⟪…⟫` marks what this page leaves out. Other marks are the edit's own.
-- `keep` is `{rounds: 1, spans: 1}`, so that short sessions show something.
+- `⟪…⟫`: left out here. `keep` is `{rounds: 1, spans: 1}`.
 - Costs: what a trim rewrites in the provider's cache. "Pays back": after so many requests the trim was cheaper, if a
   cached token costs a tenth.
 
-See also: [settings](configuration.md#edits), [policies](../examples/policies), [`palimpsest backtest`](backtest.md).
+See [settings](configuration.md#edits), [policies](../examples/policies), [`palimpsest backtest`](backtest.md).
 """
 
 

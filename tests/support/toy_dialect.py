@@ -243,6 +243,10 @@ def _marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind
     return tuple(messages)
 
 
+def _broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
+    return tuple(messages)
+
+
 def _demanded_order(status: int, body: bytes) -> RoleOrder | None:
     del status, body
     return None
@@ -389,6 +393,7 @@ class ToyDialect(Dialect):
         offer_tools=_offer_tools,
         decides_caching=_decides_caching,
         marked=_marked,
+        broken=_broken,
         overflow_of=_overflow_of,
         demanded_order=_demanded_order,
         reordered=_reordered,

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.document import DEEPEST, Embedded, Leaf, leaves_of, pieces, read, read_at, spelled, write
+from proxy.textscan.document import (
+    DEEPEST,
+    Embedded,
+    Leaf,
+    leaves_of,
+    pieces,
+    read,
+    read_at,
+    read_ends,
+    spelled,
+    speller,
+    write,
+)
 
 # ---------------------------------------------------------------------------------------- document
 
@@ -74,6 +86,67 @@ def test_the_deepest_document() -> None:
     assert rewritten(text) == text
     assert read(f"[{text}]") == read(f"[{text}]")
     assert read("[" * (DEEPEST + 2) + "1" + "]" * (DEEPEST + 2)) is None
+
+
+def test_a_large_document_is_read_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"a": [1.10, 1e5, NaN], "b": "x"}'
+    small = read(text)
+    monkeypatch.setattr("proxy.textscan.document._LITTLE", 0)
+    assert read(text) == small
+    assert rewritten(text) == '{"a":[1.10,1e5,NaN],"b":"x"}'
+
+
+RECORDS = [{"id": f"A-{at:02}", "n": at} for at in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("text", "head", "tail", "left"),
+    [
+        pytest.param("[1, 2, 3]", 5, 5, "[1,2,3]", id="short enough"),
+        pytest.param("[11, 22, 33, 44, 55]", 4, 2, "[11,22,33,44,55]", id="items on the border are whole"),
+        pytest.param("[11, 22, 33, 44, 55, 66]", 4, 2, "[11,22,33,55,66]", id="both ends of items"),
+        pytest.param('{"a": 1.10, "b": [2], "c": "3", "d": 4}', 4, 1, '{"a":1.10,"b":[2],"c":"3","d":4}', id="members"),
+        pytest.param('{"a": [11, 22, 33, 44, 55, 66]}', 4, 2, '{"a":[11,22,33,55,66]}', id="of one that is too long"),
+        pytest.param('["first", "a longer one"]', 0, 0, '["first","a longer one"]', id="texts are whole"),
+        pytest.param("[[], {}, [], {}, 7]", 0, 1, "[[],{},7]", id="empty ones"),
+        pytest.param("[1, NaN, 2]", 1, 1, "[1,NaN,2]", id="what only Python reads is read whole"),
+        pytest.param('["\\ud83d", 1, 2, 3]', 1, 1, '["\\ud83d",1,2,3]', id="half a pair, too"),
+        pytest.param(f"[{' ' * 2000}1, 2, 3]", 1, 1, "[1,2,3]", id="many blanks"),
+    ],
+)
+def test_of_a_long_document_both_ends_are_read(text: str, head: int, tail: int, left: str) -> None:
+    document = read_ends(text, head, tail)
+    assert document is not None
+    assert write(document) == left
+
+
+def test_both_ends_of_records_are_as_they_are_written() -> None:
+    text = json.dumps({"of": "all", "records": RECORDS, "next": None}, indent=2)
+    document = read_ends(text, 200, 100)
+    assert document is not None
+    left = json.loads(write(document))
+    assert left["of"] == "all"
+    assert left["records"][:3] == RECORDS[:3]
+    assert left["records"][-1] == RECORDS[-1]
+    assert 4 <= len(left["records"]) <= 8
+    assert left["next"] is None
+
+
+@pytest.mark.parametrize("text", ["words and words", "[1, 2, 3", '{"a": 1}}', "\ud83d", '["\ud83d", 1', "[" * 5000])
+def test_the_ends_of_what_is_no_document(text: str) -> None:
+    assert read_ends(text, 1, 1) is None
+
+
+def test_ends_that_are_too_deep() -> None:
+    assert read_ends("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), 1, 1) is None
+    assert read_ends("[" * 3000 + "]" * 3000, 1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"), [('{"a": "b"}', '"b"'), ('{"a": "é"}', '"é"'), (r'{"a": "\n\n\n\n!"}', '"""\n\n\n\n!"""')]
+)
+def test_strings_are_spelled_as_their_document_needs_it(source: str, shown: str) -> None:
+    assert speller(source)(json.loads(source)["a"]) == spelled(json.loads(source)["a"]) == shown
 
 
 def test_how_far_reading_came() -> None:

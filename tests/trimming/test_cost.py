@@ -331,9 +331,9 @@ def test_sizes_that_prices_speak_of_are_upstreams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.3), (0.5, 0.5, 0.65), (0.1, 0, 1), (1, 1, 1)]
+    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.25), (0.5, 0.5, 0.625), (0.1, 0, 1), (1, 1, 1)]
 )
-def test_cached_tokens_count_as_three_tenths_at_most_where_they_are_served(
+def test_cached_tokens_count_as_a_quarter_at_most_where_they_are_served(
     read: float, served: float, judged: float
 ) -> None:
     prices = replace(FREE_WRITING, read=read, served=served)

@@ -523,7 +523,7 @@ def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
         assert sum(trimmed[:stop]) <= (1 + HIGHEST_RISK) * sum(untrimmed[:stop])
     assert sum(trimmed) < most * sum(untrimmed)
     # By what cached tokens are taken to cost.
-    judged = replace(known, prices=replace(prices, read=min(prices.read, 0.3)))
+    judged = replace(known, prices=replace(prices, read=min(prices.read, 0.25)))
     trimmed, untrimmed = paid(plans, judged), paid(asked(Policy(), judged, requests), judged)
     for at in moves:
         # The account of a cut is what was paid, up to and with the request of the move.
@@ -1520,6 +1520,13 @@ def entry_at(position: int, said: Message) -> Entry:
 
 COLD = replace(KNOWN, idle=10**6, prices=Prices(read=0.1, write=1.0, output=4.0, lifetime=1.0, minimum=1))
 WARM = replace(KNOWN, prices=Prices(read=0.1, write=1.0, output=1.0, lifetime=1e9, minimum=1))
+
+
+@pytest.mark.parametrize("idle", [None, 10**6])
+def test_instructions_alone_are_never_trimmed(idle: int | None) -> None:
+    paying = policy(trigger={"cost": "auto"}, edits=[DROP], target={"tokens": 60})
+    made = plan((), paying, "mine", replace(COLD, fixed_tokens=9000, idle=idle), composed=True)
+    assert (made.trimmed, made.view, made.tokens_sent) == (False, (), 9000)
 
 
 def test_trimming_that_pays_does_not_wait_for_ever() -> None:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_field
+from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_break, with_field
 
 _BETWEEN: Final = b" \t\r\n,"  # what stands in an array between two items
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
@@ -79,6 +79,18 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
             left -= 1
             if not left:
                 break
+    return tuple(sent)
+
+
+def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
+    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    sent, rules = list(messages), _RULES[kind]
+    marks = [_holds_mark(message) for message in sent]
+    if sent[place].role in rules.roles and (marks[place] or sum(marks) < rules.most):
+        fields = RawFields(sent[place].raw)
+        content = with_break(fields.get("content", b"null"), at, rules.name, rules.value)
+        if content is not None:
+            sent[place] = ChatMessage(with_field(sent[place].raw, fields, "content", content))
     return tuple(sent)
 
 

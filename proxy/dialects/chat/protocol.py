@@ -26,7 +26,7 @@ from typing import ClassVar, Final, cast
 import orjson
 
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
-from proxy.dialects.chat.cache_marks import decides_itself, marked
+from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
@@ -183,6 +183,7 @@ class ChatDialect(Dialect):
         offer_tools=offer_tools,
         decides_caching=decides_itself,
         marked=marked,
+        broken=broken,
         overflow_of=overflow_of,
         demanded_order=demanded_order,
         reordered=reordered,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
-from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects.jsontext import RawFields, is_array, is_object, read, with_break, with_field
 from proxy.dialects.messages.message import MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
@@ -39,6 +39,18 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
         elif (new := message.with_mark(_EPHEMERAL)) is not None:
             sent[at], wanted = new, False
             room -= 1
+    return tuple(sent)
+
+
+def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
+    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    sent = list(messages)
+    counts = [_count(message) for message in cast("Sequence[MessagesMessage]", sent)]
+    if kind == "anthropic" and (counts[place] or sum(counts) < MOST_MARKS):
+        fields = RawFields(sent[place].raw)
+        content = with_break(fields.get("content", b"null"), at, MARK, _EPHEMERAL)
+        if content is not None:
+            sent[place] = MessagesMessage(with_field(sent[place].raw, fields, "content", content))
     return tuple(sent)
 
 

@@ -25,7 +25,7 @@ import orjson
 from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
-from proxy.dialects.messages.cache_marks import decides_itself, marked
+from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage, as_stored
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
@@ -215,6 +215,7 @@ class MessagesDialect(Dialect):
         offer_tools=offer_tools,
         decides_caching=decides_itself,
         marked=marked,
+        broken=broken,
         overflow_of=overflow_of,
         demanded_order=lambda _status, _body: None,  # the API puts users in a row together itself
         reordered=lambda messages, _order: tuple(messages),

@@ -172,6 +172,10 @@ def _unmarked(messages: Sequence[Message], places: Collection[int], kind: MarkKi
     return tuple(messages)
 
 
+def _unbroken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:  # noqa: ARG001
+    return tuple(messages)
+
+
 def _no_order(status: int, body: bytes) -> RoleOrder | None:
     del status, body
     return None
@@ -198,6 +202,7 @@ class ResponsesDialect(Dialect):
         offer_tools=offer_tools,
         decides_caching=_cache_decided,
         marked=_unmarked,
+        broken=_unbroken,
         overflow_of=overflow_of,
         demanded_order=_no_order,
         reordered=_as_they_are,

@@ -28,6 +28,7 @@ from proxy.textscan import (
     preview,
     shown,
     spelled,
+    speller,
     tabulated,
     tabulated_lines,
     tidied,
@@ -333,10 +334,11 @@ class _CompactForm:
             if table is not None:
                 if "minify" in self._edit.methods and _BLANK.search(piece.source):
                     self._use("minify")
-                self._offer(place, "table", write(table, spelled))
+                self._offer(place, "table", write(table, speller(piece.source)))
                 return
         if "minify" in self._edit.methods:
-            minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value, spelled)
+            text = speller(piece.source)
+            minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value, text)
             self._offer(place, "minify", minified)
 
     def _is_hopeless(self, piece: Embedded) -> bool:

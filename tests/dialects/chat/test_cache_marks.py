@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import MarkKind, Message
-from proxy.dialects.chat.cache_marks import decides_itself, marked
+from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
@@ -241,3 +241,23 @@ def test_marks_change_nothing_but_what_they_add(
         else:
             assert message.raw.replace(b"," + MARKS[kind], b"") == old.raw
     assert marked(sent, places, kind) == sent
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_a_mark_goes_into_a_message(kind: MarkKind) -> None:
+    whole = messages(TALK)
+    made = broken(whole, 0, 3, kind)
+    assert made[1:] == tuple(whole[1:])
+    parts = b'{"type":"text","text":"Be ",%b},{"type":"text","text":"brief."}' % MARKS[kind]
+    assert made[0].raw == b'{"role":"system","content":[%b]}' % parts
+    again = broken(made, 0, 3, kind)
+    assert again == made  # it has its place already
+    full = [ChatMessage(b'{"role":"user","content":[{"type":"text","text":"a",%b}]}' % MARKS[kind])] * 4
+    assert broken((*whole, *full), 0, 3, kind) == (*whole, *full)  # no room
+    assert broken(whole, 0, 0, kind) == tuple(whole)
+    silent = (ChatMessage(b'{"role":"system"}'), *whole)
+    assert broken(silent, 0, 1, kind) == silent
+
+
+def test_where_no_mark_may_stand_there_is_none() -> None:
+    assert broken(messages(TALK), 4, 2, "openai") == tuple(messages(TALK))

@@ -202,6 +202,23 @@ def test_stored_marks_never_make_more_than_four() -> None:
     assert ["cache_control" in each["content"][0] for each in sent] == [False, False, True, True]
 
 
+def test_a_mark_goes_into_the_system_prompt() -> None:
+    broken = MESSAGES.requests.broken
+    request = read(messages=[HI], system=[text("Be brief. It is ten.", EPHEMERAL)])
+    whole = (*request.instructions, *request.messages)
+    lead = broken(whole, 0, 10, "anthropic")[:1]
+    sent = orjson.loads(compose(request, instructions=lead, messages=request.messages))
+    assert sent["system"] == [text("Be brief. ", EPHEMERAL), text("It is ten.")]
+    assert sent["messages"] == [HI]
+    assert broken(whole, 0, 10, "openai") == whole
+    assert broken(whole, 0, 0, "anthropic") == whole
+    full = tuple([MESSAGES.message(orjson.dumps(user(text(f"{n}", EPHEMERAL)))) for n in range(4)])
+    plain = read(messages=[HI], system="Be brief. It is ten.").instructions
+    assert broken((*plain, *full), 0, 10, "anthropic") == (*plain, *full)
+    made = orjson.loads(compose(request, instructions=broken(plain, 0, 10, "anthropic"), messages=request.messages))
+    assert made["system"] == [text("Be brief. ", EPHEMERAL), text("It is ten.")]
+
+
 def test_marks_of_the_proxy_s_own_go_where_there_is_room() -> None:
     request = read(messages=[HI, user(text("a", EPHEMERAL)), HI, call("a"), HI], system=[text("Be.", EPHEMERAL)])
     marked, whole = MESSAGES.requests.marked, (*request.instructions, *request.messages)

@@ -89,6 +89,7 @@ def test_what_other_apis_ask_for_is_not_asked_here() -> None:
     assert api.demanded_order(400, b"roles must alternate") is None
     assert api.reordered([ASK, ASK], "alternate") == (ASK, ASK)
     assert api.marked([ASK], [0], "openai") == (ASK,)
+    assert api.broken([ASK], 0, 1, "openai") == (ASK,)
     assert not api.refuses_usage(b"stream_options")
     assert (api.decides_caching({}), api.decides_caching({"prompt_cache_options": b"{}"})) == (False, True)
     assert api.overflow_of(400, b'{"error":{"code":"context_length_exceeded","message":"exceeds the context window"}}')
