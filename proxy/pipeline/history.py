@@ -43,7 +43,7 @@ from proxy.tokens import TokenCounter
 from proxy.trimming import Change, Entry, Hidden
 
 _MARK_WORK: Final = 1024  # work of making an entry of a resent message, in bytes read once (see `compute`)
-_VARIANTS: Final = 100_000  # variants that one process remembers at most: some 40 MB
+_VARIANTS: Final = 20_000  # variants that one process remembers at most: some 8 MB
 WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
 _SESSIONS: Final = 100_000  # sessions that one process remembers at most

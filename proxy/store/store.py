@@ -556,7 +556,7 @@ class Store:
 
     async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
         """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
-        if not _are_plain(query.tenant, query.model):
+        if not _are_plain(query.tenant, query.model, query.key, query.name, query.agent):
             return [], None
         return await self._read(partial(operations.list_sessions, query=query))
 

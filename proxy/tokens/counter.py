@@ -26,7 +26,7 @@ LOW_DETAIL_TOKENS: Final = 85  # tokens of an image that is sent with `detail: l
 
 ENTRY_BYTES: Final = 320
 """Memory that one cached count takes, about: a key of some forty characters, a number, and table space."""
-_CACHE_BYTES: Final = 32 * 1024 * 1024
+_CACHE_BYTES: Final = 8 * 1024 * 1024
 _JSON_COUNTS: Final = 3000  # number of JSON texts (lists of tools) whose counts are cached
 _FEWEST_TOKENS: Final = 500  # smaller requests are ignored: what surrounds their messages weighs too much
 _LOWEST: Final = 0.5

@@ -265,6 +265,8 @@ class Answer:
                 inflater.feed(piece)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
+        if len(inflated) == _PIECE_BYTES:  # more of it may be here already: others have a turn
+            await asyncio.sleep(0)
         return inflated
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
@@ -280,6 +282,7 @@ class Answer:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_REPLY_BYTES:
+                    parts.clear()  # who tells the client of the error holds this frame
                     raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
                 if size > room:
                     await self.hold()

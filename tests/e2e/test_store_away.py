@@ -354,7 +354,7 @@ class Cell:
         until(lambda: len(self.upstream.log) > heard, "the provider is asked", 20)
         return asked
 
-    def unready(self) -> dict[str, Any]:
+    def unready(self, status: str = "degraded") -> dict[str, Any]:
         """Return what `/readyz` says of the store that fails; it never takes long."""
         answer = self.proxy.client.get("/healthz")
         for _ in range(25):
@@ -364,7 +364,7 @@ class Cell:
             if answer.status_code == 503 and self.says in answer.text:
                 break
             time.sleep(0.1)
-        assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
+        assert (answer.status_code, answer.json()["status"]) == (503, status)
         assert self.says in answer.json()["error"]["message"]
         body: dict[str, Any] = answer.json()
         return body
@@ -385,12 +385,14 @@ def cell(
     request: pytest.FixtureRequest, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cell]:
     database, _, name = request.param.partition("-")
+    name, _, variant = name.partition(":")
+    more = {"": {}, "reject": {"on_failure": "reject"}, "full spool": {"spool_max_bytes": 5_000}}[variant]
     with ExitStack() as stack:
         if database == "sqlite":
             folder = tmp_path / "store"
             folder.mkdir()
             file = folder / "palimpsest.db"
-            store = {"url": empty_store(file)}
+            store = {"url": empty_store(file), **more}
             with ExitStack() as faults:
                 breaks, mends = faults.enter_context(SQLITE[name](file, monkeypatch))
                 proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": store})))
@@ -400,7 +402,7 @@ def cell(
             url = request.getfixturevalue("own_server")
             empty = stack.enter_context(postgres.database(url, like=MIGRATED))
             breaks, mends = POSTGRES[name](Server(url, empty))
-            proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": {"url": empty}})))
+            proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": {"url": empty, **more}})))
             yield Cell(proxy, upstream, breaks, mends, POSTGRES_SAYS[name])
 
 
@@ -408,6 +410,35 @@ def test_it_fails_before_while_the_provider_is_asked_and_when_the_reply_is_store
     for fails in (fails_before, fails_while_the_provider_is_asked, fails_when_the_reply_is_stored):
         cell.upstream.forget()  # its gate is shut again
         fails(cell)
+
+
+@pytest.mark.parametrize("cell", ["sqlite-deleted:reject", "postgres-stopped:reject"], indirect=True)
+def test_rejecting_hands_over_what_was_paid_for_all_the_same(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    asked = cell.begin("second", "say:word+hold", stream=False)
+    cell.breaks()
+    cell.unready("unavailable")
+    time.sleep(1)  # it is looked at once more before nobody is asked
+    assert cell.ask("third").status_code == 503
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    assert cell.ask("third").status_code == 503
+    cell.check()
+
+
+@pytest.mark.parametrize("cell", ["sqlite-locked:full spool", "postgres-stopped:full spool"], indirect=True)
+def test_where_the_spool_is_full_nobody_is_asked_and_what_was_paid_for_is_handed_over(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    asked = cell.begin("second", "say:word+hold", stream=False)
+    cell.breaks()
+    heard = len(cell.upstream.log)
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    cell.unready()
+    refused = cell.ask("third")
+    assert (refused.status_code, len(cell.upstream.log)) == (503, heard)
+    assert "spool" in refused.text
+    cell.check()
 
 
 def fails_before(cell: Cell) -> None:

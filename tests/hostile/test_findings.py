@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from tests.hostile.measure import DOES
 from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
 from tests.hostile.seeds import DIALECTS, MESSAGES, RESPONSES, Seeds
 from tests.support.raw_socket import chat, sent
-from tests.support.served import Served, config_file, resident
+from tests.support.served import Served, config_file, peak, resident
 
 MEGABYTE = 1_048_576
 
@@ -90,6 +92,14 @@ def test_an_odd_answer_that_can_be_relayed_is_relayed(served: Served, seeds: See
 def test_an_answer_that_cannot_be_relayed_is_a_502(served: Served, seeds: Seeds, model: str) -> None:
     answer = asked(served, seeds, model)
     assert (answer.status_code, "error" in answer.json()) == (502, True)
+
+
+def test_answers_that_are_too_large_are_not_held(served: Served) -> None:
+    Path(f"/proc/{served.process.pid}/clear_refs").write_text("5")  # forget the peak
+    with ThreadPoolExecutor(10) as threads:
+        answers = list(threads.map(lambda _: asked(served, DIALECTS["chat"], "bomb"), range(10)))
+    assert {answer.status_code for answer in answers} == {502}
+    assert peak(served.process.pid) < 500 * MEGABYTE
 
 
 @pytest.mark.parametrize("kind", [["text"], {"a": 1}, 7, None])

@@ -303,6 +303,15 @@ def test_routes(proxy: Attacked) -> None:
     proxy.settled()
 
 
+@pytest.mark.parametrize("word", ["%00", "%ed%a0%80", "1.%00"])
+def test_a_query_may_hold_what_no_database_can(proxy: Attacked, word: str) -> None:
+    for path in _PATHS:
+        for name in _QUERIES:
+            answer = proxy.client.get(f"{path}?{name}={word}")
+            assert answer.status_code != 500, (path, name, proxy.traceback)
+    proxy.settled()
+
+
 def test_imports(proxy: Attacked) -> None:
     exports: list[list[Any]] = []
     for name, seeds in DIALECTS.items():
