@@ -248,8 +248,8 @@ def test_an_sdk_of_another_api_goes_on_at_every_turn(
     stored = inferring.client.get(f"{path}/messages", headers=mine).json()["data"]
     last, tongue = recorded.exchanges[-1], recorded.exchanges[0].tongue
     replies = [tongue.reply(each.response, stream=each.streams) for each in recorded.exchanges]
-    named = {item["id"]: item for reply in replies for item in reply if "id" in item}
-    sent = [named[item["id"]] if item.get("type") == "item_reference" else item for item in last.body[tongue.listed]]
+    by_id = {item["id"]: item for reply in replies for item in reply if "id" in item}
+    sent = [by_id[item["id"]] if item.get("type") == "item_reference" else item for item in last.body[tongue.listed]]
     said = tongue.told([*sent, *replies[-1]])
     said = [message for message in said if message["role"] not in {"system", "developer"}]
     assert [told(message) for message in tongue.told(stored)] == [told(message) for message in said]

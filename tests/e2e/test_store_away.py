@@ -386,7 +386,12 @@ def cell(
 ) -> Iterator[Cell]:
     database, _, name = request.param.partition("-")
     name, _, variant = name.partition(":")
-    more = {"": {}, "reject": {"on_failure": "reject"}, "full spool": {"spool_max_bytes": 5_000}}[variant]
+    variants: dict[str, dict[str, Any]] = {
+        "": {},
+        "reject": {"on_failure": "reject"},
+        "full spool": {"spool_max_bytes": 5_000},
+    }
+    more = variants[variant]
     with ExitStack() as stack:
         if database == "sqlite":
             folder = tmp_path / "store"

@@ -471,7 +471,7 @@ async def _talk(target: Target, number: int, counted: Counter[str]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     while counted["asked"] < EXCHANGES:
         counted["sessions"] += 1
-        history: list[object] = []
+        history: list[dict[str, Any]] = []
         for turn in range(20):
             counted["asked"] += 1
             history += [{"role": "user", "content": f"{number} {counted['asked']} " + "word " * 20}]
