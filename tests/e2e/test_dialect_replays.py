@@ -11,7 +11,6 @@ seventy long ones.
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -236,7 +235,9 @@ def test_a_tool_loop_that_is_too_long_is_told_so_where_a_trim_of_it_is_refused(
 ) -> None:
     model = f"script:{session}+reason+prefix:400+ctx:1500+clear-any-time"  # of a name that binds its loops
     said: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
-    for number in itertools.count():
+    number = 0
+    while True:
+        number += 1
         reply, result = step_of(number)
         upstream.load(session, [reply])
         before = len(upstream.log)
