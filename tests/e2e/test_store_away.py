@@ -386,12 +386,8 @@ def cell(
 ) -> Iterator[Cell]:
     database, _, name = request.param.partition("-")
     name, _, variant = name.partition(":")
-    variants: dict[str, dict[str, Any]] = {
-        "": {},
-        "reject": {"on_failure": "reject"},
-        "full spool": {"spool_max_bytes": 5_000},
-    }
-    more = variants[variant]
+    settings: dict[str, Any] = {"reject": {"on_failure": "reject"}, "full spool": {"spool_max_bytes": 5_000}}
+    more: dict[str, Any] = settings.get(variant, {})
     with ExitStack() as stack:
         if database == "sqlite":
             folder = tmp_path / "store"

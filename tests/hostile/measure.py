@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 from msgspec import Struct
