@@ -6,22 +6,21 @@ import asyncio
 import hashlib
 import json
 import secrets
-import socket
+import ssl
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 import typer
 
 from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.cli.sessions import find_session, require_store, with_store
-from proxy.config import Settings, load
+from proxy.config import ConfigSource, Settings, UpstreamSettings, load
 from proxy.errors import InvalidRequest, NotFound, PalimpsestError
 from proxy.pipeline import opened
 from proxy.pipeline.inspection import exchange_view, view_document
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
-from proxy.store import ExchangeRow, SessionRow, Store
+from proxy.store import ExchangeRow, SessionRow, SqliteFile, Store, address_of
 
 _PAGE: Final = 200  # requests that are read at once
 exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
@@ -135,9 +134,9 @@ def new_key(as_json: AsJson = False) -> None:
 
 
 def doctor(config: Config = None, as_json: AsJson = False) -> None:
-    """Check the configuration, the store, the upstream and the prices."""
-    settings = load(config)
-    found = asyncio.run(_checks(settings))
+    """Check the configuration, the store and the upstreams."""
+    source = ConfigSource(path=config)
+    found = asyncio.run(_checks(source, source.read().settings))
     if as_json:
         typer.echo(json.dumps([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in found]))
     else:
@@ -147,24 +146,18 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-async def _checks(settings: Settings) -> list[tuple[str, bool, str]]:
+async def _checks(source: ConfigSource, settings: Settings) -> list[tuple[str, bool, str]]:
     """Return what was checked: its name, whether it is as it should be, and what was found."""
-    found = [("configuration", True, f"{len(settings.policies)} policies, {len(settings.models)} models")]
-    try:
-        require_store(settings)
-        store = await Store.open(settings.store.url, migrate=False)
-        try:
-            await store.ready()
-            rows, following = await store.sessions(None, limit=1000)
-            found.append(("store", True, f"{len(rows)}{'+' if following else ''} sessions, tables up to date"))
-        finally:
-            await store.close()
-    except PalimpsestError as why:
-        found.append(("store", False, why.message))
-    addresses = [settings.upstream.base_url, *(route.base_url for route in settings.upstream.routes)]
-    seconds = settings.upstream.connect_timeout
-    reached = [await asyncio.to_thread(_reached, address, seconds) for address in dict.fromkeys(addresses)]
-    found += [("upstream", *each) for each in reached]
+    read = str(source.file) if source.content() is not None else f"no {source.file}: defaults"
+    policies = ", ".join(settings.policies) or "the built-in one"
+    upstream = settings.upstream
+    bases = [upstream.base_url, upstream.anthropic_base_url, *(route.base_url for route in upstream.routes)]
+    reached = [await asyncio.to_thread(_reached, base, upstream) for base in dict.fromkeys(bases)]
+    found = [
+        ("configuration", True, f"{read}; policies: {policies}"),
+        ("store", *await _stored(settings)),
+        *[("upstream", *each) for each in reached],
+    ]
     if settings.auth.mode == "none":
         found.append(("authentication", True, "none: this machine alone may use it"))
     else:
@@ -173,14 +166,33 @@ async def _checks(settings: Settings) -> list[tuple[str, bool, str]]:
     return found
 
 
-def _reached(address: str, seconds: float) -> tuple[bool, str]:
-    parts = urlsplit(address)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+async def _stored(settings: Settings) -> tuple[bool, str]:
+    address = address_of(settings.store.url)
+    if isinstance(address, SqliteFile) and not address.path.exists():
+        return True, f"{address.path} is not there yet; `palimpsest serve` makes it"
     try:
-        with socket.create_connection((parts.hostname or "", port), timeout=seconds):
-            return True, f"{address} answers"
-    except OSError as why:
-        return False, f"{address} cannot be reached: {why}"
+        store = await Store.open(settings.store.url, migrate=False)
+        try:
+            await store.ready()
+            rows, following = await store.sessions(None, limit=1000)
+            return True, f"{len(rows)}{'+' if following else ''} sessions, tables up to date"
+        finally:
+            await store.close()
+    except PalimpsestError as why:
+        return False, why.message
+
+
+def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
+    """Tell whether anything answers at `base`, by the way that requests take. No key is sent."""
+    import httpx  # noqa: PLC0415 - no other command of these needs it
+
+    try:
+        verify = ssl.create_default_context(cafile=upstream.ca) if upstream.ca is not None else True
+        with httpx.Client(proxy=upstream.proxy, verify=verify, timeout=upstream.connect_timeout) as client:
+            status = client.get(base).status_code
+    except (httpx.HTTPError, OSError) as why:
+        return False, f"{base} cannot be reached: {why}"
+    return True, f"{base} answers (HTTP {status} without a key)"
 
 
 def _line(message: dict[str, Any]) -> str:

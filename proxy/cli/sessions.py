@@ -296,8 +296,8 @@ def require_store(settings: Settings) -> None:
     address = address_of(settings.store.url)
     if isinstance(address, SqliteFile) and not address.path.exists():
         raise StoreUnavailable(
-            f"The store cannot be used. There is no file {str(address.path.absolute())!r}: "
-            "go to the folder of its configuration, or name the configuration with --config."
+            f"Nothing is stored yet. There is no file {str(address.path.absolute())!r}: `palimpsest serve` makes it. "
+            "If it is elsewhere, go to the folder of its configuration, or name that with --config."
         )
 
 
