@@ -23,6 +23,8 @@ PARTS = (
     "deerflow-thread-4f3e55ee",
     "sweagent-marshmallow-function_calling_replace_from_source",
     "tau-airline-t00-r2",
+    "deerflow-replay-ultra-processed-foods",
+    "bfcl-multi_turn_base_0",
 )
 SHARE = 0.9
 """Of what the provider's cache serves without trimming, so much at least it serves with it."""
