@@ -250,7 +250,7 @@ def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
             made.append(raw)
             continue
         fields = RawFields(raw)
-        if not text[:at].strip():
+        if not text[:at].strip() or (text[at:] and not text[at:].strip()):
             return None
         head = with_field(raw, fields, "text", write(text[:at]))
         made.append(with_field(head, RawFields(head), name, mark))

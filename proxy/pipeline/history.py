@@ -36,6 +36,7 @@ from proxy.store import (
     Store,
     SummaryRow,
     UnnamedRequest,
+    is_withheld,
     require_content,
     session_key,
 )
@@ -175,6 +176,7 @@ class HistoryLoader:
             rows = await self._store.replies_with(tenant, dialect.name, request.pointers)
         except StoreUnavailable:
             return request
+        rows = [row for row in rows if not is_withheld(row.message)]  # stored under another store.content
         replies = [row.message.as_request(self._reasoning, partial=row.partial) for row in rows]
         return await compute(size_of(replies), resolve, request, replies)
 

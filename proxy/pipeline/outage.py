@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -187,9 +186,14 @@ class Outage:
         circuit = self._store.circuit
         if not failed and (circuit.down is None or circuit.returns) and not self._spool.flag[0]:
             # Requests that came while others were stored would open the circuit again, and so would those after them.
-            with suppress(StoreUnavailable, TimeoutError):
+            try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
                     await _store_spooled(self._store.direct(), spooled)
+            except (StoreUnavailable, TimeoutError):
+                pass
+            except Exception:  # noqa: BLE001 - in the spool it is set aside, with its reply
+                _LOG.exception("an exchange could not be stored at once")
+            else:
                 return False
         circuit.open(StoreUnavailable(WAITS))
         await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import Settings
+from proxy.conversation import Kind
 from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
 from proxy.dialects.jsontext import write
 from proxy.pipeline.prepare import Original, Prepared, plan_of
@@ -103,7 +104,8 @@ class UpstreamSender:
         """(address, model) of those that refuse to be asked for their usage."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
-        self._instructed: LRUCache[str, _Instructed] = LRUCache(_SESSIONS)  # by session, where marks are taken
+        self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
+        """By session and agent, where marks are taken."""
 
     async def send(self, prepared: Prepared, replanned: Replanned, untrimmed: Untrimmed) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
@@ -344,7 +346,9 @@ class UpstreamSender:
         history, policy = prepared.history, prepared.context.policy
         if policy is None or history.id is None or not history.instructions or prepared.request.untouched:
             return None, 0
-        key = session_key(prepared.call.tenant, history.id, prepared.call.dialect.name)
+        if history.arrival.kind is Kind.SIDE:  # it has instructions of its own
+            return None, 0
+        key = (session_key(prepared.call.tenant, history.id, prepared.call.dialect.name), prepared.context.agent)
         now, known = history.instructions, self._instructed.get(key)
         place, at = (known.place, known.at) if known is not None else (None, 0)
         if known is not None and (differing := _first_difference(known.messages, now)) is not None:

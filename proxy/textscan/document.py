@@ -111,19 +111,21 @@ def read_ends(text: str, head: int, tail: int) -> list[JsonValue] | Members | No
     return None if _is_deeper(value) else value
 
 
-def _ends(raw: Raw | bytes, head: int, tail: int) -> JsonValue:
+def _ends(raw: Raw | bytes, head: int, tail: int, depth: int = 0) -> JsonValue:
     """Return both ends of a value; a string or a number is whole."""
+    if depth > DEEPEST:
+        raise RecursionError  # each level is read anew
     opening = bytes(memoryview(raw)[:_BLANK]).lstrip()[:1]
     if opening == b"{":
         members = _READ_MEMBERS.decode(raw)
         names = list(members)
-        return tuple([(names[at], held) for at, held in _kept(list(members.values()), head, tail)])
+        return tuple([(names[at], held) for at, held in _kept(list(members.values()), head, tail, depth + 1)])
     if opening == b"[":
-        return [item for _, item in _kept(_READ_ITEMS.decode(raw), head, tail)]
+        return [item for _, item in _kept(_READ_ITEMS.decode(raw), head, tail, depth + 1)]
     return _whole(raw)
 
 
-def _kept(parts: Sequence[Raw], head: int, tail: int) -> Iterator[tuple[int, JsonValue]]:
+def _kept(parts: Sequence[Raw], head: int, tail: int, depth: int) -> Iterator[tuple[int, JsonValue]]:
     """Yield the parts of a value at both ends, with their places; of those that are too long their ends."""
     first, last = 0, len(parts)
     while first < last and len(parts[first]) <= head:
@@ -134,10 +136,10 @@ def _kept(parts: Sequence[Raw], head: int, tail: int) -> Iterator[tuple[int, Jso
         last -= 1
         tail -= len(parts[last])
     if last - first == 1:
-        yield first, _ends(parts[first], head, tail)
+        yield first, _ends(parts[first], head, tail, depth)
     elif last > first:
-        yield first, _ends(parts[first], head, 0)
-        yield last - 1, _ends(parts[last - 1], 0, tail)
+        yield first, _ends(parts[first], head, 0, depth)
+        yield last - 1, _ends(parts[last - 1], 0, tail, depth)
     yield from ((at, _whole(parts[at])) for at in range(last, len(parts)))
 
 

@@ -140,6 +140,9 @@ def test_the_ends_of_what_is_no_document(text: str) -> None:
 def test_ends_that_are_too_deep() -> None:
     assert read_ends("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), 1, 1) is None
     assert read_ends("[" * 3000 + "]" * 3000, 1, 1) is None
+    long = '"%s"' % ("a" * 1000)
+    nested = "[" * (DEEPEST + 2) + long + "]" * (DEEPEST + 2)
+    assert read_ends(nested, 1, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,15 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
     """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
     sent, rules = list(messages), _RULES[kind]
-    marks = [_holds_mark(message) for message in sent]
-    if sent[place].role in rules.roles and (marks[place] or sum(marks) < rules.most):
+    timed = any(b'"ttl"' in message.raw and _holds_mark(message) for message in sent)
+    if sent[place].role in rules.roles and not timed:
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, rules.name, rules.value)
         if content is not None:
-            sent[place] = ChatMessage(with_field(sent[place].raw, fields, "content", content))
+            made = ChatMessage(with_field(sent[place].raw, fields, "content", content))
+            others = sum(_marks_in(message) for other, message in enumerate(sent) if other != place)
+            if others + _marks_in(made) <= rules.most:
+                sent[place] = made
     return tuple(sent)
 
 
@@ -106,12 +109,17 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
 
 
 def _holds_mark(message: Message) -> bool:
-    """Tell whether a message has a mark: itself, one of its content parts or one of its calls."""
+    """Tell whether a message has a mark."""
+    return _marks_in(message) > 0
+
+
+def _marks_in(message: Message) -> int:
+    """Return how many marks a message has: itself, its content parts and its calls."""
     if not _may_be_marked(message.raw):
-        return False
+        return 0
     content, calls = message.data.get("content"), message.data.get("tool_calls")
     items = [*(content if is_array(content) else [content]), *(calls if is_array(calls) else [])]
-    return _is_marked(message.data) or any(map(_is_marked, items))
+    return sum(map(_is_marked, [message.data, *items]))
 
 
 def _may_be_marked(text: bytes) -> bool:

@@ -46,11 +46,14 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
     """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
     sent = list(messages)
     counts = [_count(message) for message in cast("Sequence[MessagesMessage]", sent)]
-    if kind == "anthropic" and (counts[place] or sum(counts) < MOST_MARKS):
+    timed = any(b'"ttl"' in message.raw for message in sent)  # marks that live longer come first, or Claude refuses
+    if kind == "anthropic" and not timed:
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, MARK, _EPHEMERAL)
         if content is not None:
-            sent[place] = MessagesMessage(with_field(sent[place].raw, fields, "content", content))
+            made = MessagesMessage(with_field(sent[place].raw, fields, "content", content))
+            if sum(counts) - counts[place] + _count(made) <= MOST_MARKS:
+                sent[place] = made
     return tuple(sent)
 
 

@@ -185,10 +185,11 @@ def resolved(request: Request, replies: Sequence[Message]) -> Request:
     It is placed and trimmed as if the client had sent the items. Where nothing of it is changed, its bytes are sent.
     """
     items = [each for reply in cast("Sequence[Item]", replies) for each in zip(reply.items, reply.raws, strict=True)]
-    held = {item.get("id"): raw for item, raw in items}
+    held = {name: raw for item, raw in items if isinstance(name := item.get("id"), str)}
 
     def item_of(each: Placed) -> bytes:
-        return held.get(each.item.get("id"), each.raw) if each.kind == "item_reference" else each.raw
+        name = each.item.get("id")
+        return held.get(name, each.raw) if each.kind == "item_reference" and isinstance(name, str) else each.raw
 
     messages: list[Message] = []
     for each in cast("Sequence[Item]", request.messages):

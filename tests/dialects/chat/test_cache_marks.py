@@ -257,6 +257,17 @@ def test_a_mark_goes_into_a_message(kind: MarkKind) -> None:
     assert broken(whole, 0, 0, kind) == tuple(whole)
     silent = (ChatMessage(b'{"role":"system"}'), *whole)
     assert broken(silent, 0, 1, kind) == silent
+    # A mark that the client set elsewhere in the message stays, so this would be a fifth one.
+    parts = b'{"type":"text","text":"Today."},{"type":"text","text":"Be brief.",%b}' % MARKS[kind]
+    theirs = (ChatMessage(b'{"role":"system","content":[%b]}' % parts), *full[:3])
+    assert broken(theirs, 0, 3, kind) == theirs
+    assert broken(theirs[:1], 0, 3, kind) != theirs[:1]
+
+
+def test_a_client_s_marks_of_a_lifetime_are_left_alone() -> None:
+    lasting = b'"cache_control":{"type":"ephemeral","ttl":"1h"}'
+    whole = messages([b'{"role":"system","content":[{"type":"text","text":"Be brief.",%b}]}' % lasting, *TALK[1:]])
+    assert broken(whole, 0, 3, "anthropic") == tuple(whole)
 
 
 def test_where_no_mark_may_stand_there_is_none() -> None:

@@ -215,6 +215,13 @@ def test_a_mark_goes_into_the_system_prompt() -> None:
     full = tuple([MESSAGES.message(orjson.dumps(user(text(f"{n}", EPHEMERAL)))) for n in range(4)])
     plain = read(messages=[HI], system="Be brief. It is ten.").instructions
     assert broken((*plain, *full), 0, 10, "anthropic") == (*plain, *full)
+    # A mark that the client set elsewhere in the prompt stays, so this would be a fifth one.
+    theirs = read(messages=[HI], system=[text("Today."), text("Be brief.", EPHEMERAL)]).instructions
+    assert broken((*theirs, *full[:3]), 0, 3, "anthropic") == (*theirs, *full[:3])
+    lasting = (*read(messages=[HI], system=[text("Be brief.", HOUR)]).instructions, *full[:1])
+    assert broken(lasting, 0, 3, "anthropic") == lasting  # ours, which is shorter, must not stand before it
+    blank = read(messages=[HI], system="Be brief.\n").instructions
+    assert broken(blank, 0, 9, "anthropic") == blank  # a text of nothing is refused
     made = orjson.loads(compose(request, instructions=broken(plain, 0, 10, "anthropic"), messages=request.messages))
     assert made["system"] == [text("Be brief. ", EPHEMERAL), text("It is ten.")]
 

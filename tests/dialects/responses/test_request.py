@@ -124,6 +124,8 @@ def test_references_are_read_as_the_items_that_they_name() -> None:
     trimmed = orjson.loads(compose(found, messages=found.messages[1:]))["input"]
     assert trimmed == [REASONING, CALL, OUTPUT, said("It is so.", id="msg_1"), {"id": "msg_9"}, HELLO]
     assert resolve(request, []).messages == request.messages
+    odd = asked(HELLO, {"type": "item_reference", "id": ["x"]}, {"type": "item_reference", "id": "msg_1"})
+    assert b'"id":["x"]' in resolve(odd, replies).messages[1].raw  # upstream says what is wrong with it
 
 
 @pytest.mark.parametrize(
