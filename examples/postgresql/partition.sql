@@ -8,6 +8,9 @@ BEGIN
     FOR number IN 0..15 LOOP
       EXECUTE format('CREATE TABLE %s_%s PARTITION OF %I FOR VALUES WITH (MODULUS 16, REMAINDER %s)',
                      name, number, name, number);
+      IF name = 'evidence' THEN
+        EXECUTE format('ALTER TABLE %s_%s REPLICA IDENTITY FULL', name, number);
+      END IF;
     END LOOP;
     EXECUTE format('INSERT INTO %I SELECT * FROM plain_%s', name, name);
     EXECUTE format('DROP TABLE plain_%s', name);

@@ -82,7 +82,8 @@ def upgrade() -> None:
         op.drop_index("ix_nodes_session_content", if_exists=True)
         op.create_index("ix_nodes_content", "nodes", [sa.text(_CONTENT_PLACE)])
         key = op.get_bind().execute(sa.text(_PRIMARY_KEY)).scalar_one()
-        op.execute(f"ALTER TABLE evidence DROP CONSTRAINT {key}, REPLICA IDENTITY FULL")
+        op.execute(f"ALTER TABLE evidence DROP CONSTRAINT {key}")
+        _identify_evidence("FULL")
         op.drop_index("ix_evidence_piece", if_exists=True)
         op.create_index("ix_evidence_piece_session", "evidence", ["piece", sa.text(_SESSION_PLACE)])
         op.create_index("ix_evidence_session", "evidence", ["session"])
@@ -106,13 +107,20 @@ def downgrade() -> None:
         for name in ("ix_evidence_piece_session", "ix_evidence_session"):
             op.drop_index(name)
         op.execute("ALTER TABLE evidence ADD CONSTRAINT pk_evidence PRIMARY KEY (session, piece)")
-        op.execute("ALTER TABLE evidence REPLICA IDENTITY DEFAULT")
+        _identify_evidence("DEFAULT")
         op.create_index("ix_evidence_piece", "evidence", ["piece"])
         _change_function(_NEW_EVIDENCE, _ALL_EVIDENCE)
         op.execute("ALTER TABLE sessions RESET (fillfactor)")
         if not _is_partitioned("bodies"):
             op.execute("ALTER TABLE bodies RESET (toast_tuple_target)")
         _keep_statistics(names=-1, packed=-1)
+
+
+def _identify_evidence(by: str) -> None:
+    """Say what tells a row of evidence from others where it is replicated; each partition needs to hear it."""
+    parts = sa.text("SELECT relid::regclass::text FROM pg_partition_tree('evidence') WHERE level > 0")
+    for table in ["evidence", *op.get_bind().execute(parts).scalars()]:
+        op.execute(f"ALTER TABLE {table} REPLICA IDENTITY {by}")
 
 
 def _change_function(before: str, after: str) -> None:

@@ -568,6 +568,8 @@ def _check_session(archive: Archive) -> None:
     """Check that what the session names is there."""
     session = archive.session
     require_plain(arrival=session.arrival, model=session.model, tools=session.tools)
+    if session.arrival == tree.REMOVED:
+        raise ValueError(f"its arrival {session.arrival!r} is that of no session")
     if session.format != FORMAT:
         raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
     if session.head != ROOT and session.head not in archive.depths:
@@ -610,7 +612,7 @@ async def load_session(database: Database, tenant: str, session: str, archive: A
         return await database.write(loading.finish)
     except Exception:
         if await database.read(loading.is_held):
-            await delete_sessions(database, [loading.key])
+            await delete_sessions(database, [loading.key], begins=False)
         raise
 
 
@@ -797,6 +799,8 @@ def _copy_portion(connection: StoreConnection, fork: _Fork, portion: Sequence[Ma
     made = tree.locked_session(connection, fork.key)
     if made is None or made.created_at != fork.at:
         raise Conflict(f"The session {fork.id!r} was deleted while it was made.")
+    if tree.session_of(connection, fork.source.key) is None:
+        raise NotFound("There is no such session: it was deleted while its history was copied.")
     nodes = [mark.node for mark in portion]
     bodies = list({mark.body for mark in portion})
     _copy(connection, fork, BODIES, bodies)

@@ -137,7 +137,7 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
     rows = connection.execute(_PENDING_IDS).all()
     if marks is not None:
         rows = [row for row in rows if row.id.endswith(tuple(marks))]
-    for key in sorted({row.session for row in rows}):  # all lock in one order
+    for key in sorted({row.session for row in rows}, key=encode_session):  # all lock in one order, the database's
         tree.locked_session(connection, key)
     # Read again: what was being settled meanwhile is.
     some = tree.in_parts([row.id for row in rows])
@@ -309,7 +309,7 @@ def settle_snapshots(connection: StoreConnection, settlements: Mapping[str, Sett
     if connection.dialect.name == "sqlite":
         return _snapshots_at_once(connection, settlements)
     found: dict[str, SettleSnapshot] = {}
-    for key in sorted(settlements):  # all lock in one order
+    for key in sorted(settlements, key=encode_session):  # all lock in one order, the database's
         session = tree.locked_session(connection, key)
         found[key] = SettleSnapshot(session=session, state=_state(connection, key, settlements[key].exchange))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from msgspec import Struct
@@ -67,8 +68,9 @@ def portions_of(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
 
 
 def packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
-    """Return the rows of messages by the names of their texts, which are packed already."""
-    return [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
+    """Return the rows of messages by the names of their texts, which are packed already; all insert in one order."""
+    rows = [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
+    return sorted(rows, key=itemgetter("body"))
 
 
 def _keep_texts(
@@ -154,8 +156,10 @@ def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line
     found = {ROOT: tree.root_of(settlement.tenant)} | tree.places_of(connection, key, [last])
     if last not in found:
         return None
-    # Of those before the last one nothing but the names is used.
-    line.places = {name: replace(found[last], node=name) for name in names[:stored]} | {last: found[last]}
+    # Of those before the last one nothing but names and depths is used.
+    above = found[last].depth - stored
+    line.places = {name: replace(found[last], node=name, depth=above + at) for at, name in enumerate(names[:stored], 1)}
+    line.places[last] = found[last]
     return stored
 
 
@@ -189,20 +193,20 @@ _DELETED: Final = 500  # rows of one transaction: they take some 10 ms
 _SESSIONS: Final = 10  # of one transaction; most have few rows
 
 
-async def delete_sessions(database: Database, keys: Sequence[str]) -> int:
+async def delete_sessions(database: Database, keys: Sequence[str], *, begins: bool = True) -> int:
     """Delete sessions with everything they have; return how many there were.
 
     One of many rows is deleted in portions. From the first on it is not there any more: whoever is to write to it
-    first deletes what is left.
+    first deletes what is left. Unless this `begins`, what is left of them is deleted, and one made anew stays.
     """
-    number, left = 0, list(keys)
+    number, left = 0, list(keys) if begins or database.in_order else []
     while left:
         some = left[:_SESSIONS]
         if not database.in_order:  # there nobody waits for it
             number += await database.write(partial(tree.delete_several, keys=some))
             del left[:_SESSIONS]
             continue
-        done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS))
+        done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS, begins=begins))
         number += sum(each is not None for each in done)
         key, whole = some[len(done) - 1], done[-1]
         while whole is False:

@@ -37,7 +37,7 @@ from proxy.store.database import StoreConnection
 from proxy.store.packing import HashName, SessionName
 from proxy.store.records import NodeRow
 from proxy.store.schema import NODES, SESSIONS, insert_into
-from proxy.store.tree import rows_of
+from proxy.store.tree import depths_of, rows_of
 
 MOST: Final = 2000
 """Messages that the index names at most. Of what more hold, the newest sessions have enough."""
@@ -135,7 +135,12 @@ _DUE: Final = (
 _MISSING: Final = (
     select(NODES.c.node)
     .outerjoin(_TEXTS, (_TEXTS.c.session == NODES.c.session) & (_TEXTS.c.node == NODES.c.node))
-    .where(NODES.c.session == bindparam("key"), _TEXTS.c.node.is_(None))
+    .where(
+        NODES.c.session == bindparam("key"),
+        NODES.c.node > bindparam("after", type_=NODES.c.node.type),
+        _TEXTS.c.node.is_(None),
+    )
+    .order_by(NODES.c.node)
     .limit(AT_ONCE)
 )
 _LOCKED: Final[Select[Any]] = (
@@ -216,15 +221,18 @@ def due(connection: StoreConnection) -> list[DueSession]:
     return [DueSession(key=row.session, state=row.state) for row in connection.execute(_DUE)]
 
 
-def missing(connection: StoreConnection, key: str) -> list[NodeRow]:
-    """Return some messages of a session that are not indexed."""
-    names = list(connection.execute(_MISSING, {"key": key}).scalars())
+def missing(connection: StoreConnection, key: str, after: str) -> list[NodeRow]:
+    """Return some messages of a session that are not indexed, those first whose names come next `after` this one."""
+    names = list(connection.execute(_MISSING, {"key": key, "after": after}).scalars())
     return rows_of(connection, key, names) if names else []
 
 
 def add(connection: StoreConnection, key: str, terms: Sequence[tuple[str, str]], state: int | None) -> None:
     """Index messages of a session by their words. With a `state`, all up to it are indexed."""
     if connection.execute(_LOCKED, {"key": key}).one_or_none() is None:  # deleted meanwhile
+        return
+    there = depths_of(connection, key, [node for node, _ in terms])
+    if len(there) < len(terms):  # deleted meanwhile, and made anew
         return
     for node, words in terms:
         connection.execute(_adding(connection.dialect.name), {"session": key, "node": node, "words": words})

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from proxy.conversation import ROOT
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
@@ -251,7 +252,12 @@ class Store:
 
     async def finish_removals(self) -> None:
         """Delete what is left of sessions whose deletion, or import, was cut off."""
-        await self._delete(await self._read(partial(operations.removed_sessions, at=int(time.time() * 1000))))
+        await self._finish(await self._read(partial(operations.removed_sessions, at=int(time.time() * 1000))))
+
+    async def _finish(self, keys: Sequence[str]) -> None:
+        """Delete what is left of sessions; one that was made anew meanwhile stays."""
+        work = partial(delete_sessions, self._database, keys, begins=False)
+        await self._guarded(lambda: asyncio.shield(self._tasks.start(work())))
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -292,7 +298,7 @@ class Store:
                 return await self._read(unit)
             return await self._read(unit, short=True)
         except tree.BeingRemoved:
-            await self.delete(session_key(question.tenant, question.session, question.dialect))
+            await self._finish([session_key(question.tenant, question.session, question.dialect)])
             return await self.recall(question)
 
     async def infer(self, request: UnnamedRequest) -> Inferred:
@@ -423,13 +429,13 @@ class Store:
         until = time.monotonic() + seconds
         while sessions := await self._read(search.due):
             for session in sessions:
-                is_whole = False
+                is_whole, after = False, ROOT
                 while not is_whole:
                     if time.monotonic() > until:
                         return False
-                    rows = await self._read(partial(search.missing, key=session.key))
+                    rows = await self._read(partial(search.missing, key=session.key, after=after))
                     terms = await asyncio.to_thread(_terms_of, rows)
-                    is_whole = len(rows) < search.AT_ONCE
+                    is_whole, after = len(rows) < search.AT_ONCE, max((row.node for row in rows), default=after)
                     state = session.state if is_whole else None
                     await self._write(partial(search.add, key=session.key, terms=terms, state=state))
         while await self._write(search.purge):

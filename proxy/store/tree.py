@@ -240,11 +240,13 @@ def remove_some(connection: StoreConnection, key: str, most: int, *, begins: boo
     return True
 
 
-def remove_several(connection: StoreConnection, keys: Sequence[str], most: int) -> list[bool | None]:
-    """Delete sessions as `remove_some` begins to, the first that has more than `most` rows last."""
+def remove_several(
+    connection: StoreConnection, keys: Sequence[str], most: int, *, begins: bool = True
+) -> list[bool | None]:
+    """Delete sessions as `remove_some` does, the first that has more than `most` rows last."""
     done: list[bool | None] = []
     for key in keys:
-        done.append(remove_some(connection, key, most, begins=True))
+        done.append(remove_some(connection, key, most, begins=begins))
         if done[-1] is False:
             break
     return done

@@ -271,6 +271,7 @@ def _putting(text: str) -> JsonObject:
     [
         ("session", _set(format=2), "its format is 2"),
         ("session", _set(head="ab" * 20), "its head abab"),
+        ("session", _set(arrival="removed"), "its arrival 'removed'"),
         ("session", _set(instructions="ab" * 20), "its instructions abab"),
         ("session", _set(record="chapter"), "'chapter'"),
         ("session", _set(created_at="now"), "created_at"),

@@ -12,13 +12,13 @@ from sqlalchemy import Executable, func, select
 
 from proxy.conversation import ROOT, Incoming, Kind, content_hash, fingerprints, names_under
 from proxy.errors import Conflict, NotFound, StoreUnavailable
-from proxy.store import archive, portions
+from proxy.store import archive, portions, tree
 from proxy.store.database import Parameters, Result, Rows, SqlDialect, StoreConnection, Unit
 from proxy.store.operations import SessionListQuery, removed_sessions
 from proxy.store.records import Body, HistoryQuery, Settled, Settlement, Status, session_key
-from proxy.store.schema import OF_A_SESSION
+from proxy.store.schema import CUTS, OF_A_SESSION
 from proxy.store.store import Store
-from proxy.trimming import Change
+from proxy.trimming import Change, Cut
 from tests.store.test_batches import SESSIONS, rows_of
 from tests.support.talk import body, message, opening, settlement
 
@@ -359,6 +359,42 @@ async def test_a_session_whose_deletion_was_cut_off_is_not_there(
     assert await count_of(store) == 0
 
 
+async def test_who_finishes_a_deletion_leaves_what_was_made_anew(store: Store) -> None:
+    if not on_sqlite(store):
+        return  # one transaction
+    await ask(store, long_talk())
+    await store._database.write(partial(tree.remove_some, key=KEY, most=5, begins=True))
+    removed = await store._database.read(partial(removed_sessions, at=10**15))
+    assert removed == [KEY]
+    anew = body("user", "a new life")
+    named: dict[str, Any] = {"session": SESSION, "kind": "first"}
+    began = store.begin(opening("exc_00000002", anew, **named))
+    replies = (body("assistant", "yes"),)
+    await store.settle(settlement("exc_00000002", anew, **named, at_head=False, replies=replies), began)
+    await store._finish(removed)
+    found = await store.session_at(KEY)
+    assert found is not None
+    assert found.messages == 2
+
+
+async def test_a_cut_stands_where_it_belongs_though_nodes_were_stored_before(store: Store) -> None:
+    first = body("user", "base")
+    began = store.begin(opening(EXCHANGE, first, session=SESSION, kind="first"))
+    ended = settlement(
+        EXCHANGE, first, session=SESSION, kind="first", at_head=False, replies=(body("assistant", "answer"),)
+    )
+    base = (await store.settle(ended, began)).head
+    cut = Cut(position=8, policy="p", version="1", changes=(), tokens=1, messages=1, tool_calls=0)
+    for number in (2, 3):  # both were planned at the same place
+        exchange = f"exc_0000000{number}"
+        named: dict[str, Any] = {"session": SESSION, "kind": "rewind", "base": base}
+        began = store.begin(opening(exchange, *long_talk(), **named))
+        named |= {"at_head": False, "replies": (body("assistant", "z"),), "cut": cut if number == 3 else None}
+        await store.settle(settlement(exchange, *long_talk(), **named), began)
+    found = await store._database.read(lambda connection: connection.execute(select(CUTS.c.node)).scalars())
+    assert base not in list(found)
+
+
 @pytest.mark.usefixtures("_few_rows")
 async def test_a_session_that_is_made_anew_while_it_is_deleted_has_nothing_of_the_old_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
@@ -441,8 +477,8 @@ async def test_an_import_that_was_cut_off_is_done_once_more(
     assert content_of(again) == content_of(records)
 
 
-async def never(_: object, keys: list[str]) -> int:
-    return 0 * len(keys)
+async def never(_: object, keys: list[str], *, begins: bool) -> int:
+    return 0 * len(keys) * begins
 
 
 @pytest.mark.usefixtures("_few_rows")
