@@ -1,7 +1,7 @@
 """The provider behind the proxy: routes, credentials, sending, time limits, errors.
 
     client        where a request goes, sending it, the answer read chunk by chunk
-    connections   aiohttp's requests on its connections, sent unchanged
+    connections   aiohttp's session, set up to send requests unchanged
 
 aiohttp's errors become this project's in `client`.
 """

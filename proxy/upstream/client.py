@@ -24,7 +24,7 @@ from yarl import URL
 from proxy.config import UpstreamSettings
 from proxy.dialects.json_size import excess_of
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.connections import SHORT_BYTES, Body, HttpClient, RequestBody, origin_of
+from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -244,7 +244,7 @@ class Answer:
         """Return what has come of the body, as it came."""
         try:
             return await self._content.readany()
-        except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the connector was closed
+        except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
             piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
             if not piece:
                 raise self._error_of(why) from why
@@ -369,7 +369,7 @@ class Upstream:
             for route, (_, destination) in zip(settings.routes, self._routes, strict=True)
         ]
         """The routes in their order, as the Messages API is sent there."""
-        self._client = HttpClient(
+        self._session = open_session(
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
             limit=settings.max_connections,
@@ -378,7 +378,7 @@ class Upstream:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._client.close()
+        await self._session.close()
 
     def destination(self, model: str, dialect: str = "chat") -> Destination:
         """Return where a request for `model` goes: the first route that matches, else the base of its dialect.
@@ -409,17 +409,20 @@ class Upstream:
             headers = [*headers, (b"x-api-key", destination.api_key)]
         if not path.isascii():  # bytes that no URL may hold
             path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
-        body: Body = content or None
-        if isinstance(content, bytes) and len(content) > SHORT_BYTES:
+        body: RequestBody | AsyncIterable[bytes] | None = None
+        if not isinstance(content, bytes):
+            body = content
+        elif content:
             body = RequestBody(content, self._settings.read_timeout)
         error_of = partial(_error_of, destination, self._settings)
         try:
-            response = await self._client.request(
+            response = await self._session.request(
                 method,
                 URL(destination.base_url + path, encoded=True),
-                _as_text(headers),
-                body,
-                origin_of(destination.base_url, self._settings.proxy).proxy,
+                headers=_as_text(headers),
+                data=body,
+                allow_redirects=False,
+                proxy=origin_of(destination.base_url, self._settings.proxy).proxy,
             )
         except _FAILURES as why:
             raise error_of(why) from why
@@ -456,7 +459,7 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
             f"Could not connect to {name} within {settings.connect_timeout:g} s. "
             f"Check {setting}, or raise upstream.connect_timeout."
         )
-    if isinstance(why, TimeoutError) and why.errno is None:
+    if isinstance(why, TimeoutError) and not isinstance(why, aiohttp.ClientOSError):
         return UpstreamTimeout(
             f"{name} was silent for {settings.read_timeout:g} s. Try again, or raise upstream.read_timeout."
         )

@@ -1,7 +1,7 @@
-"""aiohttp's requests and responses without its session, on its connection pool with stricter reuse.
+"""aiohttp's session with its habits switched off, and its connection pool with stricter reuse.
 
-What a session would add is not wanted: cookies (a provider's cookie would cross tenants), headers, netrc, redirects,
-decompression. It also costs a tenth of a small request. A request gets no header but `Host` and the body's length.
+The session keeps no cookies (a provider's cookie would cross tenants), adds no header but `Host` and the
+body's length, does not re-quote URLs, reads no netrc, follows no redirect and decompresses nothing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import re
 import select
 import ssl
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
-from aiohttp.http_writer import StreamWriter
 from aiohttp.payload import Payload
 from msgspec import Struct
 from multidict import CIMultiDict
@@ -48,13 +47,10 @@ _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
 _BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
-SHORT_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
-_BODILESS: Final = frozenset({"HEAD"})  # methods whose answers have no body
-_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+_SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
 _AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})  # those that aiohttp would add to a body
 _IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
 """A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
-Body: TypeAlias = "bytes | RequestBody | AsyncIterable[bytes] | None"
 _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
@@ -88,90 +84,37 @@ def _name_of(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port}"
 
 
-class HttpClient:
-    """Sends requests as they are. One for the life of the process, made inside the event loop."""
+def open_session(
+    *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None
+) -> aiohttp.ClientSession:
+    """Return the session of this process; call it inside the event loop.
 
-    def __init__(self, *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None) -> None:
-        """Connect to nothing yet.
-
-        `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
-        bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
-        authorities to trust, in place of the system's.
-        """
-        trusted: ssl.SSLContext | bool = True
-        if ca_file is not None:
-            try:
-                trusted = ssl.create_default_context(cafile=str(ca_file))
-            except (OSError, ssl.SSLError) as why:
-                raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
-        self.connector: Final = Connector(limit, trusted)
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout)
-        self._loop = asyncio.get_running_loop()
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self.connector.close()
-
-    async def request(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: Body, proxy: str | None
-    ) -> aiohttp.ClientResponse:
-        """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
-
-        Any other lost request is an error: a completion that is asked for twice is paid for twice.
-        """
-        via = None if proxy is None else URL(proxy)
-        request = _Request(method, url, headers=headers, data=body, loop=self._loop, proxy=via)
+    `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
+    bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
+    authorities to trust, in place of the system's.
+    """
+    trusted: ssl.SSLContext | bool = True
+    if ca_file is not None:
         try:
-            response = await self._send(request)
-        except _LOST as why:
-            answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
-            if not request.reused or answered:
-                raise
-            if not request.unwritten:
-                self.connector.distrust(request.connection_key, request.protocol)
-            if not request.repeatable and not request.unwritten:
-                raise
-            request.needs_new_connection, request.unwritten = True, False
-            response = await self._send(request)
-        announced = response.headers.get("Keep-Alive")
-        if announced is not None and request.protocol is not None:
-            timeout = _KEEP_ALIVE_TIMEOUT.search(announced)
-            if timeout is not None:
-                self.connector.limit_reuse(request.protocol, int(timeout[1]) - SPARE_SECONDS)
-        return response
-
-    async def _send(self, request: _Request) -> aiohttp.ClientResponse:
-        """Send a request once, and return the response once its status and headers are here."""
-        try:
-            connection = await self.connector.connect(request, [], self._timeout)
-        except TimeoutError as why:
-            raise aiohttp.ConnectionTimeoutError("no connection in time") from why
-        try:
-            if connection.protocol is None:
-                raise aiohttp.ClientConnectionResetError("the connection was lost")
-            connection.protocol.set_response_params(
-                skip_payload=request.method in _BODILESS,
-                read_until_eof=True,
-                auto_decompress=False,
-                read_timeout=self._timeout.sock_read,
-                read_bufsize=_BUFFER_BYTES,
-                max_line_size=_HEADER_BYTES,
-                max_field_size=_HEADER_BYTES,
-            )
-            response = await request.send(connection)
-            try:
-                await response.start(connection)
-            except BaseException:
-                response.close()
-                raise
-        except BaseException:
-            connection.close()
-            raise
-        return response
+            trusted = ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as why:
+            raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
+    return aiohttp.ClientSession(
+        connector=Connector(limit, trusted),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout),
+        trust_env=False,
+        auto_decompress=False,
+        read_bufsize=_BUFFER_BYTES,
+        max_line_size=_HEADER_BYTES,
+        max_field_size=_HEADER_BYTES,
+        request_class=_Request,
+        middlewares=(_send,),
+    )
 
 
 class RequestBody(Payload):
-    """A long request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
+    """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
 
     _value: bytes
     _autoclose = True
@@ -188,6 +131,9 @@ class RequestBody(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write the body; raises `TimeoutError`."""
+        if len(self._value) <= _SOCKET_BYTES:
+            await writer.write(self._value)
+            return
         for start in range(0, len(self._value), _PIECE_BYTES):
             async with asyncio.timeout(self._patience):
                 await writer.write(self._value[start : start + _PIECE_BYTES])
@@ -201,45 +147,6 @@ class _Request(aiohttp.ClientRequest):
     reused = False  # whether that connection served an earlier request
     needs_new_connection = False
     unwritten = False  # whether that connection was found closed before a byte was written
-    short_body = b""  # a body that is written together with the head
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether it may arrive twice, and all of it is still here."""
-        spent = self._body is not None and self._body.consumed  # a body that came in pieces is gone
-        return not spent and (self.method in _IDEMPOTENT or any(name in self.headers for name in _IDEMPOTENCY_KEYS))
-
-    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
-        """Write the request; a short body at once, for which aiohttp would start a task."""
-        protocol = conn.protocol
-        if not self.short_body or protocol is None:
-            return await super().send(conn)
-        target = str(self.url) if self.proxy and not self.is_ssl() else self.url.raw_path_qs
-        writer = StreamWriter(protocol, self.loop)
-        await writer.write_headers(f"{self.method} {target} HTTP/1.1", self.headers)
-        await writer.write(self.short_body, drain=False)
-        protocol.start_timeout()
-        self.response = self.response_class(
-            self.method,
-            self.original_url,
-            writer=None,
-            continue100=None,
-            timer=self._timer,
-            request_info=self.request_info,
-            traces=[],
-            loop=self.loop,
-            session=self._session,
-            stream_writer=writer,
-        )
-        return self.response
-
-    def update_body_from_data(self, body: Any, _stacklevel: int = 3) -> None:
-        """Take the body."""
-        if isinstance(body, bytes):
-            self.short_body = body
-            self.headers["Content-Length"] = str(len(body))
-        else:
-            super().update_body_from_data(body)
 
     async def write_bytes(
         self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
@@ -347,3 +254,31 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
+
+    Any other lost POST is an error: a completion that is asked for twice is paid for twice. aiohttp repeats a
+    lost GET itself.
+    """
+    try:
+        response = await send_once(request)
+    except _LOST as why:
+        answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
+        spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone
+        repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
+        if not isinstance(request, _Request) or not request.reused or answered:
+            raise
+        if not request.unwritten and isinstance(connector := request.session.connector, Connector):
+            connector.distrust(request.connection_key, request.protocol)
+        if not repeatable and not request.unwritten:
+            raise
+        request.needs_new_connection, request.unwritten = True, False
+        response = await send_once(request)
+    announced = response.headers.get("Keep-Alive")
+    if announced is not None and isinstance(request, _Request) and request.protocol is not None:
+        timeout = _KEEP_ALIVE_TIMEOUT.search(announced)
+        if timeout is not None and isinstance(connector := request.session.connector, Connector):
+            connector.limit_reuse(request.protocol, int(timeout[1]) - SPARE_SECONDS)
+    return response
