@@ -120,7 +120,7 @@ class SentRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     moved: bool  # whether the cut moved; without a cut, whether the beginning of the previous request changed
     warnings: tuple[str, ...] = ()  # what could not be done, in words
-    settled: tuple[int, ...] = ()
+    stable_ends: tuple[int, ...] = ()
     """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
 
 
@@ -168,8 +168,10 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
                 entries[place] = replace(entries[place], arrival=planned.decided[place])
             messages = sent_messages(counted.instructions, planned)
             ahead = len(messages) - len(planned.view)
-            settled = tuple([ahead + end - 1 for end in planned.settled])
-            return SentRequest(messages=messages, moved=planned.trimmed, warnings=planned.warnings, settled=settled)
+            stable_ends = tuple([ahead + end - 1 for end in planned.stable_ends])
+            return SentRequest(
+                messages=messages, moved=planned.trimmed, warnings=planned.warnings, stable_ends=stable_ends
+            )
 
         return next_request
 
@@ -392,6 +394,6 @@ def replayed(
         untrimmed += sum([entry.tokens for entry in counted.entries[done:stop]])
         done = stop
         prompt = counted.prompt(sent.messages)
-        marks = counted.marks(sent.messages, sent.settled if model.marks else ())
+        marks = counted.marks(sent.messages, sent.stable_ends if model.marks else ())
         uses = {rule: cache.read(prompt, at or 0.0, marks) for rule, cache in caches.items()}
         yield ReplayedRequest(stop=stop, sent=sent, uses=uses, untrimmed=untrimmed)

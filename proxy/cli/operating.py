@@ -17,7 +17,7 @@ from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
 from proxy.cli.sessions import find_session, require_store, with_store
 from proxy.config import ConfigSource, Settings, UpstreamSettings, load
 from proxy.errors import InvalidRequest, NotFound, PalimpsestError
-from proxy.pipeline import opened
+from proxy.pipeline import open_services
 from proxy.pipeline.inspection import exchange_view, view_document
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
 from proxy.store import ExchangeRow, SessionRow, SqliteFile, Store, address_of
@@ -78,7 +78,7 @@ def show_exchange(
     async def run() -> dict[str, Any]:
         settings = load(config)
         require_store(settings)
-        async with opened(settings) as services:
+        async with open_services(settings) as services:
             store = services.store
             if request is None:
                 row = await store.exchange(exchange)

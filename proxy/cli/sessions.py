@@ -22,7 +22,7 @@ from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
-    opened,
+    open_services,
     read_lines,
     session_document,
     session_id_of,
@@ -240,7 +240,7 @@ def compact_session(
     async def run() -> SummaryRow | None:
         settings = load(config)
         require_store(settings)
-        async with opened(settings) as means:
+        async with open_services(settings) as means:
             row = await find_session(means.store, session, tenant)
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:

@@ -135,7 +135,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     base: str  # the node under which its new messages go
-    fresh: int  # number of its messages that the branch of `base` holds already: those from here on are new
+    known: int  # number of its messages that the branch of `base` holds already: those from here on are new
     at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
     expanded: bool = False  # whether the history comes from the store in the place of a provider's state
@@ -155,13 +155,13 @@ class Arrival(Struct, frozen=True, kw_only=True):
 def reconcile(incoming: Incoming, log: Log) -> Arrival:
     """Decide how the request relates to the log and where its new messages belong."""
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
-        return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+        return Arrival(kind=Kind.SIDE, base=ROOT, known=0)
     if log.head == ROOT and not (log.stored.depths(incoming.names[:1]) if log.prefix is None else log.prefix):
         # It may come to stand behind another first one, unless the same request is sent twice at once.
         last = log.last
         twice = last is not None and last.pending and last.digest == incoming.digest
         at_head = not incoming.speaks and incoming.mode is not Mode.FULL and not twice
-        return Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=at_head)
+        return Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=at_head)
     appends = incoming.mode is Mode.APPEND
     if incoming.mode is Mode.AUTO:  # as the session is used
         appends = log.arrival in APPENDING and not incoming.speaks
@@ -172,13 +172,13 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         stored = known_prefix(incoming.names, log.stored.depths, log.head)
     if stored:
         base = incoming.names[stored - 1]
-        return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, fresh=stored)
+        return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, known=stored)
     if not incoming.speaks:
         # Results without their calls go on with something, however the session is used.
         if not incoming.answers:
-            return Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+            return Arrival(kind=Kind.SIDE, base=ROOT, known=0)
         return replace(_append(incoming, log), resends=True)
-    return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
+    return _windowed(incoming, log) or Arrival(kind=Kind.FOREIGN, base=ROOT, known=0)
 
 
 def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT) -> int:
@@ -220,10 +220,10 @@ def _append(incoming: Incoming, log: Log) -> Arrival:
     repeats = last is not None and last.digest == incoming.digest and last.kind in APPENDING
     if last is not None and repeats and (incoming.retried or not last.complete):
         if last.replies:
-            return Arrival(kind=Kind.APPEND, base=last.base, fresh=0, beside=log.head not in last.replies)
+            return Arrival(kind=Kind.APPEND, base=last.base, known=0, beside=log.head not in last.replies)
         if last.pending:  # the same request twice at once: one place for both
-            return Arrival(kind=Kind.APPEND, base=last.base, fresh=0)
-    return Arrival(kind=Kind.APPEND, base=log.head, fresh=0, at_head=True)
+            return Arrival(kind=Kind.APPEND, base=last.base, known=0)
+    return Arrival(kind=Kind.APPEND, base=log.head, known=0, at_head=True)
 
 
 def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
@@ -237,8 +237,8 @@ def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
     for parent in log.stored.parents(incoming.contents[0], depth):
         names = names_under(parent, incoming.contents)
         run = known_prefix(names, log.stored.depths, log.head)
-        if run > max(incoming.replies[0], best.fresh if best is not None else 0):
-            best = Arrival(kind=Kind.WINDOWED, base=names[run - 1], fresh=run)
+        if run > max(incoming.replies[0], best.known if best is not None else 0):
+            best = Arrival(kind=Kind.WINDOWED, base=names[run - 1], known=run)
             if best.base == log.head:
                 break
     return best

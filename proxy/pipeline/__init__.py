@@ -35,7 +35,7 @@ from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
 from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines
 from proxy.pipeline.relay import Answered, StreamRelay
 from proxy.pipeline.send import RESCUED
-from proxy.pipeline.services import AppServices, Knowledge, opened
+from proxy.pipeline.services import AppServices, Knowledge, open_services
 from proxy.pipeline.session_view import (
     DEFAULT_TENANT,
     compact,

@@ -85,7 +85,7 @@ class History(Struct, frozen=True, kw_only=True):
     updated_at: int | None = None
     """When the session's last exchange ended, in milliseconds since 1970; None for a new session."""
     scale: float | None = None  # tokens that the upstream counts for one counted here; None where that was not learnt
-    prepared: SummaryRow | None = None
+    ready_summary: SummaryRow | None = None
     """The newest summary by a model that lies on the branch and that the policy may use."""
     attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
     carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
@@ -202,7 +202,7 @@ class HistoryLoader:
         fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
         return History(
             id=None,
-            arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+            arrival=Arrival(kind=Kind.FIRST, base=ROOT, known=0),
             composed=False,
             digest=ROOT,
             entries=_new_entries(fresh, 0),
@@ -300,7 +300,7 @@ class HistoryLoader:
         made = _made_before(request, snapshot, known)
         work = _MARK_WORK * (len(snapshot.marks) - len(made))
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
-            work += COUNTING * size_of(request.messages[snapshot.arrival.fresh :])
+            work += COUNTING * size_of(request.messages[snapshot.arrival.known :])
         if snapshot.rows:
             work += size_of([row.message for row in snapshot.rows])
         return await compute(work, self._put_together, request, incoming, context, session, snapshot, made)
@@ -316,7 +316,7 @@ class HistoryLoader:
     ) -> History:
         """Return the history; `made` are the first of its entries, as far as they are there."""
         arrival, model, masker = snapshot.arrival, request.model, self._store.masker
-        brought = fresh = self._bodies(request.messages[arrival.fresh :], model)
+        brought = fresh = self._bodies(request.messages[arrival.known :], model)
         if masker is not None:
             fresh = tuple([replace(body, message=masker.message(body.message)) for body in brought])
         variants: tuple[tuple[str, Message], ...] = ()
@@ -334,7 +334,7 @@ class HistoryLoader:
             own, count = request.has_own_fields, len(made)
             messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
-            nodes = tuple([mark.node for mark in snapshot.marks] if snapshot.start else incoming.names[: arrival.fresh])
+            nodes = tuple([mark.node for mark in snapshot.marks] if snapshot.start else incoming.names[: arrival.known])
             variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
         new = _new_entries(brought, snapshot.depth, fresh)
         heard = self._heard(snapshot, fresh, model) if snapshot.others else None
@@ -357,7 +357,7 @@ class HistoryLoader:
             start=snapshot.start,
             updated_at=snapshot.updated_at,
             scale=snapshot.scale if snapshot.model == model else None,
-            prepared=snapshot.prepared,
+            ready_summary=snapshot.ready_summary,
             attempt=snapshot.attempt,
             carried=snapshot.carried,
             heard=heard,

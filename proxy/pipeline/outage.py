@@ -306,14 +306,14 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
         )
     )
     arrival = snapshot.arrival
-    fresh = messages[arrival.fresh :]
+    fresh = messages[arrival.known :]
     variants = [
         (mark.node, body.message)
         for mark, body in zip(snapshot.marks, messages, strict=False)
         if body_of(body.message) != mark.body
     ]
     # What `on_arrival` decided names positions of the request, which are those of the branch if it has all of it.
-    arrivals = settlement.arrivals[arrival.fresh :] if not snapshot.start else ()
+    arrivals = settlement.arrivals[arrival.known :] if not snapshot.start else ()
     return replace(
         spooled,
         opening=replace(

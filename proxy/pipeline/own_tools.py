@@ -58,7 +58,7 @@ async def _request_summary(exchange: Exchange) -> str:
     request = await compute(
         TRIMMING * history.size, compaction, history.entries, policy, prepared.planning, cut, start=history.start
     )
-    exchange.requested_summary = request or unused(history.prepared, cut)
+    exchange.requested_summary = request or unused(history.ready_summary, cut)
     return NOTHING_TO_SUM_UP if exchange.requested_summary is None else BEGUN
 
 

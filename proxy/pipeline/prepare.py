@@ -287,7 +287,7 @@ class Preparer:
         made = prepared.report.plan
         if attempt is not None:
             history = replace(history, attempt=attempt)
-        summary = prepared_of(attempt)
+        summary = ready_summary_of(attempt)
         if summary is not None and context.policy is not None:
             planning = replace(planning, prepared=summary)
             made = await plan_of(history, context.policy_name, context.policy, planning)
@@ -349,7 +349,7 @@ class Preparer:
             agent=agent,
             updated_at=history.updated_at,
             scale=history.scale,
-            prepared=prepared_of(history.prepared) if history.prepared is not None else None,
+            ready_summary=ready_summary_of(history.ready_summary) if history.ready_summary is not None else None,
             keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
         if request.keeps_loop:
@@ -507,7 +507,7 @@ def _absent_tools(tools: bytes | None, view: Sequence[Message]) -> tuple[str, ..
 # ------------------------------------------------------------------------------------ summaries by a model
 
 
-def prepared_of(row: SummaryRow | None) -> ReadySummary | None:
+def ready_summary_of(row: SummaryRow | None) -> ReadySummary | None:
     """Return a stored summary as trimming sees it; None where there is none that is ready."""
     if row is None or row.status is not SummaryStatus.READY:
         return None

@@ -75,7 +75,7 @@ def report_of(
 def observed(report: PlanReport, sent: Plan) -> PlanReport:
     """Return the report of a plan that is recorded only: what is sent is `sent`, all of it."""
     plan = replace(
-        report.plan, view=sent.view, tokens_sent=sent.tokens_sent, settled=(), summary=None, summary_request=None
+        report.plan, view=sent.view, tokens_sent=sent.tokens_sent, stable_ends=(), summary=None, summary_request=None
     )
     return replace(
         report,

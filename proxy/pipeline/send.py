@@ -308,8 +308,8 @@ class UpstreamSender:
             and settings.cache.breakpoints == "auto"
             and not api.decides_caching(request.fields)
         ):
-            if made.settled:
-                ends = [lead + end - 1 for end in made.settled]
+            if made.stable_ends:
+                ends = [lead + end - 1 for end in made.stable_ends]
                 whole = api.marked((*instructions, *view), ends, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
             place, at = self._stable_part(prepared) if attempt.report.would_send is None else (None, 0)

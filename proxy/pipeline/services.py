@@ -85,7 +85,7 @@ class Knowledge:
         agent: str | None,
         updated_at: int | None,
         scale: float | None = None,
-        prepared: ReadySummary | None = None,
+        ready_summary: ReadySummary | None = None,
         keeps: bool = True,
     ) -> PlanningContext:
         """Return what trimming must be told.
@@ -102,7 +102,7 @@ class Knowledge:
             idle=None if updated_at is None else max(0, self.now - updated_at) / 1000,
             prices=self._as_billed(model, facts),
             scale=1.0 if scale is None or self._calibration is None else rounded(scale),
-            prepared=prepared,
+            ready_summary=ready_summary,
             keeps=keeps,
         )
 
@@ -160,7 +160,7 @@ class AppServices(Struct, kw_only=True):
 
 
 @asynccontextmanager
-async def opened(settings: Settings, counts: Meters | None = None) -> AsyncGenerator[AppServices]:
+async def open_services(settings: Settings, counts: Meters | None = None) -> AsyncGenerator[AppServices]:
     """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.

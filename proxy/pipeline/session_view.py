@@ -17,7 +17,7 @@ from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.history import size_of
-from proxy.pipeline.prepare import as_requested, has_target, prepared_of, unused
+from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus, require_content
@@ -41,7 +41,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     instructions: tuple[Message, ...]
     known: PlanningContext
     standing: StandingCut | None
-    prepared: SummaryRow | None  # the ready summary that covers most of it, and that the policy may use
+    ready_summary: SummaryRow | None  # the ready summary that covers most of it, and that the policy may use
 
     @property
     def size(self) -> int:
@@ -86,8 +86,8 @@ async def session_view(
     if nodes and chosen is not None:
         standing = await store.cut(session.key, nodes, name, agent)
         if session.summaries:
-            ready, _ = await store.prepared(session.key, nodes, chosen.summarizing.recipe)
-            known = replace(known, prepared=prepared_of(ready))
+            ready, _ = await store.ready_summary(session.key, nodes, chosen.summarizing.recipe)
+            known = replace(known, ready_summary=ready_summary_of(ready))
     hidden = await store.hidden(session, nodes)
     entries = await compute(
         size_of(row.message for row in rows), lambda: services.loader.branch(rows, model, hidden, agent=agent)
@@ -103,7 +103,7 @@ async def session_view(
         instructions=lead,
         known=known,
         standing=standing,
-        prepared=ready,
+        ready_summary=ready,
     )
 
 
@@ -160,7 +160,7 @@ async def compact(
     cut = now.standing.cut if now.standing is not None else None
     wanted = await compute(TRIMMING * now.size, lambda: compaction(now.entries, policy, now.known, cut))
     if wanted is None:
-        ready = unused(now.prepared, cut)
+        ready = unused(now.ready_summary, cut)
         if ready is None or ready.asked:
             return ready
         row = as_requested(ready, services.knowledge.now)  # made beside the requests, and not used yet

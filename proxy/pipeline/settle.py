@@ -142,9 +142,8 @@ class Exchange:
             return
         # Nearly always: no task is needed.
         settlement = settlement_of(self, answered, now, services.counter, figures, scale)
-        self._count(
-            figures, answered.status
-        )  # not before: what cannot be settled so is settled, and counted, as failed
+        # Not counted before: what cannot be settled so is settled, and counted, as failed.
+        self._count(figures, answered.status)
         try:
             await self._store(settlement, answered.ids, then)
         except asyncio.CancelledError:

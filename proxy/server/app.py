@@ -33,7 +33,7 @@ from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import COMPUTING, AppServices, ExchangeHandler, opened
+from proxy.pipeline import COMPUTING, AppServices, ExchangeHandler, open_services
 from proxy.server import exchanges, operations, sessions, statistics
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
@@ -162,7 +162,7 @@ class Application:
         settings = self._settings
         anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(opened(settings, self._counts))
+            app = await stack.enter_async_context(open_services(settings, self._counts))
             outage, store = app.outage, app.store
             authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins

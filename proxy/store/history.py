@@ -56,7 +56,7 @@ from proxy.store.records import (
     session_key,
 )
 from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING, REPEATABLE, SESSIONS, matching
-from proxy.store.summaries import prepared_on
+from proxy.store.summaries import ready_summary_on
 from proxy.trimming import Summary
 
 # ------------------------------------------------------------------------------- branches that clients resend
@@ -188,7 +188,7 @@ class HistoryReader:
         """Read it all."""
         session, prefix, has_cuts = self._glance()
         if session is None and self._question.state is not None:
-            arrival = Arrival(kind=Kind.PROVIDER_STATE, base=ROOT, fresh=0, at_head=True)
+            arrival = Arrival(kind=Kind.PROVIDER_STATE, base=ROOT, known=0, at_head=True)
             return HistorySnapshot(arrival=arrival)
         if session is None:
             # Another worker may begin it just now: what it stores meanwhile does not count.
@@ -220,7 +220,7 @@ class HistoryReader:
         )
         if arrival.kind is Kind.APPEND:
             found = self._of_append(session, found)
-        elif arrival.fresh:
+        elif arrival.known:
             found = self._of_resend(session, found, has_cuts=has_cuts)
         found = self._with_hidden_and_summaries(session, found)
         return self._with_others(found) if question.merging else found
@@ -229,7 +229,7 @@ class HistoryReader:
         """Read what a request goes on from that an id names: nothing, unless the proxy is to send it."""
         node = state.node if state.node and self.depths([state.node]) else None
         arrival = Arrival(
-            kind=Kind.PROVIDER_STATE, base=node or session.head, fresh=0, at_head=node is None, expanded=state.expands
+            kind=Kind.PROVIDER_STATE, base=node or session.head, known=0, at_head=node is None, expanded=state.expands
         )
         depth = self.depths([arrival.base]).get(arrival.base, 0) if arrival.base else 0
         found = HistorySnapshot(
@@ -251,7 +251,7 @@ class HistoryReader:
 
         A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
         """
-        messages, incoming, known = self._question.messages, self._question.incoming, arrival.fresh
+        messages, incoming, known = self._question.messages, self._question.incoming, arrival.known
         if arrival.kind is Kind.APPEND or known >= len(messages):
             return ()
         facts = messages[known].facts
@@ -329,26 +329,26 @@ class HistoryReader:
     def _of_resend(self, session: SessionRow, found: HistorySnapshot, *, has_cuts: bool) -> HistorySnapshot:
         """Read what was noted about the messages that the client sends again."""
         connection, key, question, arrival = self._connection, self._key, self._question, found.arrival
-        depth = arrival.fresh
+        depth = arrival.known
         if arrival.kind is Kind.WINDOWED:
             depth = tree.depths_of(connection, key, [arrival.base]).get(arrival.base, 0)
-        start = depth - arrival.fresh
+        start = depth - arrival.known
         if start:
-            self._allow(arrival.fresh)
+            self._allow(arrival.known)
             marks = tuple(tree.marks_to(connection, key, arrival.base, below=start))
         else:
-            made_at, marks = self._branches.beginning(key, question.incoming.names[: arrival.fresh])
+            made_at, marks = self._branches.beginning(key, question.incoming.names[: arrival.known])
             if made_at != session.created_at:
                 marks = ()
-            if len(marks) < arrival.fresh:
-                self._allow(arrival.fresh - len(marks))
+            if len(marks) < arrival.known:
+                self._allow(arrival.known - len(marks))
                 marks += tuple(tree.marks_to(connection, key, arrival.base, below=len(marks)))
                 self._branches.keep(key, session.created_at, marks)
-        if len(marks) != arrival.fresh:
+        if len(marks) != arrival.known:
             raise Conflict(DELETED)
         cut = None
         if question.policy is not None and has_cuts:
-            branch = [mark.node for mark in marks] if start else question.incoming.names[: arrival.fresh]
+            branch = [mark.node for mark in marks] if start else question.incoming.names[: arrival.known]
             cut = newest_cut(connection, key, branch, question.policy, question.agent)
         return replace(found, start=start, depth=depth, marks=marks, cut=cut)
 
@@ -435,8 +435,8 @@ class HistoryReader:
                 known.append(found.arrival.base)
             if found.cut is not None:
                 known.append(found.cut.node)  # the message before the cut need not be sent
-            ready, attempt = prepared_on(self._connection, self._key, known, recipe)
-            found = replace(found, prepared=ready, attempt=attempt)
+            ready, attempt = ready_summary_on(self._connection, self._key, known, recipe)
+            found = replace(found, ready_summary=ready, attempt=attempt)
         return found
 
     def _with_others(self, found: HistorySnapshot) -> HistorySnapshot:
@@ -444,7 +444,7 @@ class HistoryReader:
         question, arrival, agent = self._question, found.arrival, self._question.agent
         if arrival.composed or agent is None:
             return found  # the view holds what everybody said
-        pairs = zip(question.messages[: arrival.fresh], found.marks, strict=False)
+        pairs = zip(question.messages[: arrival.known], found.marks, strict=False)
         turns = [mark.node for message, mark in pairs if message.begins_turn]
         others = tree.said_by_others(self._connection, self._key, agent, turns[-1] if turns else None)
         there = {mark.node for mark in found.marks}

@@ -439,7 +439,7 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here, by the model last asked."""
     model: str | None = None  # the model that was last asked
-    prepared: SummaryRow | None = None  # the ready summary that covers most of the branch
+    ready_summary: SummaryRow | None = None  # the ready summary that covers most of the branch
     attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
     others: Sequence[NodeRow] = ()  # what other agents said since this one's last turn, oldest first
     hidden: Mapping[str, Hidden] = {}  # by node, what the client was not shown of the replies among `marks` and `rows`

@@ -390,7 +390,7 @@ class Store:
         """Return every summary by a model that was tried for the session, newest first."""
         return await self._read(partial(summaries.summary_rows, key=key))
 
-    async def prepared(
+    async def ready_summary(
         self, key: str, nodes: Collection[str], recipe: str
     ) -> tuple[SummaryRow | None, SummaryRow | None]:
         """Return the summary of a recipe that covers most of a branch, and the one that was tried last; None if none.
@@ -399,7 +399,7 @@ class Store:
         """
         if not nodes or not is_plain(recipe):
             return None, None
-        return await self._read(partial(summaries.prepared_on, key=key, branch=nodes, recipe=recipe))
+        return await self._read(partial(summaries.ready_summary_on, key=key, branch=nodes, recipe=recipe))
 
     async def hidden(self, session: SessionRow, nodes: Collection[str]) -> dict[str, Hidden]:
         """Return, by node, what the client was not shown of those of `nodes` where there is something."""

@@ -117,7 +117,7 @@ def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
     return [_summary(row) for row in connection.execute(_ALL, {"key": key})]
 
 
-def prepared_on(
+def ready_summary_on(
     connection: StoreConnection, key: str, branch: Collection[str], recipe: str
 ) -> tuple[SummaryRow | None, SummaryRow | None]:
     """Return two summaries of a branch, by some of its nodes, each None where there is none.

@@ -48,7 +48,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     agent: str | None = None  # name of the agent that asks
     context_window: int | None = None  # tokens that the model takes, where known, as upstream counts them
     scale: float = 1.0  # how many tokens upstream counts for one that is counted here
-    prepared: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
+    ready_summary: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: it is no part of the log that is looked at
     hidden: Mapping[int, Hidden] = {}  # by place what the client was not shown; a message that changes loses it
     dear: bool = False  # whether a cached token costs so much that little is lost by trimming later

@@ -79,7 +79,7 @@ def extended(
     if (
         (before.policy, before.version, before.cut, start.window)
         != (name, policy.version, current, context.context_window)
-        or context.prepared is not None
+        or context.ready_summary is not None
         or tuple(entries[:count]) != start.entries
         or any([_is_changed(entry) for entry in after])
     ):

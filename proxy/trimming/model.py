@@ -231,7 +231,7 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
     idle: float | None = None  # seconds since the session's last request; None where there was none, or nobody knows
     prices: Prices | None = None  # what the model's input costs; `cost: auto` needs it
     scale: float = 1.0  # how many tokens upstream counts for one that is counted here: limits are in upstream's
-    prepared: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
+    ready_summary: ReadySummary | None = None  # the newest summary by a model on the branch that the policy may use
     keeps: bool = True  # whether a new cut is kept for the next request; where it is not, `cost: auto` never pays
     keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent
     binds_loop: bool = False  # whether that is also refused behind anything else: no trim before the loop's end
@@ -258,7 +258,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     earlier: tuple[Gap, ...] = ()  # what earlier trims dropped of the messages that the request speaks of
     messages_before: int = 0  # messages of the log that the request speaks of, those in gaps included
     target: int | None = None  # how many tokens were to be sent at most after a trim, as upstream counts them
-    settled: tuple[int, ...] = ()
+    stable_ends: tuple[int, ...] = ()
     """Message counts from the start of the view: up to each of them no later trim changes anything while the
     policy stays."""
     summary: Summary | None = None  # the summary in force; one with role `merge` is still to be added to instructions

@@ -103,7 +103,7 @@ def plan(
 
 def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
     """Return the plan of a log that nothing was done to and nothing fires for, in short; None for any other log."""
-    if policy.on_arrival or policy.summarizer is not None or context.prepared is not None:
+    if policy.on_arrival or policy.summarizer is not None or context.ready_summary is not None:
         return None
     if any([entry.arrival or entry.hidden is not None for entry in entries]):
         return None
@@ -198,7 +198,7 @@ class _Planning:
     ) -> None:
         """Apply the current cut to the log; the arguments are those of `plan`."""
         if start:  # a summary of what the client left out itself would bring it back
-            context = replace(context, prepared=None)
+            context = replace(context, ready_summary=None)
         self.entries, self.policy, self.name, self.context = entries, policy, name, context
         self.composed, self.start, self.overflow = composed, start, overflow
         self.end = entries[-1].position + 1 if entries else start
@@ -279,7 +279,7 @@ class _Planning:
             earlier=earlier,
             messages_before=self.messages,
             target=self.aim if self.aim is not None else _budget(policy, context),
-            settled=self._settled(made) if not view.notes else (),
+            stable_ends=self._stable_ends(made) if not view.notes else (),
             summary=(made.draft if made is not None else history).summary,
             summary_request=self._request(made, view, costs) if not self.start else None,
             needs_whole=needs_whole,
@@ -338,7 +338,7 @@ class _Planning:
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
-        made, current = self.context.prepared, self.history.summary
+        made, current = self.context.ready_summary, self.history.summary
         if made is None or not made.asked:
             return False
         if current is not None and current.kind == "model" and made.until <= current.until:
@@ -473,7 +473,7 @@ class _Planning:
         summary = made.draft.summary
         return max(reaches, default=0) <= fork and (summary is None or summary.until <= fork)
 
-    def _settled(self, made: Trim | None) -> tuple[int, ...]:
+    def _stable_ends(self, made: Trim | None) -> tuple[int, ...]:
         """Return where in the view parts end that no later trim changes: that of before, and that of now."""
         history = self.history
         ends: set[int] = set()

@@ -118,7 +118,7 @@ def draft_of(
         agent=context.agent,
         context_window=context.context_window,
         scale=context.scale,
-        prepared=context.prepared,
+        ready_summary=context.ready_summary,
         gaps=base.gaps,
         hidden=base.hidden,
         dear=(context.prices or ASSUMED).read >= DEAR,

@@ -44,10 +44,10 @@ _EMPTY = Log(stored=_Tree(()))
 
 def test_an_empty_log_makes_everything_first() -> None:
     assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), _EMPTY) == Arrival(
-        kind=Kind.FIRST, base=ROOT, fresh=0
+        kind=Kind.FIRST, base=ROOT, known=0
     )
     for incoming in (Incoming(names=["u1"]), Incoming(names=[])):
-        assert reconcile(incoming, _EMPTY) == Arrival(kind=Kind.FIRST, base=ROOT, fresh=0, at_head=True)
+        assert reconcile(incoming, _EMPTY) == Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=True)
 
 
 def test_of_two_first_messages_at_once_one_follows_the_other_unless_they_are_the_same() -> None:
@@ -60,7 +60,7 @@ def test_of_two_first_messages_at_once_one_follows_the_other_unless_they_are_the
 @pytest.mark.parametrize("arrival", ["first", "append"])
 def test_new_messages_without_a_reply_are_appended_at_the_head(arrival: str) -> None:
     placed = reconcile(Incoming(names=["x"]), _log("u1", "a1", arrival=arrival))
-    assert placed == Arrival(kind=Kind.APPEND, base="a1", fresh=0, at_head=True)
+    assert placed == Arrival(kind=Kind.APPEND, base="a1", known=0, at_head=True)
     assert placed.composed
     assert placed.moves_head
 
@@ -68,7 +68,7 @@ def test_new_messages_without_a_reply_are_appended_at_the_head(arrival: str) -> 
 def test_equal_text_is_appended_again_once_it_was_answered() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=True)
     placed = reconcile(Incoming(names=["x"]), _log("u1", "a1", "x2", "a2", arrival="append", last=last))
-    assert placed == Arrival(kind=Kind.APPEND, base="a2", fresh=0, at_head=True)
+    assert placed == Arrival(kind=Kind.APPEND, base="a2", known=0, at_head=True)
 
 
 @pytest.mark.parametrize(("retried", "complete"), [(True, True), (False, False), (True, False)])
@@ -76,7 +76,7 @@ def test_an_append_is_a_retry_if_it_says_so_or_was_not_answered_whole(retried: b
     last = Last(digest="x", kind="append", base="a1", complete=complete, replies=("a2",))
     log = _log("u1", "a1", "x2", "a2", arrival="append", last=last)
     placed = reconcile(Incoming(names=["x"], retried=retried), log)
-    assert placed == Arrival(kind=Kind.APPEND, base="a1", fresh=0)
+    assert placed == Arrival(kind=Kind.APPEND, base="a1", known=0)
     assert placed.moves_head
 
 
@@ -84,20 +84,20 @@ def test_the_head_does_not_go_back_to_a_retry_that_comes_late() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=True, replies=("a2",))
     log = _log("u1", "a1", "x2", "a2", "u3", "a3", arrival="append", last=last)
     placed = reconcile(Incoming(names=["x"], retried=True), log)
-    assert placed == Arrival(kind=Kind.APPEND, base="a1", fresh=0, beside=True)
+    assert placed == Arrival(kind=Kind.APPEND, base="a1", known=0, beside=True)
     assert not placed.moves_head
 
 
 def test_the_same_append_twice_at_once_has_one_place() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=False, pending=True)
     log = _log("u1", "a1", arrival="append", last=last)
-    assert reconcile(Incoming(names=["x"]), log) == Arrival(kind=Kind.APPEND, base="a1", fresh=0)
+    assert reconcile(Incoming(names=["x"]), log) == Arrival(kind=Kind.APPEND, base="a1", known=0)
 
 
 def test_a_retry_of_what_failed_goes_to_the_head() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=False)
     log = _log("u1", "a1", "u2", "a2", arrival="append", last=last)
-    assert reconcile(Incoming(names=["x"]), log) == Arrival(kind=Kind.APPEND, base="a2", fresh=0, at_head=True)
+    assert reconcile(Incoming(names=["x"]), log) == Arrival(kind=Kind.APPEND, base="a2", known=0, at_head=True)
 
 
 def test_another_text_is_no_retry_even_if_it_is_called_one() -> None:
@@ -114,19 +114,19 @@ def test_the_repetition_of_a_resend_is_no_append() -> None:
 
 def test_a_history_that_ends_at_the_head_is_resent() -> None:
     placed = reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), _log("u1", "a1", arrival="first"))
-    assert placed == Arrival(kind=Kind.RESEND, base="a1", fresh=2)
+    assert placed == Arrival(kind=Kind.RESEND, base="a1", known=2)
     assert not placed.composed
 
 
 def test_a_history_that_ends_before_the_head_is_rewound() -> None:
     placed = reconcile(Incoming(names=["u1", "a1", "v2"], replies=(1,)), _log("u1", "a1", "u2", "a2"))
-    assert placed == Arrival(kind=Kind.REWIND, base="a1", fresh=2)
+    assert placed == Arrival(kind=Kind.REWIND, base="a1", known=2)
     assert placed.moves_head
 
 
 def test_asking_the_first_turn_again_is_a_rewind_where_the_session_resends() -> None:
     assert reconcile(Incoming(names=["u1"]), _log("u1", "a1", "u2", "a2")) == Arrival(
-        kind=Kind.REWIND, base="u1", fresh=1
+        kind=Kind.REWIND, base="u1", known=1
     )
 
 
@@ -134,20 +134,20 @@ def test_a_strange_history_with_replies_is_foreign() -> None:
     placed = reconcile(
         Incoming(names=["x1", "y1", "x2"], contents=[b"x1", b"y1", b"x2"], replies=[1]), _log("u1", "a1")
     )
-    assert placed == Arrival(kind=Kind.FOREIGN, base=ROOT, fresh=0)
+    assert placed == Arrival(kind=Kind.FOREIGN, base=ROOT, known=0)
     assert placed.moves_head
 
 
 def test_a_strange_question_in_a_session_that_resends_stands_aside() -> None:
     placed = reconcile(Incoming(names=["t1"]), _log("u1", "a1"))
-    assert placed == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+    assert placed == Arrival(kind=Kind.SIDE, base=ROOT, known=0)
     assert not placed.moves_head
 
 
 def test_results_alone_go_on_with_their_calls_in_a_session_that_resends_too() -> None:
     log = _log("u1", "a1", arrival="resend")
     assert reconcile(Incoming(names=["r1"], answers=True), log) == Arrival(
-        kind=Kind.APPEND, base="a1", fresh=0, at_head=True, resends=True
+        kind=Kind.APPEND, base="a1", known=0, at_head=True, resends=True
     )
 
 
@@ -158,7 +158,7 @@ def test_the_client_can_say_that_it_appends() -> None:
 
 def test_the_client_can_say_that_it_sends_everything() -> None:
     log = _log("u1", "a1", arrival="first")
-    assert reconcile(Incoming(names=["u1"], mode=Mode.FULL), log) == Arrival(kind=Kind.REWIND, base="u1", fresh=1)
+    assert reconcile(Incoming(names=["u1"], mode=Mode.FULL), log) == Arrival(kind=Kind.REWIND, base="u1", known=1)
 
 
 def test_a_request_is_named_by_all_that_it_says() -> None:
@@ -201,7 +201,7 @@ def _window(first: int, *new: bytes, head: int = 8, more: Sequence[bytes] = ()) 
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_a_history_without_its_beginning_goes_on_where_its_run_ends(first: int) -> None:
     placed = _window(first, b"new")
-    assert placed == Arrival(kind=Kind.WINDOWED, base=_NODES[-1], fresh=8 - first)
+    assert placed == Arrival(kind=Kind.WINDOWED, base=_NODES[-1], known=8 - first)
     assert placed.moves_head
     assert not placed.composed
 
@@ -210,7 +210,7 @@ def test_a_window_that_ends_before_the_head_is_a_branch_there() -> None:
     contents = [*_TEXTS[2:5], b"other"]
     log = Log(stored=_Tree(_NODES, _TEXTS), head=_NODES[-1], depth=8, arrival="resend")
     placed = reconcile(Incoming(names=names_under(ROOT, contents), contents=contents, replies=[1]), log)
-    assert placed == Arrival(kind=Kind.WINDOWED, base=_NODES[4], fresh=3)
+    assert placed == Arrival(kind=Kind.WINDOWED, base=_NODES[4], known=3)
 
 
 def test_a_run_without_a_reply_is_no_window() -> None:
@@ -227,7 +227,7 @@ def test_of_several_places_the_longest_run_counts() -> None:
     contents = [b"go on", b"a", b"y", b"new"]
     log = Log(stored=_Tree(nodes, [b"root", *texts]), head=nodes[-1], depth=9, arrival="resend")
     placed = reconcile(Incoming(names=names_under(ROOT, contents), contents=contents, replies=[1]), log)
-    assert placed == Arrival(kind=Kind.WINDOWED, base=nodes[6], fresh=3)
+    assert placed == Arrival(kind=Kind.WINDOWED, base=nodes[6], known=3)
 
 
 # ------------------------------------------------------------------- beside the conversation
@@ -248,7 +248,7 @@ _TITLE = Manner(instructions="title", tools=None, model="small")
 )
 def test_other_instructions_with_other_tools_or_another_model_ask_beside(usual: Manner, asked: Manner) -> None:
     log = _log("u1", "a1", arrival="append", manner=usual)
-    assert reconcile(Incoming(names=["x"], manner=asked), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+    assert reconcile(Incoming(names=["x"], manner=asked), log) == Arrival(kind=Kind.SIDE, base=ROOT, known=0)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_other_instructions_alone_ask_beside_until_the_session_appends(name: str
 @pytest.mark.parametrize("arrival", ["append", "resend"])
 def test_a_question_beside_may_say_what_the_conversation_began_with(arrival: str) -> None:
     log = _log("u1", "a1", arrival=arrival, manner=_USUAL)
-    assert reconcile(Incoming(names=["u1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+    assert reconcile(Incoming(names=["u1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, known=0)
 
 
 def test_the_client_can_say_that_it_asks_nothing_beside() -> None:
@@ -306,7 +306,7 @@ def test_who_speaks_for_the_model_asks_nothing_beside() -> None:
 def test_a_question_beside_may_come_while_the_first_one_is_answered() -> None:
     last = Last(digest="u1", kind="first", base=ROOT, complete=False, pending=True, manner=_USUAL)
     log = Log(stored=_Tree(()), last=last)
-    assert reconcile(Incoming(names=["t1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, fresh=0)
+    assert reconcile(Incoming(names=["t1"], manner=_TITLE), log) == Arrival(kind=Kind.SIDE, base=ROOT, known=0)
     assert reconcile(Incoming(names=["x1"], manner=_USUAL), log).kind is Kind.FIRST
     failed = Log(stored=_Tree(()), last=replace(last, pending=False))
     assert reconcile(Incoming(names=["t1"], manner=_TITLE), failed).kind is Kind.FIRST
@@ -324,7 +324,7 @@ def test_nothing_is_beside_a_conversation_whose_manner_is_not_known() -> None:
 def test_what_is_known_to_be_stored_is_not_asked_for(head: str, kind: Kind) -> None:
     tree = _Tree(["u1", "a1"])
     log = Log(stored=tree, head=head, depth=2, arrival="resend", prefix=2)
-    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), log) == Arrival(kind=kind, base="a1", fresh=2)
+    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), log) == Arrival(kind=kind, base="a1", known=2)
     # A session without a head has answered nothing; what it holds is known all the same.
-    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), replace(log, head=ROOT)).fresh == 2
+    assert reconcile(Incoming(names=["u1", "a1", "u2"], replies=(1,)), replace(log, head=ROOT)).known == 2
     assert tree.questions == 0

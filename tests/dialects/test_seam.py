@@ -101,9 +101,9 @@ def _arrival(stored: Sequence[Message], sent: Sequence[Message], mode: Mode = Mo
 def test_a_resend_a_rewind_and_an_append_are_told_apart() -> None:
     nodes = chain(ROOT, TALK[:4])
     resend = _arrival(TALK[:4], [*TALK[:4], human("more")])
-    assert (resend.kind, resend.base, resend.fresh) == (Kind.RESEND, nodes[3], 4)
+    assert (resend.kind, resend.base, resend.known) == (Kind.RESEND, nodes[3], 4)
     rewind = _arrival(TALK[:4], [TALK[0], human("other")])
-    assert (rewind.kind, rewind.base, rewind.fresh) == (Kind.REWIND, nodes[0], 1)
+    assert (rewind.kind, rewind.base, rewind.known) == (Kind.REWIND, nodes[0], 1)
     append = _arrival(TALK[:4], [human("more")], Mode.APPEND)
     assert (append.kind, append.base, append.composed) == (Kind.APPEND, nodes[3], True)
 

@@ -136,7 +136,7 @@ ENTRIES = tuple(
 )
 HISTORY = History(
     id="s",
-    arrival=Arrival(kind=Kind.FIRST, base=ROOT, fresh=0),
+    arrival=Arrival(kind=Kind.FIRST, base=ROOT, known=0),
     composed=False,
     digest=ROOT,
     entries=ENTRIES,
@@ -228,7 +228,7 @@ def going_on(kind: Kind, text: str = LONG_TEXT, *, fresh: int = 1) -> History:
     bodies = tuple(Body(message=each, tokens=1) for each in said[2:])
     return History(
         id="s",
-        arrival=Arrival(kind=kind, base="b", fresh=2),
+        arrival=Arrival(kind=kind, base="b", known=2),
         composed=kind is Kind.APPEND,
         digest="d",
         entries=entries,

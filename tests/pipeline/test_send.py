@@ -213,7 +213,7 @@ def history_of(request: Request, kind: Kind = Kind.RESEND, stored: Sequence[Mess
     ]
     return History(
         id="s",
-        arrival=Arrival(kind=kind, base=ROOT, fresh=0),
+        arrival=Arrival(kind=kind, base=ROOT, known=0),
         composed=kind is Kind.APPEND,
         digest="d",
         entries=tuple(entries),
@@ -338,7 +338,7 @@ def marks(body: bytes) -> list[int]:
 def test_cache_marks_stand_where_settled_parts_end() -> None:
     request = request_of(SYSTEM, ASKED, SAID, MORE, SAID, MORE)
     history = history_of(request)
-    body = body_of(request, history, plan_of(history, settled=(1, 3)), breakpoints="openai")
+    body = body_of(request, history, plan_of(history, stable_ends=(1, 3)), breakpoints="openai")
     assert marks(body) == [1, 3]
     assert messages_of(body)[1]["content"] == [{"type": "text", "text": "one", "prompt_cache_breakpoint": MARK}]
     assert [message.raw in body for message in request.messages[3:]] == [True, True]
@@ -350,7 +350,7 @@ def test_cache_marks_count_merged_instructions() -> None:
     summary = Summary(
         text="So far.", role="merge", until=2, tokens=4, kind="statistics", covered_messages=2, covered_tokens=10
     )
-    plan = plan_of(history, request.messages[2:], summary=summary, settled=(1,))
+    plan = plan_of(history, request.messages[2:], summary=summary, stable_ends=(1,))
     assert marks(body_of(request, history, plan, breakpoints="openai")) == [1]
 
 
@@ -366,7 +366,7 @@ def test_cache_marks_count_merged_instructions() -> None:
 def test_otherwise_there_is_no_cache_mark(how: dict[str, Any], settled: tuple[int, ...]) -> None:
     request = request_of(SYSTEM, ASKED, SAID, MORE)
     history = history_of(request)
-    assert body_of(request, history, plan_of(history, settled=settled), **how) is request.raw
+    assert body_of(request, history, plan_of(history, stable_ends=settled), **how) is request.raw
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_otherwise_there_is_no_cache_mark(how: dict[str, Any], settled: tuple[in
 def test_a_client_that_sets_cache_marks_is_left_alone(said: dict[str, Any]) -> None:
     request = parse_chat_request(orjson.dumps({"model": "m", "messages": [SYSTEM, ASKED, SAID, MORE], **said}))
     history = history_of(request)
-    assert body_of(request, history, plan_of(history, settled=(1,)), breakpoints="openai") is request.raw
+    assert body_of(request, history, plan_of(history, stable_ends=(1,)), breakpoints="openai") is request.raw
 
 
 RULES = "\n".join(f"Rule {number}: look twice." for number in range(300)) + "\n"

@@ -14,7 +14,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue, ModelFacts
-from proxy.pipeline import Knowledge, opened
+from proxy.pipeline import Knowledge, open_services
 from proxy.tokens import Calibration, TokenCounter
 from proxy.trimming import PlanningContext
 
@@ -117,7 +117,7 @@ async def test_a_vocabulary_is_built_when_a_model_needs_it_and_in_a_thread(monke
 async def test_opening_builds_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.tokens.vocabulary._load", lambda name: pytest.fail(f"{name} was built"))
     store = {"url": f"sqlite:///{tmp_path / 's.db'}", "spool": str(tmp_path / "spool")}
-    async with opened(Settings(store=store)) as services:  # type: ignore[arg-type]  # pydantic reads it
+    async with open_services(Settings(store=store)) as services:  # type: ignore[arg-type]  # pydantic reads it
         assert not services.counter.is_built("gpt-4o")
 
 
@@ -173,7 +173,7 @@ def settings_at(path: Path, **store: object) -> Settings:
 
 @pytest.mark.anyio
 async def test_services_are_open_and_closed_at_the_end(tmp_path: Path) -> None:
-    async with opened(settings_at(tmp_path / "s.db")) as services:
+    async with open_services(settings_at(tmp_path / "s.db")) as services:
         await services.store.ready()
         assert services.knowledge.counter is services.counter
         assert services.counter.text("four words are here", "m") > 0
@@ -184,5 +184,5 @@ async def test_services_are_open_and_closed_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_store_of_another_version_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="palimpsest upgrade"):
-        async with opened(settings_at(tmp_path / "s.db", migrate=False)):
+        async with open_services(settings_at(tmp_path / "s.db", migrate=False)):
             pass

@@ -22,7 +22,7 @@ from proxy.pipeline.context import RequestContext
 from proxy.pipeline.exchange import summary_work
 from proxy.pipeline.history import History
 from proxy.pipeline.own_tools import BEGUN, NOTHING_TO_SUM_UP, own_tools
-from proxy.pipeline.prepare import Prepared, as_requested, missing_summary, prepared_of, unused
+from proxy.pipeline.prepare import Prepared, as_requested, missing_summary, ready_summary_of, unused
 from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange
 from proxy.recall import COMPRESS, RECALL, Recall
@@ -68,7 +68,7 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
     entries = tuple(Entry(message=each, tokens=1, ref=f"ref_{at}", position=at) for at, each in enumerate(LOG))
     history = History(
         id="s",
-        arrival=Arrival(kind=kind, base=NODES[stored - 1] if stored else ROOT, fresh=stored),
+        arrival=Arrival(kind=kind, base=NODES[stored - 1] if stored else ROOT, known=stored),
         composed=kind is Kind.APPEND,
         digest=ROOT,
         entries=entries,
@@ -100,7 +100,7 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
 
 
 def test_a_summary_that_is_ready_can_be_used() -> None:
-    ready = prepared_of(ROW)
+    ready = ready_summary_of(ROW)
     assert ready is not None
     assert (ready.text, ready.tokens, ready.until, ready.asked) == ("So far.", 7, 2, True)
     assert (ready.model, ready.covered_messages, ready.covered_tokens) == ("m", 2, 90)
@@ -109,8 +109,8 @@ def test_a_summary_that_is_ready_can_be_used() -> None:
 
 @pytest.mark.parametrize("status", [SummaryStatus.REFUSED, SummaryStatus.FAILED])
 def test_a_summary_that_is_not_ready_cannot_be_used(status: SummaryStatus) -> None:
-    assert prepared_of(None) is None
-    assert prepared_of(replace(ROW, status=status)) is None
+    assert ready_summary_of(None) is None
+    assert ready_summary_of(replace(ROW, status=status)) is None
 
 
 def test_after_the_exchange_a_summary_is_made_of_stored_messages() -> None:
@@ -231,7 +231,7 @@ def _short(**changes: Any) -> Prepared:
 
 @pytest.mark.anyio
 async def test_a_ready_summary_that_was_not_used_is_used(recall: Recall) -> None:
-    exchange = exchange_of(_short(prepared=ROW))
+    exchange = exchange_of(_short(ready_summary=ROW))
     assert await compress(exchange, recall) == BEGUN
     assert exchange.requested_summary == ROW
 

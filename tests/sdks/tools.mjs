@@ -1,5 +1,5 @@
 // The tools of conversation.py, for SDKs of Node.
-const tools = {
+export const tools = {
   weather: ({ city, days = 1 }) => ({ city, days, sky: "☀ heiter", degrees: [21.5, 19.0].slice(0, days) }),
   convert: ({ amount, source, target }) => `${amount} ${source} = ${amount * 2} ${target}`,
   book: ({ route, traveller, flexible = false }) => ({ booked: route, for: traveller, flexible, price: null }),

@@ -179,7 +179,7 @@ async def test_a_conversation_that_an_older_version_stored_goes_on(store: Store)
     incoming = Incoming(names=newer, contents=fingerprints(ROOT, messages)[1], replies=[1, 3])
     asked = HistoryQuery(tenant="tenant", session="old", incoming=incoming, messages=messages, policy=None, agent=None)
     found = await store.recall(asked)
-    assert (found.arrival.kind, found.arrival.base, found.arrival.fresh) == ("resend", older[-1], 3)
+    assert (found.arrival.kind, found.arrival.base, found.arrival.known) == ("resend", older[-1], 3)
     assert list(found.names) == [*older, *chain(older[-1], messages[3:])]
 
 

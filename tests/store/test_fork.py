@@ -136,7 +136,7 @@ async def test_ready_summaries_come_along_and_are_of_the_forks_branch(store: Sto
     ]
     assert {(row.cost, row.exchange) for row in rows} == {(None, None)}  # it was paid for elsewhere
     assert [row.usage for row in rows] == [None, None]
-    ready, attempt = await store.prepared(key, [nodes[3]], RECIPE)
+    ready, attempt = await store.ready_summary(key, [nodes[3]], RECIPE)
     assert (ready, attempt) == (rows[0], rows[0])
     assert (await row_of(Talk(store=store, tenant="team", session="fork"))).cost is None
 

@@ -116,7 +116,7 @@ async def test_a_session_that_another_worker_begins_just_now_is_a_new_one(store:
     unit = partial(recall, question=question, branches=Branches())
     assert (await store._database.read(unit)).arrival.kind is not Kind.FIRST
     found = await store._database.read(lambda connection: unit(Late(connection)))
-    assert (found.arrival.kind, found.arrival.fresh, found.marks) == (Kind.FIRST, 0, ())
+    assert (found.arrival.kind, found.arrival.known, found.marks) == (Kind.FIRST, 0, ())
 
 
 async def test_it_is_known_when_the_session_was_used_last(store: Store) -> None:
@@ -131,7 +131,7 @@ async def test_a_resend_reads_what_was_noted_about_its_messages(store: Store) ->
     talk = Talk(store=store)
     settled = await talk.say("one", "1")
     found = await ask(talk, message("user", "one"), message("assistant", "1"), message("user", "two"))
-    assert (found.arrival.kind, found.arrival.base, found.arrival.fresh) == (Kind.RESEND, settled.head, 2)
+    assert (found.arrival.kind, found.arrival.base, found.arrival.known) == (Kind.RESEND, settled.head, 2)
     assert [mark.node for mark in found.marks] == [*settled.nodes, *settled.replies]
     assert [(mark.depth, mark.tokens) for mark in found.marks] == [(1, 5), (2, 5)]
     assert (found.start, found.depth) == (0, 2)
@@ -309,7 +309,7 @@ async def test_what_is_stored_while_a_new_session_is_read_is_not_known(
     await talk.say("one", "1")
     monkeypatch.setattr("proxy.store.tree.standing_session", lambda *_, **__: None)  # it was looked for before that
     found = await ask(talk, message("user", "one"))
-    assert (found.arrival.kind, found.arrival.fresh, found.marks) == ("first", 0, ())
+    assert (found.arrival.kind, found.arrival.known, found.marks) == ("first", 0, ())
 
 
 async def test_more_than_is_allowed_is_not_read(store: Store) -> None:
@@ -568,13 +568,13 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
     # Where it has gone on meanwhile, it is asked again.
     await talk.say("q", "b", kind="resend")
     found = await read()
-    assert (found.arrival.kind, found.arrival.fresh, found.depth) == (Kind.REWIND, 3, 3)
+    assert (found.arrival.kind, found.arrival.known, found.depth) == (Kind.REWIND, 3, 3)
     # And so where it is another session by now, of the same age and with less in it.
     await store.delete(talk.key)
     exchange = await talk.begin(asked_first := body("user", "q"), base=ROOT)
     await talk.settle(exchange, asked_first, replies=(body("assistant", "other"),), kind="resend")
     again = await read()
-    assert (again.arrival.fresh, again.depth) == (1, 1)
+    assert (again.arrival.known, again.depth) == (1, 1)
 
 
 async def test_a_cut_that_came_after_the_last_look_is_seen(store: Store) -> None:

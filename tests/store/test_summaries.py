@@ -121,15 +121,15 @@ async def test_the_ready_one_that_covers_most_and_the_one_tried_last_are_found(s
     tried = failed("tried", nodes[4], 5, created_at=3_000)
     for row in (most, less):
         await store.keep_summary(talk.key, row)
-    assert await store.prepared(talk.key, nodes, RECIPE) == (most, less)
+    assert await store.ready_summary(talk.key, nodes, RECIPE) == (most, less)
     await store.keep_summary(talk.key, tried)
-    assert await store.prepared(talk.key, nodes, RECIPE) == (most, tried)
-    assert await store.prepared(talk.key, nodes[:2], RECIPE) == (less, less)
-    assert await store.prepared(talk.key, nodes[4:], RECIPE) == (None, tried)
-    assert await store.prepared(talk.key, nodes[5:], RECIPE) == (None, None)
-    assert await store.prepared(talk.key, nodes, "f" * 12) == (None, None)
-    assert await store.prepared(talk.key, nodes, "f\x00") == (None, None)
-    assert await store.prepared(talk.key, [], RECIPE) == (None, None)
+    assert await store.ready_summary(talk.key, nodes, RECIPE) == (most, tried)
+    assert await store.ready_summary(talk.key, nodes[:2], RECIPE) == (less, less)
+    assert await store.ready_summary(talk.key, nodes[4:], RECIPE) == (None, tried)
+    assert await store.ready_summary(talk.key, nodes[5:], RECIPE) == (None, None)
+    assert await store.ready_summary(talk.key, nodes, "f" * 12) == (None, None)
+    assert await store.ready_summary(talk.key, nodes, "f\x00") == (None, None)
+    assert await store.ready_summary(talk.key, [], RECIPE) == (None, None)
 
 
 async def test_a_branch_is_recognised_by_the_end_on_which_it_was_made(store: Store) -> None:
@@ -137,8 +137,8 @@ async def test_a_branch_is_recognised_by_the_end_on_which_it_was_made(store: Sto
     nodes = await nodes_of(talk, "one", "two")
     made = summary("a", nodes[0], 1, tip=nodes[2])
     await store.keep_summary(talk.key, made)
-    assert await store.prepared(talk.key, [nodes[2]], RECIPE) == (made, made)
-    assert await store.prepared(talk.key, [nodes[1], nodes[3]], RECIPE) == (None, None)
+    assert await store.ready_summary(talk.key, [nodes[2]], RECIPE) == (made, made)
+    assert await store.ready_summary(talk.key, [nodes[1], nodes[3]], RECIPE) == (None, None)
 
 
 async def test_behind_any_number_of_another_branch_it_is_found(store: Store) -> None:
@@ -150,8 +150,8 @@ async def test_behind_any_number_of_another_branch_it_is_found(store: Store) -> 
         node = f"{number:040x}"
         at = 2_000 + number // 40
         await store.keep_summary(talk.key, summary(f"{number:03d}", node, 2, tip=node, created_at=at))
-    assert await store.prepared(talk.key, nodes, RECIPE) == (mine, mine)
-    assert await store.prepared(talk.key, ["none"], RECIPE) == (None, None)
+    assert await store.ready_summary(talk.key, nodes, RECIPE) == (mine, mine)
+    assert await store.ready_summary(talk.key, ["none"], RECIPE) == (None, None)
 
 
 # --------------------------------------------------------------------------------- what an export has

@@ -93,7 +93,7 @@ def requests(
     made_by_model: ReadySummary | None = None
     for number, stop in enumerate(stops):
         pause = idle[number % len(idle)] if last is not None else None
-        asked = replace(known, idle=pause, prepared=made_by_model)
+        asked = replace(known, idle=pause, ready_summary=made_by_model)
         cut = last.cut if last is not None else None
         whole = [replace(each, arrival=then) for each, then in zip(log, arrivals, strict=False)]
         whole += log[len(arrivals) : stop]

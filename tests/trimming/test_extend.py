@@ -203,5 +203,5 @@ def test_a_plan_that_did_something_says_nothing_of_the_next() -> None:
     # A prepared summary is to be looked at.
     start = begun(stored(log), len(log), policy, cut)
     assert start is not None
-    asked: Any = replace(KNOWN, prepared=object())
+    asked: Any = replace(KNOWN, ready_summary=object())
     assert extended(start, log, policy, "p", asked, cut) is None

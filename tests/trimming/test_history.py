@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -58,38 +59,28 @@ def test_only_tool_results_over_the_limits_are_changed_and_all_is_decided() -> N
     assert arrived.tokens == (910, 10, change.tokens_after, 15)
 
 
-def test_the_calls_of_parallel_results_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("looked", "policy_of"),
+    [((ChatMessage, "answers_call"), policy), ((Pin, "fits"), partial(policy, pin=[{"regex": "never"}]))],
+    ids=["the calls", "a pin"],
+)
+def test_what_parallel_results_share_is_looked_at_once_for_each(
+    looked: tuple[type, str], policy_of: Callable[[], Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = 300
     calls = ", ".join(f"c{at} search" for at in range(number))
     entries = log("user hi", f"assistant | {calls}", *(f"tool c{at} {LONG}" for at in range(number)))
-    looked = 0
-    answers_call = ChatMessage.answers_call
+    times = 0
+    look = getattr(*looked)
 
-    def counted(self: ChatMessage, call: Call) -> bool:
-        nonlocal looked
-        looked += 1
-        return answers_call(self, call)
+    def counted(*given: Any) -> bool:
+        nonlocal times
+        times += 1
+        return look(*given)
 
-    monkeypatch.setattr(ChatMessage, "answers_call", counted)
-    assert len(arrive(entries, policy(), KNOWN).changes) == number
-    assert looked <= number
-
-
-def test_a_pin_is_tried_once_at_each_of_parallel_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = 300
-    calls = ", ".join(f"c{at} search" for at in range(number))
-    entries = log("user hi", f"assistant | {calls}", *(f"tool c{at} {LONG}" for at in range(number)))
-    tried = 0
-    fits = Pin.fits
-
-    def counted(self: Pin, message: Message) -> bool:
-        nonlocal tried
-        tried += 1
-        return fits(self, message)
-
-    monkeypatch.setattr(Pin, "fits", counted)
-    assert len(arrive(entries, policy(pin=[{"regex": "never"}]), KNOWN).changes) == number
-    assert tried <= number + 1
+    monkeypatch.setattr(*looked, counted)
+    assert len(arrive(entries, policy_of(), KNOWN).changes) == number
+    assert times <= number + 1
 
 
 @pytest.mark.parametrize("recorded", [(), (3,), (2, 3)])

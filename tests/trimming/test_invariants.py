@@ -208,7 +208,7 @@ KNOWNS = st.builds(
     idle=st.sampled_from([None, 0, 50, 400]),
     prices=st.sampled_from(PRICES),
     scale=st.sampled_from([1.0, 0.7, 1.3]),
-    prepared=st.none()
+    ready_summary=st.none()
     | st.builds(
         ReadySummary,
         text=st.sampled_from(["so", "s" * 40]),
@@ -241,7 +241,7 @@ def _check_accounts(made: Plan, log: list[Entry], known: PlanningContext) -> Non
     check_counts(made, known)
     if made.cut is not None and made.trimmed:
         assert made.cut.position == len(log)
-    assert all(0 < end <= len(made.view) for end in made.settled)
+    assert all(0 < end <= len(made.view) for end in made.stable_ends)
 
 
 @TRIED
@@ -324,7 +324,7 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
             assert made.decided[: len(last.decided)] == last.decided
             # Whatever this request moves, without a move it would have extended the last one.
             calm = Policy(pin=policy.pin, on_arrival=policy.on_arrival)
-            still = plan(_recorded(log, last), calm, "p", replace(known, prepared=None), standing)
+            still = plan(_recorded(log, last), calm, "p", replace(known, ready_summary=None), standing)
             assert still.view[: len(last.view)] == last.view
             assert still.cut == last.cut
             if not made.trimmed:
@@ -336,16 +336,16 @@ def test_between_two_moves_each_view_begins_with_the_last_one(
 
 def _check_settled(made: Plan, last: Plan | None) -> None:
     """Check that the parts of a view that are said to stay do, unless a move says what it changed of them."""
-    if last is None or last.cut is None or not last.settled or last.cut.version != made.version:
+    if last is None or last.cut is None or not last.stable_ends or last.cut.version != made.version:
         return
     changed = max((change.position for change in last.cut.changes), default=-1)
     if made.summary != last.summary or any(change.position <= changed for change in made.made):
         return
-    end = last.settled[-1]
+    end = last.stable_ends[-1]
     assert made.view[:end] == last.view[:end]
     if not any(warning.startswith("repaired") for warning in made.warnings):
         # It is told again at every request, until a move comes to a longer one.
-        assert end in made.settled
+        assert end in made.stable_ends
 
 
 @TRIED

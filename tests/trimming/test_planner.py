@@ -674,16 +674,16 @@ def test_what_was_replaced_stays_as_it_was_sent() -> None:
 def test_parts_that_stay_as_they_are_end_with_the_last_change() -> None:
     shorter = policy(trigger={"messages": 4}, keep={"rounds": 1, "spans": 1}, edits=[SHORTER])
     first = plan(log(*calls(3)), shorter, "p", KNOWN)
-    assert (len(first.view), first.settled) == (7, (5,))
+    assert (len(first.view), first.stable_ends) == (7, (5,))
     between = plan(log(*calls(3), "user so"), Policy(), "p", KNOWN, first.cut)
-    assert between.settled == ()
+    assert between.stable_ends == ()
     still = plan(log(*calls(3)), shorter, "p", KNOWN, first.cut)
-    assert (still.trimmed, still.settled) == (False, (5,))
+    assert (still.trimmed, still.stable_ends) == (False, (5,))
     second = plan(log(*calls(5)), shorter, "p", KNOWN, first.cut)
-    assert (second.trimmed, second.settled) == (True, (5, 9))
+    assert (second.trimmed, second.stable_ends) == (True, (5, 9))
     assert second.view[:5] == first.view[:5]
     third = plan(log(*calls(5)), shorter, "p", KNOWN, second.cut)
-    assert (third.trimmed, third.settled) == (False, (9,))
+    assert (third.trimmed, third.stable_ends) == (False, (9,))
 
 
 def test_what_a_move_changes_is_no_part_that_stayed() -> None:
@@ -699,11 +699,11 @@ def test_what_a_move_changes_is_no_part_that_stayed() -> None:
     )
     cut = Cut(position=5, policy="p", version=newest.version, changes=(stub,), tokens=0, messages=5, tool_calls=1)
     before = plan(entries[:9], newest, "p", KNOWN, cut)
-    assert (before.trimmed, before.settled) == (False, (5,))
+    assert (before.trimmed, before.stable_ends) == (False, (5,))
     # The first round goes: what ended with the stub is another part now.
     made = plan(entries, newest, "p", KNOWN, cut)
     assert [change.position for change in made.made] == [0, 1]
-    assert (made.trimmed, len(made.view), made.settled) == (True, 8, (3,))
+    assert (made.trimmed, len(made.view), made.stable_ends) == (True, 8, (3,))
 
 
 def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
@@ -711,14 +711,14 @@ def test_what_stands_before_a_gap_is_not_said_to_stay() -> None:
     made = plan(log(*turns(1, 1), *calls(2)), both, "p", KNOWN)
     # Of the first round nothing is left; the question of the second stays, its first call goes.
     assert lines(made.view)[0] == "user q"
-    assert (len(made.view), made.settled) == (3, ())
+    assert (len(made.view), made.stable_ends) == (3, ())
 
 
 def test_with_repairs_no_part_is_said_to_stay() -> None:
     shorter = policy(trigger={"messages": 4}, edits=[SHORTER])
     made = plan(log(*calls(2), *BROKEN), shorter, "p", KNOWN)
     assert made.trimmed
-    assert made.settled == ()
+    assert made.stable_ends == ()
 
 
 def test_a_move_that_changes_nothing_lets_a_client_send_what_it_will() -> None:
@@ -888,7 +888,7 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
     early = plan(tenfold(log(*turns(1, 4), "user 1")), large, "p", KNOWN)
     # 1710 tokens are more than four fifths of 2000: four rounds of history, of which the newest stays.
     assert (early.trimmed, early.summary_request) == (False, SummaryRequest(stop=6, room=1199, urgent=False))
-    known = replace(KNOWN, prepared=ready(6))
+    known = replace(KNOWN, ready_summary=ready(6))
     longer = log(*turns(1, 5))
     waiting = plan(longer, SUMMING, "p", known)
     assert (waiting.trimmed, waiting.summary_request, waiting.summary) == (False, None, None)
@@ -912,7 +912,7 @@ def test_a_summary_is_wanted_in_time_and_used_by_the_next_move() -> None:
         Gap(start=0, stop=6, edit="summarize", reason="it is summed up", tokens=120, tool_calls=0),
     )
     # Between two moves it stands, whatever else is ready.
-    later = replace(KNOWN, prepared=ready(10))
+    later = replace(KNOWN, ready_summary=ready(10))
     after = plan(more + log(*turns(1, 6), "user 1")[11:], SUMMING, "p", later, made.cut)
     assert (after.trimmed, after.summary) == (False, made.summary)
 
@@ -932,7 +932,7 @@ def test_a_log_that_would_go_out_as_it_came_gets_the_summary_that_somebody_asked
     # The policy has none of its own: `POST …/compact` made it.
     calm = policy(trigger={"tokens": 20_000}, target={"tokens": 10_000}, edits=[DROP])
     entries = tenfold(log(*turns(1, 5), "user 1"))
-    known = replace(KNOWN, context_window=100_000, prepared=ready(6, asked=True))
+    known = replace(KNOWN, context_window=100_000, ready_summary=ready(6, asked=True))
     assert calm.summarizer is None
     made = plan(entries, calm, "p", known)
     assert (made.trimmed, made.fired) == (True, ASKED)
@@ -967,11 +967,11 @@ def test_where_none_is_ready_a_move_says_that_it_would_have_used_one() -> None:
     # What drop_oldest did is enough; three rounds would have been enough for a summary of 390 tokens.
     assert made.edits == ("drop_oldest",)
     assert made.summary_request == SummaryRequest(stop=6, room=390, urgent=True)
-    again = plan(entries, both, "p", replace(KNOWN, prepared=ready(6)))
+    again = plan(entries, both, "p", replace(KNOWN, ready_summary=ready(6)))
     assert (again.edits, again.summary_request) == (("summarize",), None)
     # What was dropped may be summed up later.
     next_one = tenfold(log(*turns(1, 7), "user 1"))
-    after = plan(next_one, both, "p", replace(KNOWN, prepared=ready(8)), made.cut)
+    after = plan(next_one, both, "p", replace(KNOWN, ready_summary=ready(8)), made.cut)
     assert after.summary is not None
     assert (after.summary.until, after.summary.covered_messages) == (8, 8)
     assert after.earlier == (
@@ -985,7 +985,7 @@ def test_what_was_dropped_while_it_was_made_is_used_by_the_next_move_and_no_soon
     assert first.made[-1].position == 3
     known = replace(
         KNOWN,
-        prepared=ReadySummary(
+        ready_summary=ReadySummary(
             text="s" * 290, tokens=300, until=4, model="small", covered_messages=4, covered_tokens=800
         ),
     )
@@ -1012,7 +1012,7 @@ def test_where_nothing_makes_room_for_it_one_that_makes_the_view_larger_is_not_u
     assert first.cut is not None
     cut = replace(first.cut, version=SUMMING.version)
     longer = log(*turns(1, 7), "user 1")
-    known = replace(KNOWN, prepared=ready(4))
+    known = replace(KNOWN, ready_summary=ready(4))
     made = plan(longer, SUMMING, "p", known, cut)
     assert (made.trimmed, made.summary, made.tokens_sent) == (True, None, 211)
     # One that makes room itself is used, though that is not enough.
@@ -1068,9 +1068,9 @@ def test_a_trim_says_that_no_summary_is_made_because_the_target_leaves_it_too_li
 
 
 def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
-    made = plan(log(*turns(1, 5), "user 1"), SUMMING, "p", replace(KNOWN, prepared=ready(6)))
+    made = plan(log(*turns(1, 5), "user 1"), SUMMING, "p", replace(KNOWN, ready_summary=ready(6)))
     longer = log(*turns(1, 7), "user 1")
-    known = replace(KNOWN, prepared=ready(6))
+    known = replace(KNOWN, ready_summary=ready(6))
     short = plan(longer, SUMMING, "p", known, made.cut)
     # 30 and 171 tokens: the trigger fires, and the rounds 4 to 6 were not summed up yet.
     assert (short.tokens_sent, short.trimmed) == (201, True)
@@ -1081,7 +1081,7 @@ def test_another_is_wanted_only_when_enough_is_new_since_the_newest() -> None:
 
 
 def test_under_another_version_what_is_ready_is_used_again() -> None:
-    known = replace(KNOWN, prepared=ready(6))
+    known = replace(KNOWN, ready_summary=ready(6))
     entries = log(*turns(1, 5), "user 1")
     made = plan(entries, SUMMING, "p", known)
     other = policy(trigger={"tokens": 130}, edits=[BY_MODEL])
@@ -1095,7 +1095,7 @@ def test_under_another_version_what_is_ready_is_used_again() -> None:
 @pytest.mark.parametrize("given", [Policy(), SUMMING], ids=["without edits", "with them"])
 def test_what_somebody_asked_for_moves_the_cut_at_once_and_once(given: Policy) -> None:
     entries = log(*turns(1, 3), "user 1")
-    known = replace(KNOWN, prepared=ready(4, asked=True))
+    known = replace(KNOWN, ready_summary=ready(4, asked=True))
     made = plan(entries, given, "p", known)
     assert (made.trimmed, made.fired, made.edits) == (True, ASKED, ("summarize",))
     assert lines(made.view) == [*turns(3, 3), "user 1"]
@@ -1113,14 +1113,14 @@ def test_what_somebody_asked_for_is_not_used_where_it_makes_nothing_smaller() ->
     useless = ReadySummary(
         text="s" * 90, tokens=100, until=2, model="small", covered_messages=2, covered_tokens=40, asked=True
     )
-    made = plan(entries, SUMMING, "p", replace(KNOWN, prepared=useless))
+    made = plan(entries, SUMMING, "p", replace(KNOWN, ready_summary=useless))
     assert (made.trimmed, made.fired, made.cut) == (False, "", None)
-    beyond = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(9, asked=True)))
+    beyond = plan(entries, SUMMING, "p", replace(KNOWN, ready_summary=ready(9, asked=True)))
     assert not beyond.trimmed
 
 
 def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> None:
-    known = replace(KNOWN, prepared=ready(4, asked=True))
+    known = replace(KNOWN, ready_summary=ready(4, asked=True))
     dropping = policy(trigger={"tokens": 200}, target={"tokens": 100}, edits=[DROP])
     entries = log(*turns(1, 5), "user 1")
     made = plan(entries, dropping, "p", known)
@@ -1130,7 +1130,7 @@ def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> N
     # Under another version all begins anew: the policy does what it says, though it does not fire.
     first = plan(entries, dropping, "p", KNOWN)
     other = policy(trigger={"tokens": 201}, target={"tokens": 60}, edits=[DROP])
-    further = replace(KNOWN, prepared=ready(8, asked=True))
+    further = replace(KNOWN, ready_summary=ready(8, asked=True))
     asks = plan(entries[6:], other, "p", further, first.cut)
     assert (asks.needs_whole, asks.trimmed) == (True, False)
     again = plan(entries, other, "p", further, first.cut)
@@ -1143,7 +1143,7 @@ def test_beside_what_somebody_asked_for_the_policy_does_what_it_fires_for() -> N
 
 def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
     entries = log(*turns(1, 6), "user 1")[2:]
-    known = replace(KNOWN, prepared=ready(6))
+    known = replace(KNOWN, ready_summary=ready(6))
     made = plan(entries, SUMMING, "p", known, start=2)
     assert (made.summary, made.summary_request) == (None, None)
     assert compaction(entries, SUMMING, KNOWN, start=2) is None
@@ -1152,10 +1152,10 @@ def test_what_the_client_left_out_is_not_brought_back_by_a_summary() -> None:
 def test_what_would_be_summed_up_if_somebody_asked() -> None:
     entries = tenfold(log(*turns(1, 4), "user 1"))
     assert compaction(entries, SUMMING, KNOWN) == SummaryRequest(stop=6, room=1199, urgent=False)
-    assert compaction(entries, SUMMING, replace(KNOWN, prepared=ready(6))) is None
+    assert compaction(entries, SUMMING, replace(KNOWN, ready_summary=ready(6))) is None
     # Without a policy that says otherwise no round of the history stays.
     assert compaction(entries, policy(), KNOWN) == SummaryRequest(stop=8, room=1599, urgent=False)
-    cut = plan(entries, SUMMING, "p", replace(KNOWN, prepared=ready(6, asked=True))).cut
+    cut = plan(entries, SUMMING, "p", replace(KNOWN, ready_summary=ready(6, asked=True))).cut
     assert cut is not None
     assert compaction(entries[6:], SUMMING, KNOWN, cut) == SummaryRequest(stop=8, room=400 + 30 - 1, urgent=False)
     more = [*entries[6:], *tenfold(log(*turns(1, 6), "user 1"))[9:]]
@@ -1184,7 +1184,7 @@ def test_where_cost_moves_the_cut_a_summary_is_wanted_once_it_pays() -> None:
     assert wanted
     assert not any(each.urgent for each in wanted)
     # It is used when the move pays, too.
-    later = replace(known, prepared=ready(wanted[0].stop))
+    later = replace(known, ready_summary=ready(wanted[0].stop))
     used = [plan(log(*lines_of[:stop]), paying, "p", later).summary for stop in range(1, len(lines_of), 2)]
     assert any(used)
     # And where an edit must pay, one that would not is not waited for.
@@ -1438,13 +1438,13 @@ def test_in_one_long_round_what_lies_behind_is_summed_up() -> None:
 def test_what_is_summed_up_is_not_again() -> None:
     draft = talk(9)
     made = ReadySummary(text="so", tokens=12, until=16, model="small", covered_messages=16, covered_tokens=1760)
-    assert edit().requested_now(replace(draft, prepared=made)) is None
+    assert edit().requested_now(replace(draft, ready_summary=made)) is None
     standing = Summary(
         text="so", role="merge", until=16, tokens=12, kind="model", covered_messages=16, covered_tokens=1760
     )
     assert edit().requested_now(replace(draft, summary=standing)) is None
     # It is made of that one and of a round, and has fewer tokens than these.
-    assert edit().requested_now(replace(draft, prepared=replace(made, until=14))) == SummaryRequest(
+    assert edit().requested_now(replace(draft, ready_summary=replace(made, until=14))) == SummaryRequest(
         stop=16, room=12 + 220 - 1, urgent=False
     )
     assert COMPACTION.requested_now(draft_of(messages(["user hi"]))) is None
@@ -1562,7 +1562,7 @@ def test_a_tool_loop_whose_reasoning_is_required_and_checked_is_not_trimmed() ->
         assert not plan(loop, given, "mine", bound).trimmed
         assert plan((*loop, entry_at(11, message("user and now?"))), given, "mine", bound).trimmed
         assert plan(loop, given, "mine", bound, overflow=500).trimmed
-    known = replace(KNOWN, prepared=ready(4, asked=True))
+    known = replace(KNOWN, ready_summary=ready(4, asked=True))
     assert plan(loop, SUMMING, "mine", known).trimmed
     assert not plan(loop, SUMMING, "mine", replace(known, keeps_loop=True, binds_loop=True)).trimmed
 

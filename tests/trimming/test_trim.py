@@ -669,7 +669,7 @@ def test_a_move_lets_it_go_before_anything_else_and_the_view_stays_so() -> None:
     assert made.tokens_before == 110 + sum(hidden.tokens for hidden in every)
     assert made.messages_before == 10 + sum(hidden.messages for hidden in every)
     assert made.tokens_sent == 110 + newest.tokens
-    assert made.settled == (4,)
+    assert made.stable_ends == (4,)
     more = [*entries, *log(*TALK, "user 6")[10:]]
     again = plan(more, policy, "p", KNOWN, made.cut)
     assert not again.trimmed

@@ -141,7 +141,7 @@ class Summarize(BaseEdit, frozen=True):
         It must reach further than the current one. With `trimming`, the log is trimmed anyway and others make room:
         then it need only be smaller than what it covers in the log, sent or not, and within `budget_ratio`.
         """
-        made, current = draft.prepared, draft.summary
+        made, current = draft.ready_summary, draft.summary
         if self.mode != "model" or made is None or made.until > draft.end:
             return None
         if current is not None and made.until < current.until + (current.kind == "model"):
@@ -226,7 +226,7 @@ class Summarize(BaseEdit, frozen=True):
         return "merge" if self.role == "auto" else self.role
 
     def _is_asked(self, draft: Draft) -> bool:
-        return draft.prepared is not None and draft.prepared.asked and self.ready(draft) is not None
+        return draft.ready_summary is not None and draft.ready_summary.asked and self.ready(draft) is not None
 
     def _is_due(self, beginning: Beginning, draft: Draft, since: int, of_newest: int | None) -> bool:
         """Tell whether it is enough for a summary by a model; the newest one has so many tokens."""
@@ -322,7 +322,7 @@ def _replaced(choice: Beginning, draft: Draft) -> int:
 
 def _newest(draft: Draft) -> tuple[int, int | None]:
     """Return how far the newest summary by a model reaches, as a position, and its tokens; else (0, None)."""
-    current, made = draft.summary, draft.prepared
+    current, made = draft.summary, draft.ready_summary
     found: tuple[int, int | None] = (0, None)
     if current is not None and current.kind == "model":
         found = (current.until, current.tokens)

@@ -256,7 +256,7 @@ def ready(until: int, letters: int = 100, **fields: Any) -> ReadySummary:
 
 
 def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
-    draft = replace(draft_of(messages(talk(5))), prepared=ready(8, generation=3))
+    draft = replace(draft_of(messages(talk(5))), ready_summary=ready(8, generation=3))
     after = check(by_model(role="system"), draft)
     assert standing(after) == list(draft.messages[8:])
     assert after.summary == Summary(
@@ -276,13 +276,13 @@ def test_what_a_model_wrote_takes_the_place_of_what_it_covers() -> None:
 
 
 def test_what_is_protected_stays_after_it() -> None:
-    draft = replace(draft_of(messages(talk(5)), {"rounds": 0, "first_user": True}), prepared=ready(8))
+    draft = replace(draft_of(messages(talk(5)), {"rounds": 0, "first_user": True}), ready_summary=ready(8))
     after = check(by_model(), draft)
     assert standing(after) == [draft.messages[0], *draft.messages[8:]]
 
 
 def test_a_span_that_it_covers_by_half_stays_whole() -> None:
-    draft = replace(draft_of(messages(talk(5))), prepared=ready(6))
+    draft = replace(draft_of(messages(talk(5))), ready_summary=ready(6))
     after = check(by_model(), draft)
     assert standing(after) == list(draft.messages[5:])
 
@@ -291,12 +291,12 @@ def test_what_a_model_wrote_is_used_only_where_it_makes_the_view_smaller() -> No
     draft = draft_of(messages(talk(5)))
     covered = sum(draft.tokens[:8])
     for letters, used in ((covered - 11, True), (covered - 10, False)):
-        given = replace(draft, prepared=ready(8, letters))
+        given = replace(draft, ready_summary=ready(8, letters))
         assert (by_model().ready(given) is not None) == used
-    assert by_model().ready(replace(draft, prepared=ready(22))) is None
+    assert by_model().ready(replace(draft, ready_summary=ready(22))) is None
     assert by_model().ready(draft) is None
-    assert outcome(by_model(upper=draft.total), replace(draft, prepared=ready(8))) == ([], None)
-    assert outcome(by_model(lower=draft.total), replace(draft, prepared=ready(8))) == ([], None)
+    assert outcome(by_model(upper=draft.total), replace(draft, ready_summary=ready(8))) == ([], None)
+    assert outcome(by_model(lower=draft.total), replace(draft, ready_summary=ready(8))) == ([], None)
 
 
 def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_before() -> None:
@@ -306,7 +306,7 @@ def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_befor
         draft_of([entry.message for entry in rest]),
         entries=rest,
         gaps=(Gap(start=0, stop=12, edit="drop_oldest", reason="", tokens=9999, tool_calls=0),),
-        prepared=ready(12),
+        ready_summary=ready(12),
     )
     assert by_model().ready(draft) is None
     used = by_model().ready(draft, trimming=True)
@@ -315,7 +315,7 @@ def test_where_the_cut_moves_one_is_used_though_what_it_covers_was_dropped_befor
     assert outcome(by_model(), replace(draft, tight=True)) == ([], None)
     # It must be smaller than what it covers in the log, and leave the others their part of the limit.
     for covered, there in ((110, False), (111, True)):
-        given = replace(draft, prepared=ready(12, covered_tokens=covered))
+        given = replace(draft, ready_summary=ready(12, covered_tokens=covered))
         assert (by_model().ready(given, trimming=True) is not None) == there
     within = by_model(lower=2000, budget_ratio=0.06)
     assert within.ready(replace(draft, fixed_tokens=166), trimming=True) is not None
@@ -328,16 +328,16 @@ def test_it_must_reach_further_than_what_stands() -> None:
         text="before", role="merge", until=8, tokens=16, kind="model", covered_messages=8, covered_tokens=999
     )
     for until, used in ((7, False), (8, False), (9, True)):
-        given = replace(draft, prepared=ready(until), summary=model)
+        given = replace(draft, ready_summary=ready(until), summary=model)
         assert (by_model().ready(given) is not None) == used
     counted = replace(model, kind="statistics", tokens=200)
     for until, used in ((7, False), (8, True)):
-        given = replace(draft, prepared=ready(until), summary=counted)
+        given = replace(draft, ready_summary=ready(until), summary=counted)
         assert (by_model().ready(given) is not None) == used
     # It takes the place of one made of numbers though nothing else goes.
     alone = draft_of(messages(["user and now"]))
     entries = (replace(alone.entries[0], position=8),)
-    alone = replace(alone, entries=entries, prepared=ready(8), summary=counted)
+    alone = replace(alone, entries=entries, ready_summary=ready(8), summary=counted)
     assert outcome(by_model(), alone) == ([], by_model().ready(alone))
     assert by_model().ready(alone) is not None
 
@@ -384,10 +384,10 @@ def test_the_first_one_waits_for_messages_and_further_ones_for_what_is_new() -> 
     assert wishes(by_model(growth_ratio=(5 * each - 1) / 100), stands) != []
     assert wishes(by_model(growth_ratio=5 * each / 100), stands) == []
     # What is ready and not in use yet counts as one.
-    newer = replace(stands, prepared=ready(28))
+    newer = replace(stands, ready_summary=ready(28))
     assert by_model().request(newer) is None
-    assert by_model(min_new_messages=16).request(replace(newer, prepared=ready(12))) is not None
-    assert by_model(min_new_messages=17).request(replace(newer, prepared=ready(12))) is None
+    assert by_model(min_new_messages=16).request(replace(newer, ready_summary=ready(12))) is not None
+    assert by_model(min_new_messages=17).request(replace(newer, ready_summary=ready(12))) is None
     # What lies in gaps is new too; one made of numbers is none, but covers what is not there.
     dropped = replace(stands, gaps=(Gap(start=8, stop=20, edit="drop_oldest", reason="", tokens=5000, tool_calls=0),))
     assert by_model(min_new_messages=32).request(dropped) is not None
@@ -413,7 +413,7 @@ def test_it_has_room_by_what_the_log_has_however_little_is_still_sent() -> None:
 
 
 def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
-    draft = replace(draft_of(messages(talk(9))), prepared=ready(8))
+    draft = replace(draft_of(messages(talk(9))), ready_summary=ready(8))
     left = draft.total - sum(draft.tokens[:8]) + 110
     assert by_model().request(replace(draft, target=left)) is None
     assert by_model().request(replace(draft, target=left), added=1) == SummaryRequest(
@@ -424,15 +424,15 @@ def test_no_other_is_wanted_where_the_one_that_is_ready_is_enough() -> None:
 
 
 def test_what_somebody_asked_for_is_used_whatever_the_limits_say() -> None:
-    draft = replace(draft_of(messages(talk(5))), target=10**6, prepared=ready(8, asked=True))
+    draft = replace(draft_of(messages(talk(5))), target=10**6, ready_summary=ready(8, asked=True))
     for settings in (by_model(), by_model(upper=10**6), COMPACTION):
         assert not settings.is_done(draft)
         assert standing(check(settings, draft)) == list(draft.messages[8:])
         assert settings.is_done(check(settings, draft))
-    assert by_model().is_done(replace(draft, prepared=ready(8)))
+    assert by_model().is_done(replace(draft, ready_summary=ready(8)))
     assert edit().is_done(draft)
     # Where it is of no use, that changes nothing.
-    useless = replace(draft, prepared=ready(8, 9999, asked=True))
+    useless = replace(draft, ready_summary=ready(8, 9999, asked=True))
     assert by_model().is_done(useless)
     assert wishes(by_model(), useless) == []
 
