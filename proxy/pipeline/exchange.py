@@ -128,7 +128,7 @@ class ExchangeHandler:
             try:
                 await relay.run(settle)
             except asyncio.CancelledError as why:
-                answered = relay.answered(left=True)
+                answered = await relay.ending(left=True)
                 if STOPPED in why.args:
                     answered.error = STOPPED
                 await settle(answered)
