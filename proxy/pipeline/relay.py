@@ -275,7 +275,9 @@ class StreamRelay:
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         reasons = self._finish_reasons
-        if (reasons and all(reasons)) or self._reply.failed or self._unread or not self._answer.readable:
+        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
+            return b""
+        if self._unread and self._failure is None:  # nobody looked for its end
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
