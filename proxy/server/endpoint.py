@@ -132,11 +132,12 @@ class ClientConnection:
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece of the body."""
         # An answer goes out at the client's pace: what waits in the transport counts nowhere.
-        while len(data) > _PIECE_BYTES:
-            await self.write(data[:_PIECE_BYTES])
-            data = data[_PIECE_BYTES:]
+        start = 0
+        while len(data) - start > _PIECE_BYTES:
+            await self.write(data[start : start + _PIECE_BYTES])
+            start += _PIECE_BYTES
         if not self.gone:
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            await self._send({"type": "http.response.body", "body": data[start:], "more_body": False})
 
     async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""
