@@ -278,7 +278,9 @@ class StreamRelay:
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         reasons = self._finish_reasons
-        if (reasons and all(reasons)) or self._reply.failed or self._unread or not self._answer.readable:
+        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
+            return b""
+        if self._unread and self._failure is None:  # it may have ended well
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
@@ -291,8 +293,8 @@ class StreamRelay:
             return error or "the upstream reported an error"
         if left:
             return "the client left"
-        if self._unread:
-            return _TOO_LONG
         if self._failure is not None:
             return self._failure.message
+        if self._unread:
+            return _TOO_LONG
         return _NO_REPLY if self._done else "the upstream closed the stream before the reply was complete"
