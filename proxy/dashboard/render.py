@@ -25,7 +25,7 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml; charset=utf-8",
 }
-_FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell a formula in a spreadsheet
+_FORMULAS: Final = tuple("=+-@\t\r\n＝＋－＠")  # what makes a cell a formula in a spreadsheet
 _YEAR: Final = "public, max-age=31536000, immutable"
 
 
