@@ -9,7 +9,7 @@ of a day: what statistics read grows with the time and with what is told apart, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
@@ -30,7 +30,9 @@ _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinsta
 _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
-_PLACES: Final = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
+_PLACES: Final[Mapping[Table, Callable[[Mapping[str, Any]], tuple[Any, ...]]]] = {
+    table: itemgetter(*keys) for table, keys in _KEYS.items()
+}
 _OTHERS: Final = {  # what a row has for the other table
     ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
     SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
