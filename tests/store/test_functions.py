@@ -284,7 +284,7 @@ def long_cut(number: int) -> Cut:
 
 
 async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
-    store: Store, url: str, alone: list[Any]
+    store: Store, url: str, alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def trim(at: Store, number: int, base: str, follows: str | None) -> tuple[str, str]:
         """Return the nodes of the cut and of the reply."""
@@ -305,18 +305,19 @@ async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
 
     node, head = await trim(store, 0, ROOT, None)
     nodes = [node]
-    for number in range(1, 36):
+    monkeypatch.setattr("proxy.store.cuts._CHAIN_LENGTH", 8)
+    for number in range(1, 12):
         node, head = await trim(store, number, head, node)
         nodes.append(node)
     assert alone == []
     for number, each in enumerate(nodes):
         await is_kept(store, each, number)
-    # Each thirty-second is stored as a whole.
-    assert await store._database.read(bases) == [None, *nodes[:31], None, *nodes[32:35]]
+    # Each eighth is stored as a whole.
+    assert await store._database.read(bases) == [None, *nodes[:7], None, *nodes[8:11]]
     # Another process does not know the cut before: it reads it.
     other = await Store.open(url)
-    node, head = await trim(other, 36, head, node)
-    await is_kept(store, node, 36)
+    node, head = await trim(other, 12, head, node)
+    await is_kept(store, node, 12)
     await other.close()
     # What this one remembers may be of a session that was deleted.
     await store.delete(session_key("tenant", "session"))

@@ -190,8 +190,8 @@ async def test_a_summary_of_what_is_carried_along_is_not_used(store: Store) -> N
     await store.keep_summary(talk.key, before)
     for name, node, until in (("block", called.head, 2), ("since", other.head, 4)):
         await store.keep_summary(talk.key, summary(name, node, until))
-    assert (await ask(talk, message("user", "x"))).prepared == summary("since", other.head, 4)
-    assert (await ask(talk, result_of("c1"))).prepared == before
+    assert (await ask(talk, message("user", "x"))).ready_summary == summary("since", other.head, 4)
+    assert (await ask(talk, result_of("c1"))).ready_summary == before
 
 
 # ------------------------------------------------------------------------------------- repetitions
@@ -429,17 +429,17 @@ async def test_the_summaries_of_the_branch_are_found_by_whoever_goes_on_with_it(
     told = [row.message for row in rows]
     for asked in ((message("user", "more"),), (*told, message("user", "more"))):
         found = await ask(talk, *asked)
-        assert (found.prepared, found.attempt) == (made, tried)
+        assert (found.ready_summary, found.attempt) == (made, tried)
         other = await ask(talk, *asked, recipe="f" * 12)
-        assert (other.prepared, other.attempt) == (None, None)
+        assert (other.ready_summary, other.attempt) == (None, None)
         none = await ask(talk, *asked, recipe=None)
-        assert (none.prepared, none.attempt) == (None, None)
+        assert (none.ready_summary, none.attempt) == (None, None)
     rewound = await ask(talk, *told[:2], message("user", "else"))
-    assert (rewound.arrival.kind, rewound.prepared, rewound.attempt) == (Kind.REWIND, made, made)
+    assert (rewound.arrival.kind, rewound.ready_summary, rewound.attempt) == (Kind.REWIND, made, made)
     before = await ask(talk, told[0], message("assistant", "other"), message("user", "else"))
-    assert (before.arrival.base, before.prepared) == (rows[0].node, None)
+    assert (before.arrival.base, before.ready_summary) == (rows[0].node, None)
     side = await ask(talk, message("user", "aside"), message("assistant", "x"))
-    assert (side.arrival.kind, side.prepared, side.attempt) == (Kind.FOREIGN, None, None)
+    assert (side.arrival.kind, side.ready_summary, side.attempt) == (Kind.FOREIGN, None, None)
 
 
 async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(store: Store) -> None:
@@ -459,7 +459,7 @@ async def test_behind_a_cut_a_summary_is_known_by_its_end_the_base_or_the_cut(st
         await store.keep_summary(talk.key, made)
         found = await ask(talk, message("user", "three"), policy="lean")
         assert texts(found) == ["2"]
-        assert found.prepared == made
+        assert found.ready_summary == made
     # What nothing that was read belongs to is not found: the branch is not read for it.
     await store.delete(talk.key)
 

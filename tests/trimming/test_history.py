@@ -73,7 +73,7 @@ def test_what_parallel_results_share_is_looked_at_once_for_each(
     times = 0
     look = getattr(*looked)
 
-    def counted(*given: Any) -> bool:
+    def counted(*given: Any) -> Any:
         nonlocal times
         times += 1
         return look(*given)
