@@ -9,9 +9,10 @@ of a day: what statistics read grows with the time and with what is told apart, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinsta
 _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
+_PLACES: Final[Mapping[Table, Any]] = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
 _OTHERS: Final = {  # what a row has for the other table
     ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
     SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
@@ -94,11 +96,11 @@ def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> 
         _add_rows(connection, table, rows)
 
 
-def _add_rows(connection: StoreConnection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    keys = _KEYS[table]
+def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    place_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = _PLACES[table]
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        place = tuple([row[name] for name in keys])
+        place = place_of(row)
         there = sums.get(place)
         if there is None:
             there = sums[place] = dict(row)
