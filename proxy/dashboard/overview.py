@@ -61,7 +61,7 @@ class OverviewData(Struct, frozen=True, kw_only=True):
     """The sums that the page shows, each as `GET /stats` tells it."""
 
     asked: RangeQuery
-    table: Sequence[dict[str, Any]]  # by the group that is asked for
+    table: Sequence[Mapping[str, Any]]  # by the group that is asked for
     times: Mapping[str, Any]  # by day or by hour, and in total
     groups: Mapping[str, Sequence[Mapping[str, Any]]]
     statuses: Sequence[Mapping[str, Any]]
