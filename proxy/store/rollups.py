@@ -30,9 +30,7 @@ _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinsta
 _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
-_PLACES: Final[Mapping[Table, Callable[[Mapping[str, Any]], tuple[Any, ...]]]] = {
-    table: itemgetter(*keys) for table, keys in _KEYS.items()
-}
+_PLACES: Final[Mapping[Table, Any]] = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
 _OTHERS: Final = {  # what a row has for the other table
     ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
     SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
@@ -99,7 +97,7 @@ def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> 
 
 
 def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    place_of = _PLACES[table]
+    place_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = _PLACES[table]
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         place = place_of(row)
