@@ -342,8 +342,8 @@ async def _try(request: Request, services: OpenServices, reader: Identity, asked
 
 
 def _lab(asked: Mapping[str, str]) -> dict[str, str]:
-    """Return what the form of the lab is filled in with."""
-    return {name: asked.get(name, "") for name in ("session", "policy", "typed", "tenant")}
+    """Return what the form of the lab is filled in with; browsers send lines that end with CR and LF."""
+    return {name: asked.get(name, "").replace("\r\n", "\n") for name in ("session", "policy", "typed", "tenant")}
 
 
 async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
