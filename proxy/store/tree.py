@@ -42,7 +42,7 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
-from proxy.store.packing import TEXTS, encode_name, is_against, pack, pack_against, sanitize, unpack
+from proxy.store.packing import TEXTS, encode_name, encode_session, is_against, pack, pack_against, sanitize, unpack
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -178,7 +178,7 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
     new = new_sessions(openings)
     newest: dict[str, str | None] = {}
     if connection.dialect.name != "sqlite":
-        for key in sorted(new):  # all lock in one order
+        for key in sorted(new, key=encode_session):  # all lock in one order
             while (row := connection.execute(_KEPT, {"key": key}).one_or_none()) is None:
                 insert_new(connection, SESSIONS, [new[key]])
             newest[key] = row.instructions
