@@ -306,12 +306,20 @@ def test_routes(proxy: Attacked) -> None:
     proxy.settled()
 
 
+@pytest.fixture(scope="module")
+def known_queries(proxy: Attacked) -> list[str]:
+    """Beginnings of URLs, each with a parameter that the route knows: any other one is refused before it is read."""
+    every = [f"{path}?{name}=" for path in _PATHS for name in _QUERIES]
+    found = [query for query in every if "Unknown query parameter" not in proxy.client.get(query + "x").text]
+    assert len(_PATHS) < len(found) < len(every)
+    return found
+
+
 @pytest.mark.parametrize("word", ["%00", "%ed%a0%80", "1.%00"])
-def test_a_query_may_hold_what_no_database_can(proxy: Attacked, word: str) -> None:
-    for path in _PATHS:
-        for name in _QUERIES:
-            answer = proxy.client.get(f"{path}?{name}={word}")
-            assert answer.status_code != 500, (path, name, proxy.traceback)
+def test_a_query_may_hold_what_no_database_can(proxy: Attacked, known_queries: list[str], word: str) -> None:
+    for query in known_queries:
+        answer = proxy.client.get(query + word)
+        assert answer.status_code != 500, (query, proxy.traceback)
     proxy.settled()
 
 
