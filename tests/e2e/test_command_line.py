@@ -83,7 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
 def serving(config: Path) -> Iterator[tuple[Served, httpx.Client]]:
     """Serve in a process of its own, which is dead afterwards, one way or another."""
     with (
-        Served(config, "--port", "0").wait() as served,
+        Served(config, "--port", "0", new_interpreter=True).wait() as served,
         httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client,
     ):
         assert client.get("/readyz").status_code == 200

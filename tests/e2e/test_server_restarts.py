@@ -9,17 +9,19 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.hostile.kills import DATABASES, Scenario, attack
 from tests.support import postgres
 from tests.support.served import LONG_RUN
 
-CLIENTS = 64 if LONG_RUN else 12
-SCENARIOS = {
-    "kills": Scenario(clients=CLIENTS, exchanges=10_000 if LONG_RUN else 400, kill_every=2.0 if LONG_RUN else 1.0),
-    "away": Scenario(clients=CLIENTS, exchanges=0, kill_every=0, away=30 if LONG_RUN else 4),
-    "away with kills": Scenario(clients=CLIENTS, exchanges=0, kill_every=1.0, away=30 if LONG_RUN else 4),
-}
+KILLS = Scenario()
+AWAY = Scenario(exchanges=0, kill_every=0, away=30)
+if not LONG_RUN:
+    few = {"clients": 9, "workers": 3}  # of each three clients in one API one appends
+    KILLS = replace(KILLS, **few, exchanges=180, kill_every=0.7)
+    AWAY = replace(AWAY, **few, away=4, beside=1)
+SCENARIOS = {"kills": KILLS, "away": AWAY, "away with kills": replace(AWAY, kill_every=1.0)}
 
 
 @pytest.mark.parametrize("on", DATABASES)

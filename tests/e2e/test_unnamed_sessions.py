@@ -13,7 +13,7 @@ import pytest
 from tests.support import habits
 from tests.support.habits import Habit, Talker
 from tests.support.served import SECONDS, Served, config_file
-from tests.support.tongues import TONGUES, Tongue
+from tests.support.tongues import CHAT, TONGUES, Tongue
 from tests.support.upstream import Upstream
 
 _NUMBERS = count(1)
@@ -33,10 +33,16 @@ SHAPES: dict[str, tuple[Habit, bool]] = {
 }
 
 
-PAIRS = {"chat": 200, "responses": 40, "messages": 40}
-"""How many conversations with equal beginnings are held at once; a few will do where the rule is the same."""
+PAIRS = {"chat": 120, "responses": 40, "messages": 40}
+"""How many conversations with equal beginnings are held; a few will do where the rule is the same."""
 
-in_each_api = pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
+in_each_api = pytest.mark.parametrize(
+    ("tongue", "store_url"),
+    [*((tongue, "sqlite") for tongue in TONGUES.values()), (CHAT, "postgres")],
+    ids=[*(f"{name}-sqlite" for name in TONGUES), "chat-postgres"],
+    indirect=["store_url"],
+)
+"""An API decides how a body is read, a database how it is kept: one API shows what the other database does."""
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def client(served: Served) -> Iterator[httpx.Client]:
         yield found
 
 
-def hold(talker: Talker, requests: int = 20) -> None:
+def hold(talker: Talker, requests: int = 14) -> None:
     """Ask until at least so many requests were made."""
     number = next(_NUMBERS)
     while len(talker.sessions) < requests:

@@ -36,7 +36,7 @@ from tests.support.stores import empty_store
 from tests.support.tongues import TONGUES, Tongue
 from tests.support.upstream import Upstream
 
-SLOW: Final = "+delay:20+chunkdelay:2"
+SLOW: Final = "+delay:60+chunkdelay:2"
 """So that there are moments in which an exchange is under way."""
 TOOLS: Final = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
 RESULT: Final = "\n".join(f"line {number}" for number in range(40))
@@ -53,6 +53,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     kill_every: float = 2.0  # seconds; 0: nobody is killed
     restarts: int = 2
     away: float = 1.0  # seconds for which the database is gone, each time
+    beside: float = 3.0  # seconds of talk before and after it is gone, where there is no number of exchanges
 
 
 class Counted(Struct, kw_only=True):
@@ -241,9 +242,9 @@ async def run(scenario: Scenario, served: Served, database: Database) -> Outcome
                 await _restart(scenario, database, told)
                 await asyncio.wait(talks)
             else:
-                await asyncio.sleep(3)
+                await asyncio.sleep(scenario.beside)
                 await _go_away(scenario.away, database)
-                await asyncio.sleep(3)  # what waited is stored, under load
+                await asyncio.sleep(scenario.beside)  # what waited is stored, under load
                 over.set()
                 await asyncio.wait(talks)
             killing.cancel()

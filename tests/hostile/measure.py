@@ -114,19 +114,23 @@ def _zstd_bomb() -> bytes:
     return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
 
 
-async def _endless_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
-    """Stream many texts, and no end."""
-    writer.write(EVENTS + LAST)
-    at = next(at for at, (_, data) in enumerate(seeds.events) if b'"fi"' in orjson.dumps(data))
-    for name, data in seeds.events[:at]:
-        writer.write(seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing))
-    name, data = seeds.events[at]
-    delta = orjson.dumps(data).replace(b'"fi"', b'"' + b"word " * 1000 + b'"')
-    piece = seeds.streamed([(name, delta)]).removesuffix(seeds.closing) * 20
-    for _ in range(1_600):  # 160 MB
-        writer.write(piece)
-        await writer.drain()
-    writer.close()
+def endless_stream(megabytes: int) -> Does:
+    """Return what streams texts of this size, and no end."""
+
+    async def does(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
+        writer.write(EVENTS + LAST)
+        at = next(at for at, (_, data) in enumerate(seeds.events) if b'"fi"' in orjson.dumps(data))
+        for name, data in seeds.events[:at]:
+            writer.write(seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing))
+        name, data = seeds.events[at]
+        delta = orjson.dumps(data).replace(b'"fi"', b'"' + b"word " * 1000 + b'"')
+        piece = seeds.streamed([(name, delta)]).removesuffix(seeds.closing) * 20
+        for _ in range(megabytes * 10):
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    return does
 
 
 async def _slow_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
@@ -174,7 +178,7 @@ DOES: Final[dict[str, Does]] = {
     "600": answers(b"{}", head=b"HTTP/1.1 600 Odd\r\nContent-Type: application/json\r\n"),
     "999": answers(b"{}", head=b"HTTP/1.1 999 Odd\r\nContent-Type: application/json\r\n"),
     "control": of_dialect(lambda seeds: orjson.dumps(seeds.answer), JSON + b"X-A: a\x01b\r\n"),
-    "endless stream": _endless_stream,
+    "endless stream": endless_stream(160),
     "slow": _slow_stream,
     "silent": _silent_close,
 }

@@ -6,8 +6,6 @@ import asyncio
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from proxy.store import Store, migrate, upgrade
 from proxy.store.convert import OLD_TABLES
 from proxy.store.packing import decode_session
 from proxy.store.rollups import StatsQuery
-from tests.conftest import ROOT
 from tests.support import postgres
+from tests.support.forked import Forked, run_program
 from tests.support.served import LONG_RUN
 
 pytestmark = pytest.mark.anyio
@@ -142,10 +140,8 @@ async def test_every_session_equals_itself_by_export(url: str) -> None:
 
 @pytest.mark.parametrize("step", [2, 5, 9, 14, 20, 33, 47, 60] if LONG_RUN else [2, 9, 20, 47])
 def test_one_that_is_killed_goes_on(url: str, step: int) -> None:
-    killed = subprocess.run([sys.executable, "-c", _DIES, url, str(step)], cwd=ROOT, check=False)  # noqa: S603 - our own
-    assert killed.returncode == 9
-    again = subprocess.run([sys.executable, "-c", _DIES, url, str(2 * step)], cwd=ROOT, check=False)  # noqa: S603
-    assert again.returncode in {0, 9}
+    assert Forked(run_program, _DIES, url, str(step)).wait() == 9
+    assert Forked(run_program, _DIES, url, str(2 * step)).wait() in {0, 9}
     assert asyncio.run(exports(url)) == old()["exports"]  # opening it does what is left
 
 

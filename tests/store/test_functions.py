@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from random import Random
@@ -24,6 +23,7 @@ from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING
 from proxy.trimming import Change, Cut
 from tests.store.test_batches import conversation, rows_of
 from tests.support import postgres
+from tests.support.forked import Forked, run_program
 from tests.support.talk import body, message, opening, settlement
 
 pytestmark = pytest.mark.anyio
@@ -222,10 +222,8 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 async def test_two_processes_write_to_one_session(store: Store, url: str) -> None:
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, url, str(first)) for first in (1000, 2000)
-    ]
-    assert [await process.wait() for process in processes] == [0, 0]
+    processes = [Forked(run_program, PROCESS, url, str(first)) for first in (1000, 2000)]
+    assert [await asyncio.to_thread(process.wait) for process in processes] == [0, 0]
     session = await store.session("tenant", "s0")
     assert session is not None
     assert session.requests == 80

@@ -1,4 +1,4 @@
-"""`python -m proxy serve`, as operators run it: a process of its own, which can be killed."""
+"""`palimpsest serve`: a process of its own, which can be killed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 import orjson
 
+from tests.support.forked import Forked, run_palimpsest
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -56,15 +57,24 @@ def environment() -> dict[str, str]:
 class Served:
     """A proxy on the command line, which is dead at the end of the `with` block in one way or another."""
 
-    def __init__(self, config: Path, *arguments: str) -> None:
-        """Start it; `wait` returns once it serves. Its log goes to a file, so that no pipe runs full."""
+    def __init__(self, config: Path, *arguments: str, new_interpreter: bool = False) -> None:
+        """Start it; `wait` returns once it serves. Its log goes to a file, so that no pipe runs full.
+
+        `new_interpreter`: start it as operators do. It serves a second later than one that is forked.
+        """
         number = len(list(config.parent.glob("serve-*.log")))
         self._log = config.parent / f"serve-{number}.log"
-        command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), *arguments]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - our own
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
-            )
+        arguments = ("serve", "--config", str(config), *arguments)
+        self.process: Forked | subprocess.Popen[bytes]
+        if new_interpreter:
+            command = [sys.executable, "-m", "proxy", *arguments]
+            with self._log.open("wb") as log:
+                self.process = subprocess.Popen(  # noqa: S603 - our own
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+                )
+        else:
+            self._log.touch()
+            self.process = Forked(run_palimpsest, arguments, self._log, environment())
 
     @property
     def log(self) -> str:

@@ -344,7 +344,7 @@ def test_what_is_no_list_or_looks_like_a_grouped_one_stays(text: str) -> None:
     assert grouped(text) == text
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.sampled_from(["a.py:1:x", "a.py:2:", "b/c.py:7:== y", "== z", "", "-rw-r--r-- 1 a b 3 x", "w"])))
 def test_a_grouped_list_is_read_back(lines: list[str]) -> None:
     text = "\n".join(lines)

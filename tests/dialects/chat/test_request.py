@@ -512,7 +512,7 @@ def _read_both_ways(before: Request, raw: bytes) -> None:
         assert _outcome(raw, before, count) == _outcome(raw)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_body_is_read_alike_from_its_known_beginning_on(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:

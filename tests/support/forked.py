@@ -1,0 +1,83 @@
+"""Programs in processes of their own, forked from one that has imported what they need.
+
+A new interpreter imports this program for more than a second of processor time, and tests start a hundred of them.
+The one that they are forked from has one thread and no connections; it ends with the process of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from pathlib import Path
+
+_FORKSERVER = get_context("forkserver")
+_FORKSERVER.set_forkserver_preload(
+    [
+        "alembic.command",
+        "proxy.__main__",
+        "proxy.cli.serving",
+        "sqlalchemy.dialects.sqlite.pysqlite",
+        "tests.support.forked",
+        "uvicorn.lifespan.on",
+        "uvicorn.protocols.http.httptools_impl",
+        "uvloop",
+    ]
+)
+
+
+class Forked:
+    """A process that does some work; it has what tests need of `subprocess.Popen`."""
+
+    def __init__(self, work: Callable[..., None], *arguments: object) -> None:
+        """Start it. The function is one of a module, which the process imports."""
+        self._process = _FORKSERVER.Process(target=work, args=arguments)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return its exit code."""
+        self._process.join(timeout)
+        ended = self._process.exitcode
+        assert ended is not None, f"process {self.pid} has not ended within {timeout} s"
+        return ended
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+
+def run_palimpsest(arguments: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:
+    """Be what `python -m proxy ARGUMENTS > LOG 2>&1` is."""
+    os.environ.clear()  # noqa: TID251 - of this process alone
+    os.environ.update(environment)  # noqa: TID251 - likewise
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    sys.argv = ["palimpsest", *arguments]
+    from proxy.__main__ import main  # noqa: PLC0415 - who starts processes need not have imported the program
+
+    main()
+
+
+def run_program(program: str, *arguments: str) -> None:
+    """Be what `python -c PROGRAM ARGUMENTS` is."""
+    sys.argv = ["-c", *arguments]
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own
