@@ -145,7 +145,7 @@ def _own_path(target: str) -> str:
 # ------------------------------------------------------------------------------------------------ figures of a time
 
 
-def range_query(
+async def range_query(
     reader: Reader,
     since: Annotated[str, Query(description="2026-11-01, 2026-11-01T10:00Z, 7d, or all.")] = "7d",
     until: Annotated[str, Query(description="As `since`; without it, now.")] = "",
@@ -190,7 +190,7 @@ async def cache(request: Request, services: OpenServices, reader: Reader, asked:
 # --------------------------------------------------------------------------------------------------------- sessions
 
 
-def session_filter(
+async def session_filter(
     reader: Reader,
     q: Annotated[str, Query(description="A part of the session's id.", max_length=200)] = "",
     text: Annotated[str, Query(description="Words that a message must hold.", max_length=1000)] = "",

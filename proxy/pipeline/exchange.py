@@ -20,10 +20,10 @@ from proxy.errors import PalimpsestError
 from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
 from proxy.pipeline.own_tools import Rounds, own_tools
-from proxy.pipeline.own_tools_relay import virtual_relay
+from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
-from proxy.pipeline.relay import Answered, StreamRelay, relay_whole
+from proxy.pipeline.relay import Answered, Settle, StreamRelay, relay_whole
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
@@ -128,10 +128,8 @@ class ExchangeHandler:
             try:
                 await relay.run(settle)
             except asyncio.CancelledError as why:
-                answered = relay.answered(left=True)
-                if STOPPED in why.args:
-                    answered.error = STOPPED
-                await settle(answered)
+                # A client that left is cancelled once more where the process stops.
+                await self._services.background.finish(_settle_left(relay, settle, stopped=STOPPED in why.args))
                 raise
         finally:
             await answer.aclose()
@@ -219,6 +217,14 @@ def summary_work(
         attempt=history.attempt,
         given=given,
     )
+
+
+async def _settle_left(relay: StreamRelay | WholeRelay, settle: Settle, *, stopped: bool) -> None:
+    """Settle what had come when the client left, or the process was stopped."""
+    answered = await relay.ending(left=True)
+    if stopped:
+        answered.error = STOPPED
+    await settle(answered)
 
 
 def _is_stream(answer: Answer, *, asked: bool) -> bool:

@@ -94,6 +94,10 @@ class WholeRelay:
         why = "the client left" if left else "there is no reply"
         return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why))
 
+    async def ending(self, *, left: bool = False) -> Answered:
+        """Return `answered`, as `StreamRelay` does."""
+        return self.answered(left=left)
+
     async def _reply(self) -> tuple[Answered, bytes]:
         """Return what came of it, and the body that the client gets."""
         found, rounds = self._filter, self._rounds
@@ -208,7 +212,7 @@ class VirtualStream(StreamRelay):
             calls = self._filter.calls
             if calls.own and calls.others:
                 await self._rounds.answer_mixed(calls)
-        await settle(self.answered())
+        await settle(await self.ending())
         self._tail = self._filter.closing(self._tail)
         await self._close(last)
         return False
@@ -244,7 +248,7 @@ class VirtualStream(StreamRelay):
                 refusal = None if 200 <= answer.status < 300 else await answer.read()
         except PalimpsestError as why:
             self._failure = why
-            await settle(self.answered())
+            await settle(await self.ending())
             if not await self._break_off(self._api.error_body(why)):
                 raise
             return False
@@ -253,7 +257,7 @@ class VirtualStream(StreamRelay):
             return False
         if answer is None:
             shown, self._done = self._filter.give_up(), True
-            await settle(self.answered())
+            await settle(await self.ending())
             await self._end(shown)
             return False
         self._filter.next(may_ask=self._rounds.may_ask)
@@ -264,7 +268,7 @@ class VirtualStream(StreamRelay):
         """Pass on an error with which upstream answered a later round."""
         status, words = self._answer.status, self._api.error_words(body)
         self._failure = UpstreamError(words or f"HTTP {status}")
-        await settle(self.answered())
+        await settle(await self.ending())
         error = UpstreamError(
             f"The upstream answered with HTTP {status} when it was asked for the rest of the reply. Try again.",
             code="upstream_incomplete",

@@ -28,6 +28,7 @@ _LOG: Final = logging.getLogger("palimpsest.relay")
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
 MAX_EVENT_BYTES: Final = 16_777_216  # longest event of a stream
+_FRAME: Final = 4  # as a rule an event is so many times as long as what it adds to the reply, or more
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
@@ -123,6 +124,8 @@ class StreamRelay:
         self._done = False
         self._tail = b""  # the last event, and what came with it
         self._failure: PalimpsestError | None = None  # why nothing more came
+        self._size = 0  # bytes of it that came
+        self._finish_reasons: tuple[str | None, ...] = ()  # those that `answered` found
         self._unread = False  # whether what comes is passed on and not read: it is too long to be stored
 
     async def run(self, settle: Settle) -> None:
@@ -132,8 +135,12 @@ class StreamRelay:
         """
         await self._client.start(self._answer.status, self._headers(self._answer))
         last = await self._relay()
-        await settle(self.answered())
+        await settle(await self.ending())
         await self._close(last)
+
+    async def ending(self, *, left: bool = False) -> Answered:
+        """Return `answered`, made in a thread where it is long."""
+        return await compute(self._size // _FRAME, self.answered, left=left)
 
     def answered(self, *, left: bool = False) -> Answered:
         """Return what has come so far; `left` says that the client did not wait for more.
@@ -142,6 +149,7 @@ class StreamRelay:
         off only text is kept.
         """
         reply, ended, found = self._reply, self._ended and not self._unread, self._reply.replies
+        self._finish_reasons = found.finish_reasons
         kept: list[tuple[Message, bool]] = []
         for message, finish_reason in zip(found.messages, found.finish_reasons, strict=True):
             partial = not ended and finish_reason is None
@@ -157,7 +165,7 @@ class StreamRelay:
             ids=found.ids,
         )
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
-            answered.error = self._reason(left=left)
+            answered.error = self._reason(found.error, left=left)
             answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED
         return answered
 
@@ -168,11 +176,11 @@ class StreamRelay:
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
-        plain, size, room = self._answer.readable, 0, HELD_BYTES
+        plain, room = self._answer.readable, HELD_BYTES
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
-                size += len(chunk)
+                self._size += len(chunk)
                 # Whether the event that ends next may hold too much: a value has a byte at least.
                 large = self._events.waiting + len(chunk) > MAX_REPLY_VALUES
                 for event in self._events.feed(chunk):
@@ -188,9 +196,9 @@ class StreamRelay:
                         shown.append(self._read(event))
                 await self._send(b"".join(shown))
                 if self._events.waiting > MAX_EVENT_BYTES:
-                    self._events.flush()
+                    self._events = EventDecoder(self._api.ends)  # nobody reads what came of it
                     raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if size > room and not (self._unread or self._done):
+                if self._size > room and not (self._unread or self._done):
                     room += HELD_BYTES
                     if not self._answer.hold_stream():
                         self._stop_reading()
@@ -266,7 +274,7 @@ class StreamRelay:
 
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
-        reasons = self._reply.replies.finish_reasons
+        reasons = self._finish_reasons
         if (reasons and all(reasons)) or self._reply.failed or self._unread or not self._answer.readable:
             return b""
         why = self._failure or UpstreamError(
@@ -274,10 +282,10 @@ class StreamRelay:
         )
         return self._api.error_event(self._api.error_body(why))
 
-    def _reason(self, *, left: bool) -> str:
-        """Return in words why there is no whole reply."""
+    def _reason(self, error: str | None, *, left: bool) -> str:
+        """Return in words why there is no whole reply; `error` is what the upstream reported."""
         if self._reply.failed:
-            return self._reply.replies.error or "the upstream reported an error"
+            return error or "the upstream reported an error"
         if left:
             return "the client left"
         if self._unread:

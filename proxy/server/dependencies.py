@@ -41,7 +41,16 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def caller_of(request: Request) -> Identity:
+# Dependencies are coroutines: FastAPI runs a plain function in one of the few threads, where it waits behind whatever
+# is computed there, and `/healthz` with it.
+
+
+async def open_services_of(request: Request) -> Services:
+    """Return the open services, as a dependency."""
+    return services_of(request)
+
+
+async def caller_of(request: Request) -> Identity:
     """Return who asks; raises what `Authenticator.admit` raises."""
     sent = request.scope["headers"]
     first = dict(reversed(sent))
@@ -54,7 +63,7 @@ def caller_of(request: Request) -> Identity:
     return caller
 
 
-def check_query(request: Request) -> None:
+async def check_query(request: Request) -> None:
     """Raise `InvalidRequest` for a query parameter that the route does not know."""
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute):
@@ -73,7 +82,7 @@ def _query_names(dependant: Dependant) -> set[str]:
 
 AUTHENTICATED: Final = (Depends(caller_of), Depends(check_query))
 """What is checked before a route's own parameters: first who asks, then what else the query holds."""
-OpenServices = Annotated[Services, Depends(services_of)]
+OpenServices = Annotated[Services, Depends(open_services_of)]
 CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -62,7 +62,7 @@ _CLOSING: Final = re.compile(r"</([^<>\n]{1,210})>\s*\Z")
 _PATTERNS: Final = tuple(BUILT_IN)
 
 
-def sessions_query(
+async def sessions_query(
     sort: Annotated[str, Query(description="newest, largest, dearest or saved.")] = "newest",
     since: Annotated[str | None, Query(description="Used since: 2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
     until: Annotated[str | None, Query(description="Used before.")] = None,

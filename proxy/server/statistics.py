@@ -24,7 +24,7 @@ from proxy.server.dependencies import (
 router = APIRouter(tags=["statistics"], dependencies=AUTHENTICATED)
 
 
-def stats_request(
+async def stats_request(
     since: Annotated[str | None, Query(description="2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
     until: Annotated[str | None, Query(description="As `since`; without it, now.")] = None,
     group: Annotated[str, Query(description="day, hour, model, policy, tenant, session, kind, …")] = "day",

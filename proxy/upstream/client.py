@@ -159,7 +159,7 @@ class AnswerMemory:
     def take_for_stream(self, answer: Answer, size: int) -> bool:
         """Take `size` bytes more for a stream; tell whether there was room."""
         held = self._held.get(answer, 0) + size
-        longest = max(_LEAST_STREAM, self.most // _STREAM_PART)
+        longest = max(_LEAST_STREAM, self.most // _STREAM_PART) * _COPIES
         if held > longest or sum(self._held.values()) + size > max(self.most, longest):
             return False
         self._held[answer] = held
@@ -300,7 +300,7 @@ class Answer:
 
     def hold_stream(self) -> bool:
         """Take memory for `HELD_BYTES` more of this stream, until it is closed; tell whether there was any."""
-        return self._memory.take_for_stream(self, HELD_BYTES)
+        return self._memory.take_for_stream(self, HELD_BYTES * _COPIES)
 
     async def aclose(self) -> None:
         """Give the connection back, or break it where the body was not read to its end."""

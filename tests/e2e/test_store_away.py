@@ -41,12 +41,14 @@ WARNING: Final = "the store cannot be used"
 MIGRATED: Final = "migrated"  # a database with the tables of an empty store
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _impatient() -> Iterator[None]:
     """Do not wait long for a store that says nothing."""
-    for module in ("store", "circuit"):
-        monkeypatch.setattr(f"proxy.store.{module}.SLOW_SECONDS", 0.3)
-    monkeypatch.setattr("proxy.store.sqlite.BUSY_SECONDS", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("store", "circuit"):
+            patch.setattr(f"proxy.store.{module}.SLOW_SECONDS", 0.3)
+        patch.setattr("proxy.store.sqlite.BUSY_SECONDS", 3)
+        yield
 
 
 # ---------------------------------------------------------------------------------- SQLite
@@ -380,40 +382,91 @@ class Cell:
         assert statuses == ["complete"] * (len(self.history) // 2)
 
 
-@pytest.fixture(params=[f"sqlite-{name}" for name in SQLITE] + [f"postgres-{name}" for name in POSTGRES])
-def cell(
-    request: pytest.FixtureRequest, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(
+    scope="module", params=[f"sqlite-{name}" for name in SQLITE] + [f"postgres-{name}" for name in POSTGRES]
+)
+def failing(
+    request: pytest.FixtureRequest, provider: Upstream, tmp_path_factory: pytest.TempPathFactory, _impatient: None
 ) -> Iterator[Cell]:
+    """One store and proxy for all points of an exchange at which that store fails."""
+    tmp_path = tmp_path_factory.mktemp("cell")
     database, _, name = request.param.partition("-")
     name, _, variant = name.partition(":")
     settings: dict[str, Any] = {"reject": {"on_failure": "reject"}, "full spool": {"spool_max_bytes": 5_000}}
     more: dict[str, Any] = settings.get(variant, {})
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         if database == "sqlite":
             folder = tmp_path / "store"
             folder.mkdir()
             file = folder / "palimpsest.db"
             store = {"url": empty_store(file), **more}
             with ExitStack() as faults:
-                breaks, mends = faults.enter_context(SQLITE[name](file, monkeypatch))
-                proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": store})))
-                yield Cell(proxy, upstream, breaks, mends, SAYS[name])
+                breaks, mends = faults.enter_context(SQLITE[name](file, patch))
+                proxy = stack.enter_context(Proxy(settings_for(provider, tmp_path, {"store": store})))
+                yield Cell(proxy, provider, breaks, mends, SAYS[name])
             shutil.rmtree(folder / "kept", ignore_errors=True)
         else:
             url = request.getfixturevalue("own_server")
             empty = stack.enter_context(postgres.database(url, like=MIGRATED))
             breaks, mends = POSTGRES[name](Server(url, empty))
-            proxy = stack.enter_context(Proxy(settings_for(upstream, tmp_path, {"store": {"url": empty, **more}})))
-            yield Cell(proxy, upstream, breaks, mends, POSTGRES_SAYS[name])
+            proxy = stack.enter_context(Proxy(settings_for(provider, tmp_path, {"store": {"url": empty, **more}})))
+            yield Cell(proxy, provider, breaks, mends, POSTGRES_SAYS[name])
 
 
-def test_it_fails_before_while_the_provider_is_asked_and_when_the_reply_is_stored(cell: Cell) -> None:
-    for fails in (fails_before, fails_while_the_provider_is_asked, fails_when_the_reply_is_stored):
-        cell.upstream.forget()  # its gate is shut again
-        fails(cell)
+@pytest.fixture
+def cell(failing: Cell) -> Cell:
+    """The provider's log is empty, its gate shut."""
+    failing.upstream.forget()
+    return failing
 
 
-@pytest.mark.parametrize("cell", ["sqlite-deleted:reject", "postgres-stopped:reject"], indirect=True)
+def spooled(cell: Cell) -> float:
+    lines = cell.proxy.client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("palimpsest_spooled_total "))
+
+
+def test_it_fails_before(cell: Cell) -> None:
+    waited = spooled(cell)
+    assert cell.ask("first").status_code == 200
+    cell.breaks()
+    cell.unready()
+    for text in ("second", "third"):
+        answer = cell.ask(text)
+        assert answer.status_code == 200
+        assert WARNING in answer.headers["x-context-warning"]
+    refused = cell.proxy.chat("other", "needs what is stored")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert cell.proxy.client.get("/healthz").status_code == 200
+    metrics = cell.proxy.client.get("/metrics").text
+    assert spooled(cell) == waited + 2
+    assert "palimpsest_fail_open_total 0.0" in metrics
+    cell.check()
+
+
+def test_it_fails_while_the_provider_is_asked(cell: Cell) -> None:
+    assert cell.ask("first").status_code == 200
+    asked = cell.begin("second", "say:word+hold", stream=False)
+    cell.breaks()
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    cell.unready()
+    assert cell.ask("third").status_code == 200
+    cell.check()
+
+
+def test_it_fails_when_the_reply_is_stored(cell: Cell) -> None:
+    assert cell.ask("long enough to be cached " * 500).status_code == 200  # the store is asked why it was not
+    asked = cell.begin("second", "long:6+gate", stream=True)
+    until(lambda: cell.proxy.exchanges("s")[-1]["status"] == "pending", "it is under way", 20)
+    cell.breaks()
+    cell.upstream.gate.set()
+    assert asked.result(20).status_code == 200
+    cell.unready()
+    cell.check()
+
+
+@pytest.mark.parametrize("failing", ["sqlite-deleted:reject", "postgres-stopped:reject"], indirect=True)
 def test_rejecting_hands_over_what_was_paid_for_all_the_same(cell: Cell) -> None:
     assert cell.ask("first").status_code == 200
     asked = cell.begin("second", "say:word+hold", stream=False)
@@ -427,7 +480,7 @@ def test_rejecting_hands_over_what_was_paid_for_all_the_same(cell: Cell) -> None
     cell.check()
 
 
-@pytest.mark.parametrize("cell", ["sqlite-locked:full spool", "postgres-stopped:full spool"], indirect=True)
+@pytest.mark.parametrize("failing", ["sqlite-locked:full spool", "postgres-stopped:full spool"], indirect=True)
 def test_where_the_spool_is_full_nobody_is_asked_and_what_was_paid_for_is_handed_over(cell: Cell) -> None:
     assert cell.ask("first").status_code == 200
     asked = cell.begin("second", "say:word+hold", stream=False)
@@ -439,43 +492,4 @@ def test_where_the_spool_is_full_nobody_is_asked_and_what_was_paid_for_is_handed
     refused = cell.ask("third")
     assert (refused.status_code, len(cell.upstream.log)) == (503, heard)
     assert "spool" in refused.text
-    cell.check()
-
-
-def fails_before(cell: Cell) -> None:
-    assert cell.ask("first").status_code == 200
-    cell.breaks()
-    cell.unready()
-    for text in ("second", "third"):
-        answer = cell.ask(text)
-        assert answer.status_code == 200
-        assert WARNING in answer.headers["x-context-warning"]
-    refused = cell.proxy.chat("other", "needs what is stored")
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert cell.proxy.client.get("/healthz").status_code == 200
-    metrics = cell.proxy.client.get("/metrics").text
-    assert "palimpsest_spooled_total 2.0" in metrics
-    assert "palimpsest_fail_open_total 0.0" in metrics
-    cell.check()
-
-
-def fails_while_the_provider_is_asked(cell: Cell) -> None:
-    assert cell.ask("first").status_code == 200
-    asked = cell.begin("second", "say:word+hold", stream=False)
-    cell.breaks()
-    cell.upstream.gate.set()
-    assert asked.result(20).status_code == 200
-    cell.unready()
-    assert cell.ask("third").status_code == 200
-    cell.check()
-
-
-def fails_when_the_reply_is_stored(cell: Cell) -> None:
-    assert cell.ask("long enough to be cached " * 500).status_code == 200  # the store is asked why it was not
-    asked = cell.begin("second", "long:6+gate", stream=True)
-    until(lambda: cell.proxy.exchanges("s")[-1]["status"] == "pending", "it is under way", 20)
-    cell.breaks()
-    cell.upstream.gate.set()
-    assert asked.result(20).status_code == 200
-    cell.unready()
     cell.check()

@@ -6,13 +6,15 @@ something that this file does not know fails until somebody says what it is.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import httpx
 import pytest
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route
 
@@ -52,13 +54,27 @@ def routes() -> list[tuple[str, str]]:
 
 def flat(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Yield what the routes of an application, of its routers and of what is mounted answer."""
-    for route in found:
+    for route in single(found):
         if isinstance(route, Mount):
             yield from ((method, route.path + path) for method, path in flat(route.routes))
-        elif isinstance(route, Route | APIRoute):
-            yield from ((method, route.path) for method in sorted((route.methods or set()) - {"HEAD"}))
         else:
-            yield from flat(route.original_router.routes)
+            yield from ((method, route.path) for method in sorted((route.methods or set()) - {"HEAD"}))
+
+
+def single(found: Iterable[Any]) -> Iterator[Any]:
+    """Yield the routes of an application and of its routers."""
+    for route in found:
+        if isinstance(route, Mount | Route | APIRoute):
+            yield route
+        else:
+            yield from single(route.original_router.routes)
+
+
+def called(dependant: Dependant) -> Iterator[Callable[..., Any] | None]:
+    """Yield a route's function and those that it depends on."""
+    yield dependant.call
+    for each in dependant.dependencies:
+        yield from called(each)
 
 
 ROUTES: Final = routes()
@@ -145,3 +161,11 @@ def test_a_list_names_the_own_sessions_only(ask: Asking, stored: dict[str, str])
             answer = ask("bob", "GET", path + query)
             assert SESSION not in answer.text, path
             assert SECRET not in answer.text, path
+
+
+def test_no_route_waits_for_the_threads_that_compute() -> None:
+    """FastAPI runs plain functions in them: `/healthz` would wait behind long replies that are settled."""
+    for route in single(Application(Settings())._api.routes):
+        if isinstance(route, APIRoute):
+            plain = [each for each in called(route.dependant) if not inspect.iscoroutinefunction(each)]
+            assert not plain, route.path
