@@ -42,7 +42,7 @@ from proxy.backtest import (
     suggested,
     synthetic_agents,
 )
-from proxy.cli.commands import AsJson, Config, Tenant, print_table
+from proxy.cli.commands import AsJson, Config, Tenant, numbered, print_table
 from proxy.cli.sessions import find_session, opened_file, require_store
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Policies, Settings, load, with_built_in
 from proxy.errors import InvalidRequest
@@ -119,7 +119,11 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     if synthetic:
         histories += synthetic_agents(counter, model)
     if not histories:
-        raise InvalidRequest("There is nothing to replay. Give --session ID, --file F or --synthetic.")
+        raise InvalidRequest(
+            f"There is no conversation in {', '.join(map(str, file))}."
+            if file
+            else "There is nothing to replay. Give --session ID, --file F or --synthetic."
+        )
     # Without recall the oracle has nothing to go by.
     beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
     named = [baseline(name) for name in policy or () if name.startswith(PREFIX)]
@@ -146,7 +150,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         return
     requests = sum([len(history.requests) for history in histories])
     messages = sum([len(history.messages) for history in histories])
-    about = f"{len(histories):,} sessions, {messages:,} messages, {requests:,} requests, each replayed."
+    counts = ((len(histories), "session"), (messages, "message"), (requests, "request"))
+    about = f"{', '.join([numbered(*each) for each in counts])}, each replayed."
     head = [*headlines(result), about, *result.warnings]
     if report is not None:
         every = session_tables(result, [each.name for each in result.classes])
@@ -168,7 +173,7 @@ def _print_tables(result: BacktestResult, head: Sequence[str], *, several: bool)
             typer.echo(f"  {table.note}")
     warned = {warning: number for each in result.strategies for warning, number in each.figures.warnings.items()}
     for warning, number in warned.items():
-        typer.echo(f"{number:,} requests: {warning}")
+        typer.echo(f"{numbered(number, 'request')}: {warning}")
 
 
 def _print_suggestion(result: BacktestResult, tried: Sequence[PolicyStrategy], bound: float, *, as_json: bool) -> None:

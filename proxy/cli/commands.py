@@ -104,6 +104,11 @@ def print_table(
         typer.echo(indent + "  ".join(padded).rstrip())
 
 
+def numbered(count: int, thing: str) -> str:
+    """Return a count with the name of what is counted: `1 session`, `2 sessions`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def plain(text: str) -> str:
     """Return a text as a terminal may be shown it: what would steer the terminal is spelled out."""
     if text.isprintable():

@@ -8,21 +8,20 @@ import json
 import secrets
 import ssl
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import orjson
 import typer
 
-from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
-from proxy.cli.sessions import find_session, require_store, with_store
+from proxy.cli.commands import AsJson, Config, Tenant, numbered, plain, print_table
+from proxy.cli.sessions import all_exchanges, find_session, line_of, require_store, with_store
 from proxy.config import ConfigSource, Settings, UpstreamSettings, load
 from proxy.errors import InvalidRequest, NotFound, PalimpsestError
 from proxy.pipeline import open_services
-from proxy.pipeline.inspection import exchange_view, view_document
+from proxy.pipeline.inspection import SentView, exchange_view, view_document
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
 from proxy.store import ExchangeRow, SessionRow, SqliteFile, Store, address_of
 
-_PAGE: Final = 200  # requests that are read at once
 exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
 key_app = typer.Typer(help="Keys of clients.", no_args_is_help=True, add_completion=False)
 exchange_app.callback()(lambda: None)  # a group, though it has one command
@@ -51,7 +50,18 @@ def stats(
     if as_json:
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
-    columns = (group, "requests", "sessions", "tokens", "sent", "cached", "paid $", "saved $", "summaries $", "net $")
+    columns = (
+        group,
+        "requests",
+        "sessions",
+        "tokens",
+        "sent",
+        "cached",
+        "requests $",
+        "saved $",
+        "summaries $",
+        "net $",
+    )
     lines: list[list[str]] = []
     for row in (*told["data"], told["total"]):
         counts = [row[name] for name in ("requests", "sessions", "tokens_before", "tokens_sent", "tokens_cached")]
@@ -75,7 +85,7 @@ def show_exchange(
 ) -> None:
     """Show what the model was sent in an exchange."""
 
-    async def run() -> dict[str, Any]:
+    async def run() -> tuple[ExchangeRow, SentView]:
         settings = load(config)
         require_store(settings)
         async with open_services(settings) as services:
@@ -87,39 +97,35 @@ def show_exchange(
             session = await store.session_at(row.session_key) if row is not None else None
             if row is None or session is None:
                 raise NotFound(f"There is no exchange {exchange!r}.")
-            document = view_document(row, await exchange_view(row, session, services), diff=diff)
-            found: dict[str, Any] = orjson.loads(orjson.dumps(document))
-            return found
+            return row, await exchange_view(row, session, services)
 
-    told = asyncio.run(run())
+    row, view = asyncio.run(run())
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        typer.echo(orjson.dumps(view_document(row, view, diff=diff)).decode())
         return
     typer.echo(
-        plain(f"{told['exchange']} of {told['session']}, policy {told['policy']}: ")
-        + f"{told['tokens_sent']:,} of {told['tokens_before']:,} tokens"
+        plain(f"{row.id} of {row.session}, policy {row.policy}: ")
+        + f"{row.tokens_sent:,} of {row.tokens_before:,} tokens"
     )
     if not diff:
-        for number, message in enumerate(told["messages"], start=1):
-            typer.echo(plain(f"{number:>5} {_line(message)}"))
+        for number, message in enumerate((*view.instructions, *view.messages), start=1):
+            typer.echo(plain(f"{number:>5} {line_of(message)}"))
         return
-    for each in told["diff"]:
-        typer.echo(plain(f"{each['position']:>5} {each['fate']:<10} {_line(each['original'])}"))
-        if each["fate"] != "sent":
-            typer.echo(plain(f"{'':>17}{each['reason'] or ''}"))
-        if each["fate"] == "shortened":
-            typer.echo(plain(f"{'':>17}-> {_line(each['sent'])}"))
+    for place, (entry, fate, reason) in enumerate(zip(view.entries, view.fates, view.reasons, strict=True)):
+        typer.echo(plain(f"{entry.position:>5} {fate:<10} {line_of(entry.message)}"))
+        if fate != "sent":
+            typer.echo(plain(f"{'':>17}{reason}"))
+        change = view.changes.get(place)
+        if fate == "shortened" and change is not None and change.message is not None:
+            typer.echo(plain(f"{'':>17}-> {line_of(change.message)}"))
 
 
 async def _numbered(store: Store, session: SessionRow, number: int) -> ExchangeRow:
     """Return a request of a session by its number, the oldest being 1."""
-    rows, after = await store.exchanges(session.key, limit=_PAGE)
-    while after is not None:
-        page, after = await store.exchanges(session.key, limit=_PAGE, after=after)
-        rows += page
+    rows = await all_exchanges(store, session)
     if number > len(rows):
         raise InvalidRequest(f"request must be 1 to {len(rows)}: the session has so many.", param="--request")
-    return rows[-number]
+    return rows[number - 1]
 
 
 @key_app.command("new")
@@ -175,7 +181,8 @@ async def _stored(settings: Settings) -> tuple[bool, str]:
         try:
             await store.ready()
             rows, following = await store.sessions(None, limit=1000)
-            return True, f"{len(rows)}{'+' if following else ''} sessions, tables up to date"
+            number = "more than 1,000 sessions" if following else numbered(len(rows), "session")
+            return True, f"{number}, tables up to date"
         finally:
             await store.close()
     except PalimpsestError as why:
@@ -193,12 +200,3 @@ def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
     except (httpx.HTTPError, OSError) as why:
         return False, f"{base} cannot be reached: {why}"
     return True, f"{base} answers (HTTP {status} without a key)"
-
-
-def _line(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
-    calls = ", ".join(call.get("function", {}).get("name", "?") for call in message.get("tool_calls") or ())
-    shown = " ".join(text.split())
-    cut = "…" if len(shown) > 160 else ""
-    return f"{message.get('role', '?'):<10} {shown[:160]}{cut}{f' -> {calls}' if calls else ''}"

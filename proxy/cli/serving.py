@@ -16,6 +16,7 @@ With workers, the parent serves nothing. It holds the listening sockets and watc
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -245,7 +246,10 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _cannot_listen(host: str, port: int, why: OSError) -> str:
-    return f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
+    told = f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
+    if why.errno == errno.EADDRINUSE:
+        told += " Another program, maybe another proxy, listens there: stop it, or name a free port with --port."
+    return told
 
 
 async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
@@ -285,8 +289,8 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     return (
         f"palimpsest {__version__}: {address} -> {settings.upstream.base_url}\n"
         f"  policies: {policies}\n"
-        f"  use it:   OPENAI_BASE_URL={address}/v1 and the header X-Session-ID: NAME\n"
-        f"  look in:  curl {key}{address}/sessions"
+        f"  use it:   OPENAI_BASE_URL={address}/v1 or ANTHROPIC_BASE_URL={address}, and the header X-Session-ID: NAME\n"
+        f"  look in:  {f'{address}/ui, or ' if settings.dashboard.enabled else ''}curl {key}{address}/sessions"
     )
 
 

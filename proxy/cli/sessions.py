@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
 
-from proxy.cli.commands import AsJson, Config, Tenant, plain, print_table
+from proxy.cli.commands import AsJson, Config, Tenant, numbered, plain, print_table
 from proxy.config import Policies, Settings, load
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
@@ -35,13 +35,14 @@ from proxy.pipeline import (
 )
 from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import sessions_asked
-from proxy.store import ListedSession, SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.store import BranchRow, ExchangeRow, ListedSession, SessionRow, SqliteFile, Store, SummaryRow, address_of
 from proxy.store import downgrade as migrate_back
 from proxy.store import upgrade as migrate_forward
 from proxy.summaries import Caller
 
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
+_PAGE: Final = 200  # exchanges that are read at once
 
 app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
 
@@ -65,7 +66,7 @@ def list_sessions(
     if as_json:
         typer.echo(json.dumps([session_document(each.row, (), each.cost_saved) for each in rows], ensure_ascii=False))
         return
-    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "cost", "cost saved", "last used")
+    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "paid $", "saved $", "last used")
     lines: list[list[str]] = []
     for each in rows:
         row = each.row
@@ -103,21 +104,33 @@ def search(
         return
     end = "all there are" if looked["complete"] else f"back to {looked['back_to']}"
     typer.echo(
-        f"{len(found['data'])} found in {looked['messages']:,} messages of {looked['sessions']:,} sessions, {end}."
+        f"{len(found['data']):,} found in {numbered(looked['messages'], 'message')} of "
+        f"{numbered(looked['sessions'], 'session')}, {end}."
     )
     if looked["not_stored"]:
-        typer.echo(f"The content of {looked['not_stored']:,} messages is not stored.")
+        typer.echo(f"The content of {numbered(looked['not_stored'], 'message')} is not stored.")
 
 
 @app.command("show")
-def show(session: Session, config: Config = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
-    """Show the messages of the session's current branch."""
+def show(
+    session: Session,
+    config: Config = None,
+    branch: Annotated[
+        str | None, typer.Option(help="Node at the end of the branch. Default: that of the last request.")
+    ] = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the messages of a branch, and how many branches there are."""
 
-    async def work(store: Store) -> tuple[SessionRow, list[Message]]:
+    async def work(store: Store) -> tuple[SessionRow, list[Message], list[BranchRow]]:
         row = await find_session(store, session, tenant)
-        return row, [node.message for node in await store.path(row.key, row.head)]
+        nodes = await store.path(row.key, branch or row.head)
+        if branch is not None and not nodes:
+            raise InvalidRequest(f"There is no node {branch!r} in this session.", param="--branch")
+        return row, [node.message for node in nodes], await store.branches(row.key)
 
-    row, messages = with_store(config, work)
+    row, messages, branches = with_store(config, work)
     if as_json:
         typer.echo(
             orjson.dumps(
@@ -126,9 +139,44 @@ def show(session: Session, config: Config = None, tenant: Tenant = None, as_json
             ).decode()
         )
         return
-    typer.echo(f"{_title(row)}, {row.rounds} rounds, {row.tokens:,} tokens")
+    typer.echo(f"{_title(row)}, {numbered(row.rounds, 'round')}, {numbered(row.tokens, 'token')}")
+    for each in branches if len(branches) > 1 else ():
+        shown = " (shown)" if each.head == (branch or row.head) else ""
+        typer.echo(f"--branch {each.head}: {numbered(each.depth, 'message')}, {timestamp(each.updated_at)}{shown}")
     for number, message in enumerate(messages, start=1):
-        typer.echo(plain(f"{number:>5} {_line_of(message)}"))
+        typer.echo(plain(f"{number:>5} {line_of(message)}"))
+
+
+@app.command("exchanges")
+def list_exchanges(
+    session: Session,
+    config: Config = None,
+    tenant: Tenant = None,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of exchanges: the last ones.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List a session's exchanges, the last one at the end. `exchange show` takes their ids."""
+    from proxy.server.exchanges import past_of, receipt  # noqa: PLC0415 - the other commands need no server
+
+    async def work(store: Store) -> tuple[list[ExchangeRow], int, list[dict[str, Any]]]:
+        found = await find_session(store, session, tenant)
+        every = await all_exchanges(store, found)
+        rows = every[-limit:]
+        past = await past_of(rows, store) if as_json else None
+        return rows, len(every), [] if past is None else [receipt(row, past) for row in rows]
+
+    rows, total, receipts = with_store(config, work)
+    if as_json:
+        typer.echo(orjson.dumps(receipts).decode())
+        return
+    columns = ("", "exchange", "began", "kind", "status", "policy", "model", "tokens", "sent", "cost $")
+    lines: list[list[str]] = []
+    for number, row in enumerate(rows, start=total - len(rows) + 1):
+        cost: float | None = row.receipt.get("cost")
+        figures = (f"{row.tokens_before:,}", f"{row.tokens_sent:,}", "-" if cost is None else f"{cost:,.4f}")
+        names = (row.kind, row.status, row.policy, row.model)
+        lines.append([str(number), row.id, timestamp(row.created_at), *names, *figures])
+    print_table(columns, lines, texts=range(1, 7))
 
 
 @app.command("export")
@@ -202,7 +250,8 @@ def erase(
     async def work(store: Store) -> int:
         return await store.erase(tenant)
 
-    typer.echo(f"{with_store(config, work)} sessions of {plain(tenant)} are deleted.")
+    number = with_store(config, work)
+    typer.echo(f"{numbered(number, 'session')} of {plain(tenant)} {'is' if number == 1 else 'are'} deleted.")
 
 
 @app.command("fork")
@@ -301,6 +350,15 @@ def require_store(settings: Settings) -> None:
         )
 
 
+async def all_exchanges(store: Store, session: SessionRow) -> list[ExchangeRow]:
+    """Return the exchanges of a session, oldest first."""
+    rows, after = await store.exchanges(session.key, limit=_PAGE)
+    while after is not None:
+        page, after = await store.exchanges(session.key, limit=_PAGE, after=after)
+        rows += page
+    return rows[::-1]
+
+
 async def find_session(store: Store, session: str, tenant: str | None) -> SessionRow:
     """Return the session of this id; the tenant must be named if several have it."""
     rows = [row for row in await store.find(session) if tenant is None or row.tenant == tenant]
@@ -340,10 +398,11 @@ def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], 
 
 
 def _title(row: SessionRow) -> str:
-    return f"{row.id} ({row.tenant}): {row.messages} messages"
+    return f"{plain(row.id)} ({plain(row.tenant)}): {numbered(row.messages, 'message')}"
 
 
-def _line_of(message: Message) -> str:
+def line_of(message: Message) -> str:
+    """Return a message on one line: who says it, its beginning, what it calls."""
     parts = [message.text, *[f"[{each.kind}: {each.description}]" for each in message.attachments]]
     shown = " ".join(" ".join(parts).split())
     calls = ", ".join([call.name or "?" for call in message.calls])

@@ -6,7 +6,7 @@ Every figure is a sum of `proxy.pipeline.statistics`, as `GET /stats` tells it; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -15,12 +15,13 @@ from msgspec.structs import replace
 
 from proxy.dashboard.render import Page
 from proxy.errors import InvalidRequest
-from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.pipeline.statistics import StatsRequest, figures_document, group_of, query_of, statistics
 from proxy.store import StatsQuery, Store
 
 RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "all": "all time"}
 GROUPS: Final = ("day", "hour", "model", "policy", "tenant", "kind", "status", "dialect")
 _TABLES: Final = ("model", "policy", "tenant")
+_TIMED: Final = frozenset({"day", "hour"})
 _BY_HOUR: Final = 72  # hours of the longest range that is drawn by the hour
 _MOST_POINTS: Final = 2_000
 _ENOUGH: Final = 30  # sessions below which a difference between policies may be chance
@@ -60,10 +61,10 @@ class OverviewData(Struct, frozen=True, kw_only=True):
     """The sums that the page shows, each as `GET /stats` tells it."""
 
     asked: RangeQuery
-    table: Mapping[str, Any]  # by the group that is asked for
-    times: Mapping[str, Any]  # by day or by hour
-    groups: Mapping[str, Mapping[str, Any]]
-    statuses: Mapping[str, Any]
+    table: Sequence[Mapping[str, Any]]  # by the group that is asked for
+    times: Mapping[str, Any]  # by day or by hour, and in total
+    groups: Mapping[str, Sequence[Mapping[str, Any]]]
+    statuses: Sequence[Mapping[str, Any]]
 
 
 async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> OverviewData:
@@ -74,13 +75,18 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
     query = asked.within("day", now)
     times = replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day")
     names = [name for name in _TABLES if admin or name != "tenant"]
-    queries = {name: asked.within(name, now) for name in dict.fromkeys([*names, "status", asked.group])}
-    told = await asyncio.gather(*[statistics(store, each) for each in (times, *queries.values())])
-    sums = dict(zip(queries, told[1:], strict=True))
+    groups = list(dict.fromkeys([*names, "status", *({asked.group} - _TIMED)]))
+    told, by = await asyncio.gather(
+        statistics(store, times), store.stats_by(query, [group_of(each) for each in groups])
+    )
+    sums: dict[str, list[dict[str, Any]]] = {name: [figures_document(row) for row in rows] for name, rows in by.items()}
+    sums[times.group] = told["data"]
+    if asked.group not in sums:  # by the hour, of what is drawn by the day, or the other way round
+        sums[asked.group] = (await statistics(store, asked.within(asked.group, now)))["data"]
     return OverviewData(
         asked=asked,
         table=sums[asked.group],
-        times=told[0],
+        times=told,
         groups={name: sums[name] for name in names},
         statuses=sums["status"],
     )
@@ -91,7 +97,7 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
     total, times = found.times["total"], found.times["data"]
     first, last = _range(found.times)
     asked = found.asked
-    by_status = {row["group"]: row["requests"] for row in found.statuses["data"]}
+    by_status = {row["group"]: row["requests"] for row in found.statuses}
     data = {
         "asked": {"since": asked.since, "until": asked.until, "group": asked.group}
         | {"model": asked.model, "policy": asked.policy, "tenant": asked.tenant if admin else None},
@@ -105,12 +111,12 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
         "errors": sum([count for status, count in by_status.items() if status in _ERRORS]),
         "statuses": by_status,
         "times": times,
-        "groups": {name: [_line(name, row) for row in each["data"][:_ROWS]] for name, each in found.groups.items()},
-        "left_out": {name: max(0, len(each["data"]) - _ROWS) for name, each in found.groups.items()},
+        "groups": {name: [_line(name, row) for row in rows[:_ROWS]] for name, rows in found.groups.items()},
+        "left_out": {name: max(0, len(rows) - _ROWS) for name, rows in found.groups.items()},
         "charts": _charts(found.times),
         "enough": _ENOUGH,
     }
-    return Page(template="overview.html", title="Overview", data=data, columns=COLUMNS, rows=found.table["data"])
+    return Page(template="overview.html", title="Overview", data=data, columns=COLUMNS, rows=found.table)
 
 
 def _line(name: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, cast
@@ -25,7 +25,7 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml; charset=utf-8",
 }
-_FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")  # what makes a cell a formula in a spreadsheet
+_FORMULAS: Final = tuple("=+-@\t\r\n＝＋－＠")  # what makes a cell a formula in a spreadsheet
 _YEAR: Final = "public, max-age=31536000, immutable"
 
 
@@ -36,7 +36,7 @@ class Page(Struct, frozen=True, kw_only=True):
     title: str
     data: dict[str, Any]  # JSON data: what `.json` answers, and what the template shows
     columns: tuple[str, ...] = ()  # of the table that `.csv` answers; the names are keys of its rows
-    rows: Sequence[dict[str, Any]] = ()
+    rows: Sequence[Mapping[str, Any]] = ()
 
 
 class StaticFile(Struct, frozen=True, kw_only=True):

@@ -321,13 +321,17 @@ async def lab(
 
 @router.post("/policies/lab", dependencies=_CHECKED)
 async def try_typed(request: Request, services: OpenServices, reader: Reader, form: Form) -> Response:
-    """Try a policy that somebody typed, or one of the configuration."""
-    return await _try(request, services, reader, form)
+    """Try a policy that somebody typed, or one of the configuration; what is wrong is said beside what was typed."""
+    try:
+        return await _try(request, services, reader, form)
+    except (InvalidRequest, NotFound) as why:
+        page = await _policies(services, reader, _lab(form))
+        told = page.data | {"problem": why.message}
+        return html(page.template, await context_of(request, page.title) | told, why.status)
 
 
 async def _try(request: Request, services: OpenServices, reader: Identity, asked: dict[str, str]) -> Response:
-    shown = {name: asked.get(name, "") for name in ("session", "policy", "typed", "tenant")}
-    page = await _policies(services, reader, shown)
+    page = await _policies(services, reader, _lab(asked))
     found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
     typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
     name = asked.get("policy") or OFF
@@ -335,6 +339,11 @@ async def _try(request: Request, services: OpenServices, reader: Identity, asked
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
     result = await try_policy(found, name, typed, services.policies, services.app, services.settings)
     return await rendered(request, lab_page(page, result))
+
+
+def _lab(asked: Mapping[str, str]) -> dict[str, str]:
+    """Return what the form of the lab is filled in with."""
+    return {name: asked.get(name, "") for name in ("session", "policy", "typed", "tenant")}
 
 
 async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:

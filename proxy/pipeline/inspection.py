@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -250,23 +250,24 @@ async def _of_index(
 ) -> JsonObject:
     """Return those of the messages that the index named that hold all words, those of the newest sessions first."""
     last = None if after is None else Cursor.read(after)
-    known = [(await store.session_at(each.key), each.nodes) for each in named]
-    rows = [(row.updated_at, row.key, row, nodes) for row, nodes in known if row is not None]
     data: list[JsonObject] = []
     sessions = messages = 0
     place: Cursor | None = None
     done = True
-    for at, key, session, nodes in sorted(rows, key=itemgetter(0, 1), reverse=True):
-        if last is not None and (at, key) >= (last.time, last.name):
+    for each in named:
+        if last is not None and (each.updated_at, each.key) >= (last.time, last.name):
             continue
         if len(data) >= limit:
             done = False
             break
-        texts = await store.nodes(key, nodes)
-        for row in sorted(texts, key=lambda row: (row.created_at, row.depth), reverse=True):
-            found = _match(session, row, words)
-            data += [] if found is None else [found]
-        sessions, messages, place = sessions + 1, messages + len(texts), Cursor(time=at, name=key)
+        session = await store.session_at(each.key)
+        if session is None:  # deleted meanwhile
+            continue
+        texts = await store.nodes(each.key, each.nodes)
+        size = sum([len(row.message.raw) for row in texts])
+        data += await compute(size, _matches, session, texts, words)
+        sessions, messages = sessions + 1, messages + len(texts)
+        place = Cursor(time=each.updated_at, name=each.key)
     return {
         "data": data,
         "next": None if done else str(place),
@@ -279,6 +280,11 @@ async def _of_index(
             "index": True,
         },
     }
+
+
+def _matches(session: SessionRow, texts: Sequence[NodeRow], words: list[str]) -> list[JsonObject]:
+    newest = sorted(texts, key=attrgetter("created_at", "depth"), reverse=True)
+    return [found for row in newest if (found := _match(session, row, words)) is not None]
 
 
 async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int, int]:

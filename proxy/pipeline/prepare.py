@@ -289,7 +289,7 @@ class Preparer:
             history = replace(history, attempt=attempt)
         summary = ready_summary_of(attempt)
         if summary is not None and context.policy is not None:
-            planning = replace(planning, prepared=summary)
+            planning = replace(planning, ready_summary=summary)
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)

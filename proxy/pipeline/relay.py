@@ -28,6 +28,7 @@ _LOG: Final = logging.getLogger("palimpsest.relay")
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
 MAX_EVENT_BYTES: Final = 16_777_216  # longest event of a stream
+_LARGE_EVENT: Final = 1_048_576  # an event up to this size takes no memory that is counted
 _FRAME: Final = 4  # as a rule an event is so many times as long as what it adds to the reply, or more
 
 
@@ -176,7 +177,7 @@ class StreamRelay:
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
         """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
-        plain, room = self._answer.readable, HELD_BYTES
+        plain, held = self._answer.readable, 0  # for how many bytes of it memory was taken
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
@@ -195,13 +196,15 @@ class StreamRelay:
                     else:
                         shown.append(self._read(event))
                 await self._send(b"".join(shown))
-                if self._events.waiting > MAX_EVENT_BYTES:
-                    self._events = EventDecoder(self._api.ends)  # nobody reads what came of it
-                    raise too_large(f"has an event longer than {MAX_EVENT_BYTES} bytes")
-                if self._size > room and not (self._unread or self._done):
-                    room += HELD_BYTES
+                takes = self._size > held + HELD_BYTES or (not held and self._events.waiting > _LARGE_EVENT)
+                if takes and not (self._unread or self._done):
+                    held += HELD_BYTES
                     if not self._answer.hold_stream():
                         self._stop_reading()
+                longest = _LARGE_EVENT if self._unread else MAX_EVENT_BYTES
+                if self._events.waiting > longest:
+                    self._events = EventDecoder(self._api.ends)  # nobody reads what came of it
+                    raise too_large(f"has an event longer than {longest} bytes")
         except UpstreamError as why:
             self._failure = why
             why.__traceback__ = None  # it would hold this object, which holds the error
@@ -275,7 +278,9 @@ class StreamRelay:
     def _closing_error(self) -> bytes:
         """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
         reasons = self._finish_reasons
-        if (reasons and all(reasons)) or self._reply.failed or self._unread or not self._answer.readable:
+        if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
+            return b""
+        if self._unread and self._failure is None:  # it may have ended well
             return b""
         why = self._failure or UpstreamError(
             "The upstream closed the stream before the reply was complete. Try again.", code="upstream_incomplete"
@@ -288,8 +293,8 @@ class StreamRelay:
             return error or "the upstream reported an error"
         if left:
             return "the client left"
-        if self._unread:
-            return _TOO_LONG
         if self._failure is not None:
             return self._failure.message
+        if self._unread:
+            return _TOO_LONG
         return _NO_REPLY if self._done else "the upstream closed the stream before the reply was complete"

@@ -21,6 +21,7 @@ from proxy.config import Settings
 from proxy.conversation import Kind
 from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
 from proxy.dialects.jsontext import write
+from proxy.pipeline.background import OFF_LOOP_BYTES
 from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.store import session_key
@@ -347,6 +348,9 @@ class UpstreamSender:
         if policy is None or history.id is None or not history.instructions or prepared.request.untouched:
             return None, 0
         if history.arrival.kind is Kind.SIDE:  # it has instructions of its own
+            return None, 0
+        # Long ones are neither kept nor compared here.
+        if sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES:
             return None, 0
         key = (session_key(prepared.call.tenant, history.id, prepared.call.dialect.name), prepared.context.agent)
         now, known = history.instructions, self._instructed.get(key)

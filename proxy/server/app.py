@@ -180,7 +180,15 @@ class Application:
             handler = ExchangeHandler(settings, app, process_mark=self._mark, cache_secret=secret)
             worker = self._worker
             shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
-            budgets = Budgets(settings.budgets, store, shared, number, counts=app.counts, background=app.background)
+            budgets = Budgets(
+                settings.budgets,
+                store,
+                shared,
+                number,
+                counts=app.counts,
+                background=app.background,
+                once_back=outage.once_back,
+            )
             app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
             self._services = api.state.services = Services(
                 settings=settings,

@@ -10,10 +10,10 @@ import logging
 import mmap
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from proxy.config import Budget
 from proxy.errors import OverBudget, StoreUnavailable
@@ -21,6 +21,8 @@ from proxy.pipeline import Background
 from proxy.server.authentication import Identity
 from proxy.store import Store
 from proxy.telemetry import Meters
+
+OnceBack: TypeAlias = Callable[[Callable[[Store], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 _LOG: Final = logging.getLogger("palimpsest.budgets")
 MOST: Final = 64  # budgets
@@ -50,8 +52,13 @@ class Budgets:
         clock: Callable[[], float] = time.time,
         counts: Meters | None = None,
         background: Background | None = None,
+        *,
+        once_back: OnceBack,
     ) -> None:
-        """Count in a part of `memory`; without it, in memory of the process's own. Refusals go to `counts`."""
+        """Count in a part of `memory`; without it, in memory of the process's own. Refusals go to `counts`.
+
+        `once_back` does work with the store, as soon as that is back where it is away.
+        """
         self.rows = tuple(budgets)  # those in force
         self._store = store
         self._values = memoryview(budget_memory(1) if memory is None else memory).cast("d")
@@ -59,6 +66,7 @@ class Budgets:
         self._clock = clock
         self._counts = Meters() if counts is None else counts
         self._background = Background() if background is None else background
+        self._once_back = once_back
         self._known: dict[tuple[str, str | None, int], tuple[float, float]] = {}
         """Dollars since a time: of a tenant, or with a key; and when the store knew so."""
         self._unspent: Counter[tuple[str, str]] = Counter()  # dollars that are not stored yet, by tenant and key
@@ -96,22 +104,23 @@ class Budgets:
             self._unspent[tenant, key] += dollars  # type: ignore[assignment]  # its stub knows whole numbers only
             if not self._is_spending:
                 self._is_spending = True
-                self._background.start(self._spend())
+                self._background.start(self._once_back(self._spend))
 
-    async def _spend(self) -> None:
-        """Store what was spent with keys; what comes meanwhile is stored next, together."""
-        try:
-            while self._unspent:
-                tenant, key = next(iter(self._unspent))
-                dollars = self._unspent.pop((tenant, key))
-                try:
-                    await self._store.spend(tenant, key, int(self._clock() * 1000), dollars)
-                except StoreUnavailable as why:  # the next request tries again
-                    self._unspent[tenant, key] += dollars
-                    _LOG.warning("what was spent with the key %s cannot be stored yet: %s", key, why.message)
-                    return
-        finally:
-            self._is_spending = False
+    async def _spend(self, store: Store) -> None:
+        """Store what was spent with keys; what comes meanwhile is stored next, together. Raises `StoreUnavailable`."""
+        while self._unspent:
+            tenant, key = next(iter(self._unspent))
+            dollars = self._unspent.pop((tenant, key))
+            try:
+                await store.spend(tenant, key, int(self._clock() * 1000), dollars)
+            except StoreUnavailable:  # called again once the store is back
+                self._unspent[tenant, key] += dollars
+                raise
+            except Exception:  # noqa: BLE001 - the next request tries again
+                self._unspent[tenant, key] += dollars
+                _LOG.exception("what was spent with the key %s could not be stored", key)
+                break
+        self._is_spending = False
 
     async def _check_dollars(self, budget: Budget, tenant: str, now: float) -> None:
         today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)

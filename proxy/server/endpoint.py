@@ -36,6 +36,7 @@ _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
 """Said of a request that the proxy refused before it had a place in a history."""
 LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
+_PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
@@ -130,8 +131,13 @@ class ClientConnection:
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece of the body."""
+        # An answer goes out at the client's pace: what waits in the transport counts nowhere.
+        start = 0
+        while len(data) - start > _PIECE_BYTES:
+            await self.write(data[start : start + _PIECE_BYTES])
+            start += _PIECE_BYTES
         if not self.gone:
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            await self._send({"type": "http.response.body", "body": data[start:], "more_body": False})
 
     async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
         """Say what went wrong: as a response, or as the last event of a stream that has begun."""

@@ -1,11 +1,11 @@
-"""Liveness, readiness, metrics, and the cache of token counts."""
+"""What answers here, liveness, readiness, metrics, and the cache of token counts."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 from msgspec.structs import asdict
 
 from proxy.errors import Forbidden, NotFound, Stopping
@@ -21,6 +21,16 @@ from proxy.server.dependencies import (
 
 router = APIRouter(tags=["operations"])
 _OPEN: Final = (Depends(check_query),)
+
+
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+async def root(request: Request, services: OpenServices) -> Response:
+    """Say what answers here; a browser is led to the dashboard."""
+    dashboard = "/ui" if services.settings.dashboard.enabled else None
+    if dashboard is not None and "text/html" in request.headers.get("accept", ""):
+        return Response(status_code=303, headers={"location": dashboard})
+    places = {"chat_completions": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+    return json_response({"name": "palimpsest", "dashboard": dashboard, "sessions": "/sessions", **places})
 
 
 @router.get("/healthz", dependencies=_OPEN)

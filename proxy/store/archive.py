@@ -706,7 +706,7 @@ class _Loading:
 
     def _require_held(self, connection: StoreConnection) -> None:
         if not self.is_held(connection):
-            raise Conflict(f"The session {self._id!r} was deleted while it was made.")
+            raise Conflict(f"The session {self._id!r} was deleted, or used by somebody else, while it was made.")
 
     def _set_head(self, connection: StoreConnection) -> SessionRow:
         archive, said = self._archive, self._archive.session
@@ -837,6 +837,7 @@ def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
     values = {
         "instructions": source.instructions,
         "arrival": FORKED,
+        "updated_at": fork.at + 1,  # an index of what had been copied before is not one of all
         "model": source.model,
         "tools": source.tools,
         "scale": source.scale,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
 from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
-from proxy.store import tree
+from proxy.store import search, tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
@@ -209,6 +209,8 @@ async def delete_sessions(database: Database, keys: Sequence[str], *, begins: bo
         done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS, begins=begins))
         number += sum(each is not None for each in done)
         key, whole = some[len(done) - 1], done[-1]
+        while whole is False and await database.write(partial(search.remove_some, key=key)):
+            pass
         while whole is False:
             whole = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
         del left[: len(done)]

@@ -9,14 +9,15 @@ of a day: what statistics read grows with the time and with what is told apart, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from operator import itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
-from sqlalchemy import ColumnElement, Float, Table, delete, func, literal_column, select
+from sqlalchemy import ColumnElement, Float, Table, delete, func, literal, literal_column, select, union_all
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
@@ -29,6 +30,7 @@ _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinsta
 _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
+_PLACES: Final[Mapping[Table, Any]] = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
 _OTHERS: Final = {  # what a row has for the other table
     ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
     SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
@@ -94,11 +96,11 @@ def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> 
         _add_rows(connection, table, rows)
 
 
-def _add_rows(connection: StoreConnection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    keys = _KEYS[table]
+def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    place_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = _PLACES[table]
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        place = tuple([row[name] for name in keys])
+        place = place_of(row)
         there = sums.get(place)
         if there is None:
             there = sums[place] = dict(row)
@@ -223,6 +225,29 @@ def stats_and_total(connection: StoreConnection, query: StatsQuery) -> tuple[lis
     return rows, StatsRow(group="total", tenant=query.tenant, sessions=_sessions_in(connection, query), sums=sums)
 
 
+def stats_by(connection: StoreConnection, query: StatsQuery, groups: Sequence[Group]) -> dict[Group, list[StatsRow]]:
+    """Return the sums of each of several groups, the largest first: what they are sums of is read once.
+
+    Groups are those that `rollups` has columns for, but `hour`.
+    """
+    columns = ROLLUPS.c
+    sums = [func.sum(columns[name]).label(name) for name in SUMS]
+    names = [columns[name] for name in groups]
+    cells = _within(select(*names, *sums).group_by(*names), ROLLUPS, query).cte("cells")
+    parts: list[Any] = []
+    for name in groups:
+        told = [literal(name).label("name"), cells.c[name].label("at")]
+        parts.append(select(*told, *[func.sum(cells.c[each]).label(each) for each in SUMS]).group_by(cells.c[name]))
+    found: dict[Group, list[StatsRow]] = {name: [] for name in groups}
+    counts = {name: _sessions_by(connection, replace(query, group=name)) for name in groups}
+    for row in connection.execute(union_all(*parts)):
+        number = counts[row.name].get(row.at, 0)
+        found[row.name].append(StatsRow(group=row.at, tenant=None, sessions=number, sums=_sums_of(row)))
+    for rows in found.values():
+        rows.sort(key=lambda row: (-row.sums["requests"], row.group))
+    return {name: rows[: query.limit] for name, rows in found.items()}
+
+
 def totals(connection: StoreConnection, query: StatsQuery) -> StatsRow:
     """Return the sums of all groups together."""
     table = SESSION_ROLLUPS if query.session is not None else ROLLUPS
@@ -236,11 +261,13 @@ def _sessions_in(connection: StoreConnection, query: StatsQuery) -> int:
 
 
 def _asked_in(found: Any, query: StatsQuery) -> Any:
-    """Return the SELECT of the sessions that had requests in that time: looked up, one after the other."""
+    """Return the SELECT of the sessions that had requests in that time; a tenant's are looked up one by one."""
     sums = replace(query, tenant=None, group="day")  # whose they are is known of the session
-    asked = _within(select(SESSION_ROLLUPS.c.session), SESSION_ROLLUPS, sums)
-    found = found.select_from(SESSIONS).where(asked.where(SESSION_ROLLUPS.c.session == SESSIONS.c.session).exists())
-    return found if query.tenant is None else found.where(SESSIONS.c.tenant == query.tenant)
+    asked, key = _within(select(SESSION_ROLLUPS.c.session), SESSION_ROLLUPS, sums), SESSIONS.c.session
+    if query.tenant is None:
+        return found.select_from(SESSIONS).where(key.in_(asked))
+    found = found.select_from(SESSIONS).where(asked.where(SESSION_ROLLUPS.c.session == key).exists())
+    return found.where(SESSIONS.c.tenant == query.tenant)
 
 
 def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, int]:

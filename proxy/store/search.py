@@ -37,7 +37,7 @@ from proxy.store.database import StoreConnection
 from proxy.store.packing import HashName, SessionName
 from proxy.store.records import NodeRow
 from proxy.store.schema import NODES, SESSIONS, insert_into
-from proxy.store.tree import depths_of, rows_of
+from proxy.store.tree import IS_THERE, depths_of, rows_of
 
 MOST: Final = 2000
 """Messages that the index names at most. Of what more hold, the newest sessions have enough."""
@@ -128,7 +128,7 @@ _STATE: Final = SESSIONS.c.updated_at + SESSIONS.c.requests  # neither ever fall
 _DUE: Final = (
     select(SESSIONS.c.session, _STATE.label("state"))
     .outerjoin(_MARKS, _MARKS.c.session == SESSIONS.c.session)
-    .where(_MARKS.c.mark.is_distinct_from(_STATE))
+    .where(_MARKS.c.mark.is_distinct_from(_STATE), IS_THERE)
     .order_by(SESSIONS.c.updated_at.desc())
     .limit(AT_ONCE)
 )
@@ -144,7 +144,9 @@ _MISSING: Final = (
     .limit(AT_ONCE)
 )
 _LOCKED: Final[Select[Any]] = (
-    select(SESSIONS.c.session).where(SESSIONS.c.session == bindparam("key")).with_for_update(read=True, key_share=True)
+    select(SESSIONS.c.session)
+    .where(SESSIONS.c.session == bindparam("key"), IS_THERE)
+    .with_for_update(read=True, key_share=True)
 )
 _FOUND: Final = {
     "sqlite": "search_index JOIN search_texts t ON t.id = search_index.rowid JOIN sessions s ON s.session = t.session "
@@ -255,6 +257,23 @@ def _marking(dialect: str) -> Insert:
     return insert.on_conflict_do_update(index_elements=["session"], set_={"mark": insert.excluded.mark})
 
 
+_IS_MADE: Final = text("SELECT 1 FROM sqlite_master WHERE name = 'search_texts'")
+_SOME: Final = select(_TEXTS.c.node).where(_TEXTS.c.session == bindparam("key")).limit(AT_ONCE)
+_REMOVE: Final = (
+    delete(_TEXTS).where(_TEXTS.c.session == bindparam("key"), _TEXTS.c.node.in_(_SOME)).returning(_TEXTS.c.node)
+)
+
+
+def remove_some(connection: StoreConnection, key: str) -> bool:
+    """Take some messages of a session that is being deleted out of SQLite's index; return False once none is left.
+
+    The trigger would take all of them out in one transaction.
+    """
+    if connection.execute(_IS_MADE).one_or_none() is None:
+        return False
+    return bool(connection.execute(_REMOVE, {"key": key}).all())
+
+
 _MERGE: Final = text("INSERT INTO search_index (search_index, rank) VALUES ('merge', :pages)")
 _CHANGES: Final = text("SELECT total_changes()")
 _PAGES: Final = 200  # that one step merges
@@ -283,26 +302,28 @@ class FoundTexts(Struct, frozen=True, kw_only=True):
     """Messages of a session that may hold what is looked for."""
 
     key: str
+    updated_at: int
     nodes: tuple[str, ...]
 
 
 def find(connection: StoreConnection, asked: str, tenant: str | None) -> list[FoundTexts] | None:
-    """Return which messages the index has for a question; None where there are very many."""
+    """Return which messages the index has for a question, those of the newest session first; None of very many."""
     values = {"asked": asked, "most": MOST + 1} | ({} if tenant is None else {"tenant": tenant})
     rows = connection.execute(_finding(connection.dialect.name, of_one=tenant is not None), values).all()
     if len(rows) > MOST:
         return None
-    nodes: dict[str, list[str]] = {}
+    nodes: dict[tuple[int, str], list[str]] = {}
     for row in rows:
-        nodes.setdefault(row.session, []).append(row.node)
-    return [FoundTexts(key=key, nodes=tuple(names)) for key, names in nodes.items()]
+        nodes.setdefault((row.updated_at, row.session), []).append(row.node)
+    newest = sorted(nodes.items(), reverse=True)
+    return [FoundTexts(key=key, updated_at=at, nodes=tuple(names)) for (at, key), names in newest]
 
 
 @cache
 def _finding(dialect: str, *, of_one: bool) -> Any:
     where = " AND s.tenant = :tenant" if of_one else ""
-    found: TextClause = text(f"SELECT t.session, t.node FROM {_FOUND[dialect]}{where} LIMIT :most")  # noqa: S608 - our own
+    found: TextClause = text(f"SELECT t.session, t.node, s.updated_at FROM {_FOUND[dialect]}{where} LIMIT :most")  # noqa: S608 - our own
     found = found.bindparams(bindparam("asked", type_=Text()), bindparam("most", type_=BigInteger()))
     if of_one:
         found = found.bindparams(bindparam("tenant", type_=Text()))
-    return found.columns(session=SessionName(), node=HashName())
+    return found.columns(session=SessionName(), node=HashName(), updated_at=BigInteger())

@@ -41,7 +41,7 @@ from proxy.store.records import (
     TooLong,
     session_key,
 )
-from proxy.store.rollups import StatsQuery, StatsRow
+from proxy.store.rollups import Group, StatsQuery, StatsRow
 from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
@@ -549,6 +549,12 @@ class Store:
         if not _are_plain(query.tenant, query.policy, query.model):
             return []
         return await self._read(partial(rollups.stats, query=query))
+
+    async def stats_by(self, query: StatsQuery, groups: Sequence[Group]) -> dict[Group, list[StatsRow]]:
+        """Return the sums in each of several groups; see `rollups`."""
+        if not _are_plain(query.tenant, query.policy, query.model):
+            return {name: [] for name in groups}
+        return await self._read(partial(rollups.stats_by, query=query, groups=groups))
 
     async def stats_and_total(self, query: StatsQuery) -> tuple[list[StatsRow], StatsRow]:
         """Return the sums in each group, and over all groups."""

@@ -46,6 +46,7 @@ from proxy.store.packing import (
     decode_name,
     encode_exchange,
     encode_name,
+    encode_session,
     is_against,
     pack,
     pack_against,
@@ -187,7 +188,7 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
     new = new_sessions(openings)
     newest: dict[str, str | None] = {}
     if connection.dialect.name != "sqlite":
-        for key in sorted(new):  # all lock in one order
+        for key in sorted(new, key=encode_session):  # all lock in one order
             while (row := connection.execute(_KEPT, {"key": key}).one_or_none()) is None:
                 insert_new(connection, SESSIONS, [new[key]])
             newest[key] = row.instructions

@@ -49,7 +49,8 @@ def test_the_addresses_of_the_banner_can_be_copied(host: str, address: str) -> N
     said = serving._banner(settings)
     assert f"{address} -> https://api.openai.com/v1" in said
     assert f"OPENAI_BASE_URL={address}/v1 " in said
-    assert f"curl {address}/sessions" in said
+    assert f"ANTHROPIC_BASE_URL={address}," in said
+    assert f"{address}/ui, or curl {address}/sessions" in said
     assert "lean, rest" in said
     assert "`policies: {default: {}}`" not in said
     default = serving._banner(Settings())

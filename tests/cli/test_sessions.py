@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proxy.conversation import ROOT
 from proxy.store import Store
 from tests.cli.conftest import Run
 from tests.support.talk import Talk, body
@@ -83,6 +84,39 @@ def test_show_prints_the_messages(run: Run) -> None:
     assert code == 0
     assert "bert hears" in out
     assert "anne" not in out
+
+
+def test_exchanges_are_numbered_and_have_the_ids_that_exchange_show_takes(run: Run) -> None:
+    code, out, _ = run("sessions", "exchanges", "会话/100%")
+    (line,) = out.splitlines()[1:]
+    number, exchange, _, _, status, *_ = line.split()
+    assert (code, number, status) == (0, "1", "complete")
+    code, out, _ = run("sessions", "exchanges", "会话/100%", "--json")
+    assert (code, [row["id"] for row in json.loads(out)]) == (0, [exchange])
+    code, out, _ = run("exchange", "show", exchange)
+    assert (code, out.startswith(f"{exchange} of 会话/100%")) == (0, True)
+    assert run("exchange", "show", "会话/100%", "--request", "1")[1] == out
+    code, _, errors = run("exchange", "show", "会话/100%", "--request", "2")
+    assert (code, "must be 1 to 1" in errors) == (2, True)
+
+
+def test_show_takes_a_branch(run: Run, config: Path) -> None:
+    async def branch_off() -> str:
+        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        row = await store.session("anne", "shared")
+        assert row is not None
+        other = Talk(store=store, tenant="anne", session="shared")
+        await other.say("anne asks again", "anne hears more", base=ROOT, at_head=False)
+        await store.close()
+        return row.head
+
+    old = asyncio.run(branch_off())
+    code, out, _ = run("sessions", "show", "shared", "--tenant", "anne", "--branch", old)
+    assert (code, "anne hears" in out, "again" in out) == (0, True, False)
+    assert f"--branch {old}: 2 messages" in out
+    assert "again" in run("sessions", "show", "shared", "--tenant", "anne")[1]
+    code, _, errors = run("sessions", "show", "shared", "--tenant", "anne", "--branch", "none")
+    assert (code, "no node 'none'" in errors) == (2, True)
 
 
 def test_show_keeps_a_message_on_a_line_and_its_brackets(run: Run) -> None:
@@ -216,6 +250,6 @@ def test_a_list_without_sessions_has_the_head_only(run: Run) -> None:
         0,
         [
             "session",
-            *["tenant", "messages", "rounds", "tokens", "sent", "saved", "cost", "cost", "saved", "last", "used"],
+            *["tenant", "messages", "rounds", "tokens", "sent", "saved", "paid", "$", "saved", "$", "last", "used"],
         ],
     )

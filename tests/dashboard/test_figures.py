@@ -90,10 +90,10 @@ def overview(**row: Any) -> dict[str, Any]:
     row = {"requests": 10, "cost": 2.0, **row}
     found = OverviewData(
         asked=RangeQuery(),
-        table=stats("day"),
+        table=[],
         times=stats("day", {"group": "2026-11-03", **row}),
-        groups={"policy": stats("policy", {"group": "one", **row}, {"group": "two", **row})},
-        statuses=stats("status", {"group": "complete", "requests": 8}, {"group": "failed", "requests": 2}),
+        groups={"policy": stats("policy", {"group": "one", **row}, {"group": "two", **row})["data"]},
+        statuses=stats("status", {"group": "complete", "requests": 8}, {"group": "failed", "requests": 2})["data"],
     )
     page = overview_page(found, admin=False)
     shown = {

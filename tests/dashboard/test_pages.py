@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from hashlib import sha256
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -283,3 +284,4 @@ def test_a_typed_policy_is_checked(filled: Proxy, typed: str, said: str) -> None
     answer = filled.client.post("/ui/policies/lab", data={"session": "warehouse", "typed": typed}, headers=headers)
     assert answer.status_code == 400
     assert said in answer.text
+    assert f"{typed}</textarea>" in unescape(answer.text)  # nobody has to type it again

@@ -153,6 +153,8 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert call(served.url, "DELETE", "/tenants/late", ADMIN).json()["deleted"] >= 1
         tenants = {row["group"] for row in get(served.url, "/stats", ADMIN, group="tenant")["data"]}
         assert tenants == {"one", "other"}
+        for line in ("the administrator asks: GET /stats", "configuration read again; changed: auth.keys"):
+            assert line in served.log
     with Served(config, "--workers", "4").wait() as served:  # dollars are kept
         refused = ask(served.url, "s", [user("hi")], spends)
         assert refused.status_code == 429

@@ -138,7 +138,7 @@ def test_a_port_that_is_taken_stops_the_start_before_the_store_is_touched(on_sql
         port = str(holder.getsockname()[1])
         with Served(on_sqlite, "--workers", workers, "--port", port) as served:
             assert served.process.wait(SECONDS) == 1
-    assert f"Cannot listen on 127.0.0.1:{port}: address already in use." in served.log
+    assert f"Cannot listen on 127.0.0.1:{port}: address already in use. Another program" in served.log
     assert "Traceback" not in served.log
     assert served.workers == []
     assert not on_sqlite.with_name("palimpsest.db").exists()

@@ -431,7 +431,7 @@ _answered("answer with status 600", "600")
 _answered("answer with status 999", "999")
 _answered("answer with control bytes in a header", "control")
 _answered("event of 20 MB", "event", stream=True)
-_answered("event of 20 MB, 10 at once", "event", times=10, stream=True)
+_answered("event of 20 MB, 100 at once", "event", times=100, stream=True)
 _answered("event of 5 million values, 4 at once", "values of an event", times=4, stream=True)
 _answered("stream without an end, 3 at once", "endless stream", times=3, stream=True)
 _answered("one endless stream", "endless stream", stream=True)
@@ -439,10 +439,19 @@ _answered("one endless stream", "endless stream", stream=True)
 
 @attack("20 clients that do not read")
 async def _(target: Target) -> str:
+    return await _unread(target, target.chat("endless stream", stream=True))
+
+
+@attack("20 clients that do not read answers of 60 MB")
+async def _(target: Target) -> str:
+    return await _unread(target, target.chat("60 MB"))
+
+
+async def _unread(target: Target, request: bytes) -> str:
     before = resident(target.process)
     opened = [await asyncio.open_connection("127.0.0.1", target.port, limit=1024) for _ in range(20)]
     for _, writer in opened:
-        writer.write(target.chat("endless stream", stream=True))
+        writer.write(request)
     await asyncio.sleep(5)
     held = resident(target.process) - before
     for _, writer in opened:

@@ -173,6 +173,14 @@ def test_the_name_of_a_call_may_be_anything_beside_tools_of_the_proxy(
     assert "fine" in answer.text or b'"fi"' in answer.content
 
 
+@pytest.mark.parametrize("name", [["f"], {"a": 1}, 7, None])
+def test_the_name_of_a_tool_may_be_anything_beside_tools_of_the_proxy(served: Served, seeds: Seeds, name: Any) -> None:
+    offered = orjson.dumps(seeds.more[0])
+    changed = offered.replace(b'"name":"f"', b'"name":' + orjson.dumps(name))
+    assert changed != offered
+    assert asked(served, seeds, "plain", **orjson.loads(changed)).status_code == 200
+
+
 def test_the_end_of_a_stream_may_be_no_json_beside_tools_of_the_proxy(
     served: Served, provider: HostileProvider
 ) -> None:

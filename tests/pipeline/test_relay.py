@@ -180,6 +180,18 @@ async def test_of_a_stream_for_which_there_is_no_memory_the_rest_is_passed_on_un
     assert (client.answered.error is None) is room
 
 
+async def test_a_large_event_for_which_there_is_no_memory_ends_the_stream_with_an_error() -> None:
+    answer: Any = _Answer(HELLO, b'data: {"more":"' + b"a" * 1_200_000, b"a" * 1_200_000)
+    answer.room, client = False, _Client()
+    await StreamRelay(CHAT, answer, client, lambda _: [], hides_usage=False).run(client.settle)
+    assert client.got.startswith(HELLO)
+    assert b"upstream_too_large" in client.got
+    assert len(client.got) < 1_000
+    assert client.answered is not None
+    assert client.answered.status is Status.PARTIAL
+    assert "event longer than" in str(client.answered.error)
+
+
 async def test_a_stream_that_has_come_to_its_end_is_stored_whole_whatever_its_length() -> None:
     answer: Any = _Answer(HELLO.replace(b"lo", b"lo" * 3_000_000) + DONE)
     answer.room, client = False, _Client()

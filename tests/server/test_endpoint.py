@@ -22,7 +22,7 @@ from proxy.server.limits import MemoryBudget
 pytestmark = pytest.mark.anyio
 
 NO_STORE: Any = None
-BUDGETS = Budgets((), NO_STORE)
+BUDGETS = Budgets((), NO_STORE, once_back=NO_STORE)
 
 DISCONNECT: dict[str, Any] = {"type": "http.disconnect"}
 

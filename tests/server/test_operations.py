@@ -33,7 +33,17 @@ def test_ready_is_only_who_can_use_the_store(serve: Serve) -> None:
     until(lambda: proxy.client.get("/readyz").status_code == 200, "it is used again")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_the_root_says_what_answers_there(serve: Serve, dashboard: bool) -> None:
+    proxy = serve(dashboard={"enabled": dashboard})
+    told = proxy.get("/")
+    assert (told["name"], told["dashboard"]) == ("palimpsest", "/ui" if dashboard else None)
+    browser = proxy.client.get("/", headers={"accept": "text/html,*/*;q=0.8"})
+    assert (browser.status_code, browser.headers.get("location")) == ((303, "/ui") if dashboard else (200, None))
+    assert proxy.client.head("/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz"])
 def test_a_foreign_name_hears_nothing(serve: Serve, path: str) -> None:
     answer = serve().client.get(path, headers={"host": "evil.example"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")

@@ -84,6 +84,10 @@ async def test_a_time_a_tenant_a_policy_and_a_session_can_be_chosen(store: Store
         for group in groups:
             rows = await store.stats(replace(query, group=group))
             assert sum(row.sums["requests"] for row in rows) == requests, (chosen, group)
+        if "session" not in chosen:
+            several: tuple[Group, ...] = ("model", "policy", "tenant", "status", "kind", "miss")
+            together = await store.stats_by(query, several)
+            assert together == {group: await store.stats(replace(query, group=group)) for group in several}
 
 
 async def test_what_is_settled_again_or_cannot_be_counts_once_or_not(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from sqlalchemy import func, select
 
 from proxy.errors import InvalidRequest
 from proxy.pipeline.inspection import search_texts
-from proxy.store import Store, Withholder, downgrade, search, session_key
+from proxy.store import Store, Withholder, archive, downgrade, portions, search, session_key
 from proxy.store.database import StoreConnection
 from proxy.store.sqlite import connect
 from tests.support.talk import Talk
@@ -130,7 +131,9 @@ async def test_what_very_many_messages_hold_is_left_to_those_who_read(
     assert not found["searched"]["index"]
 
 
-async def test_with_a_session_its_words_are_deleted(store: Store) -> None:
+@pytest.mark.parametrize("most", [portions._DELETED, portions._SESSIONS], ids=["at once", "in portions"])
+async def test_with_a_session_its_words_are_deleted(most: int, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_DELETED", most)
     store.searches_index = True
     await Talk(store=store, session="a").say("xylophone zither", "yes")
     await Talk(store=store, session="b").say("xylophone", "yes")
@@ -153,6 +156,32 @@ async def test_with_a_session_its_words_are_deleted(store: Store) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         for file in path.parent.iterdir():
             assert b"zither" not in file.read_bytes(), file
+
+
+async def test_a_fork_that_is_indexed_while_it_is_made_is_indexed_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.searches_index = True
+    talk = Talk(store=store, tenant="team", session="story")
+    for number in range(3):
+        await talk.say(f"question{number}", f"answer{number}")
+    source = await store.session("team", "story")
+    assert source is not None
+    monkeypatch.setattr(archive, "PORTION", 2)
+    write = type(store._database).write
+
+    async def written(*given: Any, **named: Any) -> Any:
+        result = await write(*given, **named)
+        monkeypatch.setattr(type(store._database), "write", write)
+        await store.index_texts(10)
+        monkeypatch.setattr(type(store._database), "write", written)
+        return result
+
+    monkeypatch.setattr(type(store._database), "write", written)
+    await store.fork("team", source.key, source.head, "copy")
+    monkeypatch.undo()
+    found = await search_texts(store, "answer2", "team")
+    assert sorted(each["session"] for each in found["data"]) == ["copy", "story"]
 
 
 async def test_what_is_not_stored_is_not_indexed(store: Store) -> None:

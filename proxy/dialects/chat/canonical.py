@@ -7,7 +7,8 @@ what they change without meaning anything by it is left out here, and nothing el
                       message, of a content part, of a call; never inside arguments); marks for caches
     role              `developer` is `system`
     content           parts of text are their text, put together; what else a part of text has does not count
-    calls             arguments count as JSON, not as text; `index` and thought signatures do not count
+    calls             arguments count as JSON, not as text, and their numbers as JavaScript has them; `index` and
+                      thought signatures do not count
     tool results      `name` does not count
     replies           white space around the text does not count; reasoning and the like (as fields or as parts),
                       and what clients add to them (`name`, what SDKs have parsed), do not count where content or
@@ -18,7 +19,6 @@ Nodes that are stored keep the names that they got by an earlier form: see `earl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -46,15 +46,11 @@ _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _MAX_DEPTH: Final = 100
 """Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
-_EXACT: Final = 2.0**63  # a parsed float of this size may have been an integer with more digits than a float holds
+_EXACT: Final = 2**53  # JavaScript rounds integers above it to floats
 
 
 class _TooDeep(Exception):
     """Arguments with more than `_MAX_DEPTH` levels."""
-
-
-class _Inexact(Exception):
-    """Arguments with a number that was rounded when it was parsed."""
 
 
 def canonical(data: Mapping[str, Any]) -> bytes:
@@ -225,33 +221,24 @@ def _function(value: Any) -> Any:
 
 def arguments_form(value: Any) -> Any:
     """Return arguments as JSON where they are an object or an array, else as they are: text stays a string."""
-    if not isinstance(value, str):
-        try:
-            return _plain(value, _MAX_DEPTH, exact=True)
-        except _TooDeep:
-            return value
     try:
-        parsed = orjson.loads(value)
-        if not is_object(parsed) and not is_array(parsed):
+        parsed = orjson.loads(value) if isinstance(value, str) else value
+        if isinstance(value, str) and not is_object(parsed) and not is_array(parsed):
             return value
-        try:
-            return _plain(parsed, _MAX_DEPTH, exact=False)
-        except _Inexact:  # the fast parser rounds integers above 64 bits
-            return _plain(json.loads(value), _MAX_DEPTH, exact=True)
-    except (orjson.JSONDecodeError, RecursionError, _TooDeep):
+        return _plain(parsed, _MAX_DEPTH)
+    except (orjson.JSONDecodeError, OverflowError, _TooDeep):
         return value
 
 
-def _plain(value: Any, levels: int, *, exact: bool) -> Any:
-    """Return a JSON value with integral floats as integers: JavaScript writes 1 where Python writes 1.0."""
+def _plain(value: Any, levels: int) -> Any:
+    """Return a JSON value with numbers as JavaScript has them: 1.0 is 1, and long integers are rounded."""
     if levels < 0:
         raise _TooDeep
-    if isinstance(value, float) and value.is_integer():
-        if not exact and abs(value) >= _EXACT:
-            raise _Inexact
-        return int(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        is_rounded = value.is_integer() if isinstance(value, float) else abs(value) > _EXACT
+        return int(float(value)) if is_rounded else value
     if is_object(value):
-        return {key: _plain(item, levels - 1, exact=exact) for key, item in value.items()}
+        return {key: _plain(item, levels - 1) for key, item in value.items()}
     if is_array(value):
-        return [_plain(item, levels - 1, exact=exact) for item in value]
+        return [_plain(item, levels - 1) for item in value]
     return value

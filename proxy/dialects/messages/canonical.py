@@ -4,7 +4,7 @@ What clients change without meaning anything by it is left out, and nothing else
 
     everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
     texts        whatever else a block of text holds; white space at the ends of a reply
-    calls        `caller`; 1.0 is 1 in the input
+    calls        `caller`; numbers in the input are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
     replies      thinking, which does not count where anything else is there
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proxy.dialects import OWN_FIELDS, JsonObject
+from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {}, False)
 _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
 _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
-_MAX_DEPTH: Final = 100  # levels of an input in which numbers are compared by value
 
 
 def canonical(data: JsonObject) -> bytes:
@@ -47,7 +47,7 @@ def _block(block: Any, *, is_reply: bool = False) -> Any:
     if kind == "tool_result":
         return _result(block)
     kept = {name: value for name, value in block.items() if name not in _DROPPED and not _is_empty(value)}
-    return _plain(kept, _MAX_DEPTH) if kind == "tool_use" else kept
+    return arguments_form(kept) if kind == "tool_use" else kept
 
 
 def _result(block: JsonObject) -> JsonObject:
@@ -67,16 +67,3 @@ def _is_thinking(block: Any) -> bool:
 def _is_empty(value: Any) -> bool:
     """Tell whether a value says as little as a missing field; 0 says something."""
     return not value and type(value) is not int and type(value) is not float and value in _EMPTY
-
-
-def _plain(value: Any, levels: int) -> Any:
-    """Return a value with integral floats as integers: JavaScript writes 1 where Python writes 1.0."""
-    if levels < 0:
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if is_object(value):
-        return {key: _plain(item, levels - 1) for key, item in value.items()}
-    if is_array(value):
-        return [_plain(item, levels - 1) for item in value]
-    return value

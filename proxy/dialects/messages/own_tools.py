@@ -36,7 +36,7 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
         return plain
     theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
-    taken = {tool.get("name") for tool in theirs if is_object(tool)}
+    taken = [tool.get("name") for tool in theirs if is_object(tool)]  # a name may be any JSON
     offered = [tool for tool in own if tool.name not in taken]
     if not offered or len(theirs) + len(offered) > MOST_TOOLS:
         return plain

@@ -538,7 +538,7 @@ def _is_whole(item: JsonObject) -> bool:
     kind = kind_of(item)
     if kind not in CALLS:
         return True
-    if not call_id_of(item) or item.get("status") in {"in_progress", "incomplete"}:
+    if not call_id_of(item) or item.get("status") in ("in_progress", "incomplete"):
         return False
     if kind != "function_call":
         return True

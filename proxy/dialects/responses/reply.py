@@ -158,7 +158,7 @@ class ResponseReader:
             self._error = self._error or data.get("error") or data
         elif is_object(response := data.get("response")):
             self._response = response
-            self._ended = kind in {"response.completed", "response.incomplete", "response.failed"}
+            self._ended = kind in ("response.completed", "response.incomplete", "response.failed")  # it may be any JSON
             if self._ended:
                 self._output = _output_of(_member(raw, "response", response), response)
             if response.get("error"):

@@ -90,8 +90,12 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten what has a shorter form, files perhaps excepted."""
-        spared = {result.place for result in draft.results() if self.spare_files and _names_file(result.call)}
-        return (change for change in super().apply(draft) if change.position not in spared)
+        changes = {change.position: change for change in super().apply(draft)}
+        if self.spare_files and changes:
+            for result in draft.results():
+                if result.place in changes and _names_file(result.call):
+                    del changes[result.place]
+        return iter(changes.values())
 
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:
         """Return the result in a shorter form; None where it is short enough or has none."""

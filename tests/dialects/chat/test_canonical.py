@@ -104,6 +104,11 @@ SAME: list[tuple[str, Data, Data]] = [
     ("escapes", called('{"a": "é\\/"}'), called('{"a": "\\u00e9/"}')),
     ("array arguments", called("[1, 2]"), called("[1,2]")),
     ("large integers", called(f'{{"b": 1, "a": {10**40}}}'), called(f'{{"a":{10**40},"b":1}}')),
+    (
+        "integers that JavaScript rounds",
+        called(f"[{2**53 + 1}, {10**18 + 1}, {-(10**30) - 1}]"),
+        called(f"[{2**53}, {10**18}, {-(10**30)}]"),
+    ),
     ("arguments as an object", called('{"a": 1}'), called({"a": 1.0})),
     (
         "legacy call",
@@ -168,8 +173,8 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("mark in arguments", called('{"cache_control": 1}'), called("{}")),
     ("order in arguments", called("[1, 2]"), called("[2, 1]")),
     ("empty array as arguments", called("[]"), called("{}")),
-    ("neighbouring large integers", called(f'{{"a": {10**30}}}'), called(f'{{"a": {10**30 + 1}}}')),
-    ("neighbouring large negative integers", called(f"[{-(2**63) - 1}]"), called(f"[{-(2**63) - 2}]")),
+    ("neighbouring integers", called(f"[{2**53 - 1}]"), called(f"[{2**53}]")),
+    ("large integers", called(f"[{-(2**63)}]"), called(f"[{-(2**63) - 2**20}]")),
     ("broken arguments", called('{"a": 1'), called('{"a": 1}')),
     ("spaces of broken arguments", called('{"a": 1'), called('{"a":1')),
     ("text that is JSON text", called('"{}"'), called("{}")),

@@ -262,8 +262,8 @@ def test_what_is_rewritten_loses_its_marks() -> None:
         ({"role": "user", "content": "hi"}, {"content": [text("hi", annotations=[], **MARK)], "role": "user"}),
         ({"role": "assistant", "content": " hi\n"}, {"role": "assistant", "content": [text("hi"), text("")]}),
         (
-            {"role": "assistant", "content": [THOUGHT, use("look", "a", at=1.0)]},
-            {"role": "assistant", "content": [{**use("look", "a", at=1), "caller": {"type": "direct"}}]},
+            {"role": "assistant", "content": [THOUGHT, use("look", "a", at=1.0, to=2**53 + 1)]},
+            {"role": "assistant", "content": [{**use("look", "a", at=1, to=2**53), "caller": {"type": "direct"}}]},
         ),
         (
             {"role": "user", "content": [result("a", "x", is_error=False)]},
