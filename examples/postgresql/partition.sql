@@ -2,7 +2,7 @@
 DO $$
 DECLARE name text; number int;
 BEGIN
-  FOREACH name IN ARRAY ARRAY['bodies', 'nodes', 'exchanges', 'evidence', 'forms', 'cuts'] LOOP
+  FOREACH name IN ARRAY ARRAY['bodies', 'nodes', 'exchanges', 'evidence', 'cuts'] LOOP
     EXECUTE format('ALTER TABLE %I RENAME TO plain_%s', name, name);
     EXECUTE format('CREATE TABLE %I (LIKE plain_%s INCLUDING ALL) PARTITION BY HASH (session)', name, name);
     FOR number IN 0..15 LOOP

@@ -19,7 +19,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, select, true, tuple_, update
+from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, or_, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.conversation import ROOT, body_id, earlier_names, node_id
@@ -50,7 +50,6 @@ from proxy.store.schema import (
     BODIES,
     CUTS,
     EXCHANGES,
-    FORMS,
     HIDDEN,
     INSTRUCTIONS,
     NODES,
@@ -90,7 +89,7 @@ KINDS: Final = (
         name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
     ),
     _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
-    _Kind(name="form", table=FORMS, order=("node", "body")),
+    _Kind(name="form", table=EXCHANGES, order=("node", "body")),
     _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after")),
     _Kind(  # by time: the one that another was made from comes first
         name="summary",
@@ -163,6 +162,8 @@ def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Se
 
 def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
     """Return the next records of a kind; `after` are those columns of the last one that order them."""
+    if kind.name == "form":
+        return _forms(connection, key, kind, after)
     under_way: list[JsonObject] = []
     if kind.table is EXCHANGES:
         under_way = _rows_of_page(connection, key, kind, PENDING, after)
@@ -172,16 +173,29 @@ def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, .
         return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
     if kind.table is not BODIES:
         return records
-    # The texts of forms are stored with these.
-    found = select(FORMS).where(FORMS.c.session == key).order_by(FORMS.c.body, FORMS.c.node).limit(_AT_ONCE)
-    if after is not None:
-        found = found.where(FORMS.c.body > after[0])
     named = {record["body"]: record for record in records}
-    for row in connection.execute(found).all():
-        if row.body not in named:
-            values = {"body": row.body, "tokens": 0, "text": tree.form_text(connection, key, row)}
-            named[row.body] = record_of(kind, values)
+    # The texts of replies are stored with their nodes, those of forms with exchanges.
+    replies = select(NODES.c.body, NODES.c.tokens, NODES.c.text).where(NODES.c.session == key)
+    replies = replies.where(NODES.c.text.is_not(None))
+    replies = replies.order_by(NODES.c.body).limit(_AT_ONCE)
+    if after is not None:
+        replies = replies.where(NODES.c.body > after[0])
+    for row in connection.execute(replies).all():
+        named.setdefault(row.body, record_of(kind, _columns(row)))
+    forms = {form.body: form for form in tree.forms_in(connection, key) if form.body not in named}
+    for name in sorted(name for name in forms if after is None or name > after[0])[:_AT_ONCE]:
+        values = {"body": name, "tokens": 0, "text": tree.form_text(connection, key, forms[name])}
+        named[name] = record_of(kind, values)
     return [named[name] for name in sorted(named)][:_AT_ONCE]
+
+
+def _forms(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+    """Return the next forms, each with the exchange that brought it first."""
+    first: dict[tuple[str, str], str] = {}
+    for form in tree.forms_in(connection, key):
+        first.setdefault((form.node, form.body), form.exchange)
+    names = sorted(name for name in first if after is None or name > after)[:_AT_ONCE]
+    return [record_of(kind, {"node": node, "body": body, "exchange": first[node, body]}) for node, body in names]
 
 
 def _rows_of_page(
@@ -202,8 +216,10 @@ def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> Jso
     if kind.table is CUTS:
         values["changes"] = changes_of(connection, key, row)
         del values["base"]
-    elif kind.table is FORMS:
+    elif kind.table is NODES:
         del values["text"]
+    elif kind.table is EXCHANGES:
+        del values["forms"]
     return values
 
 
@@ -806,7 +822,7 @@ def _copy_portion(connection: StoreConnection, fork: _Fork, portion: Sequence[Ma
     _copy(connection, fork, BODIES, bodies)
     for table in (NODES, HIDDEN, CUTS, SUMMARIES):
         _copy(connection, fork, table, nodes)
-    if not (_are_there(connection, fork, NODES, nodes) and _are_there(connection, fork, BODIES, bodies)):
+    if not _are_there(connection, fork, nodes):
         raise NotFound("There is no such session: it was deleted while its history was copied.")
     return _finish(connection, fork) if finish else made
 
@@ -847,11 +863,11 @@ def _copy(connection: StoreConnection, fork: _Fork, table: Table, names: Sequenc
     connection.execute(_copying(connection.dialect.name, table), asked)
 
 
-def _are_there(connection: StoreConnection, fork: _Fork, table: Table, names: Sequence[str]) -> bool:
-    """Tell whether the fork has all of these rows."""
-    asked = {"source": fork.key, "names": names}
-    count = connection.execute(_counting(connection.dialect.name, table), asked).scalar_one_or_none()
-    return bool(count == len(names))
+def _are_there(connection: StoreConnection, fork: _Fork, nodes: Sequence[str]) -> bool:
+    """Tell whether the fork has all of these nodes, and their texts."""
+    asked = {"source": fork.key, "names": nodes}
+    count = connection.execute(_counting(connection.dialect.name), asked).scalar_one_or_none()
+    return bool(count == len(nodes))
 
 
 @cache
@@ -870,8 +886,10 @@ def _reading(dialect: str, table: Table) -> Select[Any]:
 
 
 @cache
-def _counting(dialect: str, table: Table) -> Select[int]:
-    return select(func.count()).select_from(_named(dialect, table))
+def _counting(dialect: str) -> Select[int]:
+    rows = _named(dialect, NODES)
+    text = select(BODIES.c.body).where(BODIES.c.session == _SOURCE, BODIES.c.body == rows.c.body)
+    return select(func.count()).select_from(rows).where(or_(rows.c.text.is_not(None), text.exists()))
 
 
 def _named(dialect: str, table: Table) -> Subquery:

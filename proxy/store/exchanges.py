@@ -44,7 +44,6 @@ from proxy.conversation import (
     AnsweredEarlier,
     Placement,
     Witness,
-    body_of,
     content_hash,
     is_placed_anew,
     nearest_place,
@@ -77,7 +76,7 @@ from proxy.store.records import (
     settled_columns,
 )
 from proxy.store.rollups import EndedExchange, add_figures, counted
-from proxy.store.schema import EXCHANGES, FORMS, NODES, PENDING, SESSIONS, insert_into, insert_new, matching
+from proxy.store.schema import EXCHANGES, NODES, PENDING, SESSIONS, insert_into, matching
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -154,7 +153,7 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
 def _exchange(row: Row) -> ExchangeRow:
     values = row._asdict()
     values["session_key"], values["session"] = row.session, row.session_id
-    del values["session_id"], values["idempotency"]
+    del values["session_id"], values["idempotency"], values["forms"]
     values["status"] = Status(row.status)
     for name in ("parameters", "receipt"):
         values[name] = orjson.loads(values[name])
@@ -233,13 +232,9 @@ def begin(
         if opening.instructions is not None:
             tokens, at, there = opening.instructions_tokens, opening.created_at, instructions.get(key)
             version = tree.add_instructions(connection, key, opening.instructions, tokens, at, there=there)
-        sent_as = [
-            {"session": key, "node": node, "body": body_of(form), "exchange": opening.exchange}
-            | {"text": tree.packed_form(form, said.get((key, node)))}
-            for node, form in opening.forms
-        ]
-        insert_new(connection, FORMS, sent_as)
+        texts = {node: said[key, node] for node, _ in opening.forms if (key, node) in said}
         row = opened_columns(opening) | {"session": key, "tools": offered, "instructions": version}
+        row["forms"] = tree.encode_forms(opening.forms, texts)
         connection.execute(_open(connection.dialect.name), {f"new_{name}": value for name, value in row.items()})
 
 
@@ -528,7 +523,6 @@ class ExchangeEnd:
             moved, line = line[: len(carried)], line[len(carried) :]
             bodies = tree.named_bodies(settlement.messages)
         renamed = {row.node: place.node for row, place in zip(carried, moved, strict=True)}
-        bodies |= tree.named_bodies(reply.body for reply in settlement.replies)
         for stored in orjson.loads(self._state.messages):  # they came with the opening
             bodies.pop(stored, None)
         tree.add_bodies(connection, key, bodies)
@@ -741,6 +735,7 @@ class ExchangeEnd:
                 partial=reply.partial,
                 exchange=settlement.exchange,
                 agent=settlement.agent,
+                has_text=True,
             )
             for reply in settlement.replies
         ]
@@ -797,6 +792,7 @@ def _again(row: NodeRow) -> tree.NewNode:
         partial=row.partial,
         exchange=row.exchange,
         agent=row.agent,
+        has_text=True,
         policy=row.policy,
         arrival=row.arrival,
     )

@@ -32,11 +32,10 @@ from proxy.store.packing import (
     encode_names,
     encode_session,
     encoder_of,
-    is_against,
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
 from proxy.store.rollups import counted, row_of
-from proxy.store.schema import BODIES, CUTS, EVIDENCE, FORMS, INSTRUCTIONS, NODES, PENDING, SESSIONS
+from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PENDING, SESSIONS
 from proxy.store.statements import FetchedRows
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
@@ -47,9 +46,13 @@ stand."""
 
 _ENCODERS: Final = {
     table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
-    for table in (SESSIONS, INSTRUCTIONS, BODIES, FORMS, NODES, CUTS, PENDING, EVIDENCE)
+    for table in (SESSIONS, INSTRUCTIONS, BODIES, NODES, CUTS, PENDING, EVIDENCE)
 }
-_OF_A_FORM: Final[dict[str, Callable[[str], bytes]]] = {**_ENCODERS["forms"], "said": encode_name}
+_OF_A_FORM: Final[dict[str, Callable[[str], bytes]]] = {
+    **dict.fromkeys(("node", "said"), encode_name),
+    "session": encode_session,
+    "exchange": encode_exchange,
+}
 _OF_AN_END: Final[dict[str, Callable[[str], bytes]]] = {
     **dict.fromkeys(("base", "head", "instructions", "tools", "cut_node", "first_node"), encode_name),
     **dict.fromkeys(("nodes", "replies", "asked"), encode_names),
@@ -62,7 +65,6 @@ _OF_AN_END: Final[dict[str, Callable[[str], bytes]]] = {
 
 _VERSIONS: Final = itemgetter("session", "version")
 _BODIES: Final = itemgetter("session", "body")
-_FORMS: Final = itemgetter("session", "node", "body")
 
 
 _Encoders: TypeAlias = Mapping[str, Callable[[str], bytes]]
@@ -195,18 +197,22 @@ def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     said = {place: reply.raw.decode() for place, reply in replies.items()}
     begin(keeper, openings, stored.instructions, stored.tools, said)
     rows = keeper.rows
-    rows["forms"] = [
-        row | {"said": body_of(replies[row["session"], row["node"]]) if is_against(row["text"]) else None}
-        for row in map(dict, rows["forms"])
-    ]
     new = [
         {name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in sessions.values()
     ]
     texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")), _ENCODERS["sessions"])]
     # In one order, so that two that insert the same do not wait for each other.
-    for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES), ("forms", _FORMS)):
-        encoders: _Encoders = _OF_A_FORM if table == "forms" else _ENCODERS[table]
-        texts.append(_text(sorted(rows[table], key=order), encoders) if rows[table] else None)
+    for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES)):
+        texts.append(_text(sorted(rows[table], key=order), _ENCODERS[table]) if rows[table] else None)
+    # What forms are packed against.
+    taken = [
+        {"session": key, "node": node, "exchange": opening.exchange, "said": body_of(replies[key, node])}
+        for opening in openings
+        for key in (session_key(opening.tenant, opening.session, opening.dialect),)
+        for node, _ in opening.forms
+        if (key, node) in replies
+    ]
+    texts.append(_text(taken, _OF_A_FORM) if taken else None)
     opened = list(map(_column_names, rows["pending"]))
     texts.append(_text(opened, _ENCODERS["pending"]))
     return Beginnings(

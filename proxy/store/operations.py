@@ -14,10 +14,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
+from proxy.store.packing import encode_exchange
 from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
-from proxy.store.schema import FORMS, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
-from proxy.store.tree import IS_THERE, REMOVED, form_text, session_in
+from proxy.store.schema import KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
+from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
@@ -119,13 +120,10 @@ def _listed(row: Any, sums: Any | None) -> ListedSession:
 
 def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
     """Return by node the text in which clients sent a message back, up to an exchange, if it was not the stored one."""
-    found = (
-        select(FORMS)
-        .where(FORMS.c.session == key, FORMS.c.exchange <= exchange)
-        .order_by(FORMS.c.exchange)  # the last one counts
-    )
-    api, last = dialect_of(key), {row.node: row for row in connection.execute(found)}
-    return {node: api.message(form_text(connection, key, row).encode()) for node, row in last.items()}
+    last = encode_exchange(exchange)
+    found = {form.node: form for form in forms_in(connection, key) if encode_exchange(form.exchange) <= last}
+    api = dialect_of(key)  # of a node's forms the last one counts
+    return {node: api.message(form_text(connection, key, form).encode()) for node, form in found.items()}
 
 
 # --------------------------------------------------------------------------------------------------- retention

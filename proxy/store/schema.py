@@ -112,7 +112,7 @@ INSTRUCTIONS: Final = Table(
 BODIES: Final = Table(
     "bodies", METADATA, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
 )
-"""Texts of messages (JSON objects) and of `tools` (JSON arrays), once per session. Append-only."""
+"""Texts of what clients send, messages (JSON objects) and `tools` (JSON arrays), once per session. Append-only."""
 
 
 def session_place(session: ColumnElement[Any]) -> ColumnElement[int]:
@@ -140,6 +140,8 @@ NODES: Final = Table(
     *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
     # The tenant, where every assistant message up to here came from upstream. Exports have it.
     *_columns(Text, "recorded", nullable=True),
+    # That of a reply, which is stored with its node at once; NULL where `bodies` has it.
+    *_columns(PackedText, "text", nullable=True),
     Index(None, "session", "content").ddl_if(dialect="sqlite"),
 )
 """The tree of messages. Append-only."""
@@ -212,6 +214,8 @@ def _of_an_exchange() -> Iterator[Column[Any]]:
     yield from _columns(Names, "messages", "nodes", "replies")
     yield from _columns(HashName, "tools", "instructions", "cut_node", nullable=True)
     yield from _columns(HashName, "idempotency", nullable=True)  # hash of the client's key for this request
+    # Other texts of stored messages, as the client sent them back in this request: see `tree.encode_forms`.
+    yield from _columns(LargeBinary, "forms", nullable=True)
 
 
 REPEATABLE: Final = text("kind IN ('append', 'first') OR idempotency IS NOT NULL")
@@ -229,16 +233,6 @@ row that changes twice, and enter it anew into indexes."""
 
 PENDING: Final = Table("pending", METADATA, *_of_an_exchange(), sqlite_with_rowid=False)
 """Requests under way, as rows of `exchanges` that are not whole yet."""
-
-FORMS: Final = Table(
-    "forms",
-    METADATA,
-    *_keys(HashName, "node", "body"),
-    *_columns(ExchangeName, "exchange"),
-    *_columns(LargeBinary, "text"),  # packed, maybe against the text of the node's message
-    sqlite_with_rowid=False,
-)
-"""Other texts of stored messages, as clients sent them back, each with the exchange that did first."""
 
 _COUNTS: Final = (
     *("requests", "tokens_before", "tokens_sent", "tokens_input", "tokens_cached", "tokens_written", "tokens_output"),
@@ -318,7 +312,6 @@ OF_A_SESSION: Final = (
     LEASES,
     SUMMARIES,
     HIDDEN,
-    FORMS,
     PROVIDER_IDS,
     CUTS,
     PENDING,

@@ -24,7 +24,6 @@ from sqlalchemy import (
     FromClause,
     Integer,
     LargeBinary,
-    ScalarSelect,
     Select,
     Table,
     and_,
@@ -42,7 +41,18 @@ from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_
 from proxy.dialects import Dialect, Message
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
-from proxy.store.packing import TEXTS, encode_name, encode_session, is_against, pack, pack_against, sanitize, unpack
+from proxy.store.packing import (
+    TEXTS,
+    decode_name,
+    encode_exchange,
+    encode_name,
+    encode_session,
+    is_against,
+    pack,
+    pack_against,
+    sanitize,
+    unpack,
+)
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -59,11 +69,11 @@ from proxy.store.records import (
 from proxy.store.schema import (
     BODIES,
     EXCHANGES,
-    FORMS,
     HIDDEN,
     INSTRUCTIONS,
     NODES,
     OF_A_SESSION,
+    PENDING,
     PERIOD_MS,
     PROVIDER_IDS,
     SECRETS,
@@ -307,8 +317,15 @@ _BY_PREFIX: Final = (
     .where(*matching(BODIES), BODIES.c.body.between(bindparam("from"), bindparam("to")))
     .limit(2)
 )
-_FORMS_BY_PREFIX: Final = select(FORMS).where(
-    *matching(FORMS), FORMS.c.body.between(bindparam("from"), bindparam("to"))
+_REPLIES_BY_PREFIX: Final = (
+    select(NODES.c.body, NODES.c.text)
+    .where(*matching(NODES), NODES.c.text.is_not(None), NODES.c.body.between(bindparam("from"), bindparam("to")))
+    .distinct()
+    .limit(2)
+)
+_FORMS: Final = tuple(
+    select(table.c.id, table.c.forms).where(*matching(table), table.c.forms.is_not(None))
+    for table in (PENDING, EXCHANGES)
 )
 _VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
@@ -348,18 +365,44 @@ def said_before(connection: StoreConnection, openings: Iterable[Opening]) -> dic
     return said
 
 
-def packed_form(form: Message, said: str | None) -> bytes:
-    """Return the text of a form as it is stored; `said` is the text of the stored message, if it is known."""
-    text = form.raw.decode()
-    return pack(text, TEXTS) if said is None else pack_against(said, text, TEXTS)
+class Form(Struct, frozen=True, kw_only=True):
+    """Another text of a stored message, as a client sent it back."""
+
+    exchange: str  # that brought it
+    node: str
+    body: str  # name of the text
+    packed: bytes  # maybe against the text of the message
 
 
-def form_text(connection: StoreConnection, key: str, row: Row) -> str:
-    """Return the text of a row of `FORMS`."""
+def encode_forms(forms: Sequence[tuple[str, Message]], said: Mapping[str, str]) -> bytes | None:
+    """Return (node, message) as the row of an exchange has them; `said` are texts of stored messages by node."""
+    rows: list[tuple[bytes, bytes, bytes]] = []
+    for node, form in forms:
+        text, stored = form.raw.decode(), said.get(node)
+        packed = pack(text, TEXTS) if stored is None else pack_against(stored, text, TEXTS)
+        rows.append((encode_name(node), encode_name(body_of(form)), packed))
+    return msgspec.msgpack.encode(rows) if rows else None
+
+
+def forms_in(connection: StoreConnection, key: str) -> list[Form]:
+    """Return the forms that a session has, the oldest first; one that was brought again is there again."""
+    found = {row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})}
+    return [
+        Form(exchange=exchange, node=decode_name(node), body=decode_name(body), packed=packed)
+        for exchange in sorted(found, key=encode_exchange)
+        for node, body, packed in _FORM_ROWS.decode(found[exchange])
+    ]
+
+
+_FORM_ROWS: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes, bytes]])
+
+
+def form_text(connection: StoreConnection, key: str, form: Form) -> str:
+    """Return the text of a form."""
     said: str | None = None
-    if is_against(row.text):
-        said = next((text for _, text in connection.execute(_TEXTS_AT, {"key": key, "nodes": [row.node]})), None)
-    return unpack(row.text, said)
+    if is_against(form.packed):
+        said = next((text for _, text in connection.execute(_TEXTS_AT, {"key": key, "nodes": [form.node]})), None)
+    return unpack(form.packed, said)
 
 
 def add_tools(connection: StoreConnection, key: str, tools: bytes, *, there: str | None = None) -> str:
@@ -381,9 +424,10 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
     if not _PREFIX.fullmatch(prefix):
         return None
     asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
-    found = {row.body: row.text for row in connection.execute(_BY_PREFIX, asked)}
-    for row in connection.execute(_FORMS_BY_PREFIX, asked).all():
-        found.setdefault(row.body, form_text(connection, key, row))
+    found = {row.body: row.text for by in (_BY_PREFIX, _REPLIES_BY_PREFIX) for row in connection.execute(by, asked)}
+    for form in forms_in(connection, key):
+        if form.body.startswith(prefix) and form.body not in found:
+            found[form.body] = form_text(connection, key, form)
     if len(found) != 1:
         return None
     ((name, text),) = found.items()
@@ -473,10 +517,10 @@ _NODE_COLUMNS: Final = tuple([name for name in NodeRow.__struct_fields__ if name
 _MARK_COLUMNS: Final = Mark.__struct_fields__
 
 
-def _text_of(table: FromClause) -> ScalarSelect[str]:
-    """Return what looks up the text of a row's message."""
+def _text_of(table: FromClause) -> ColumnElement[str]:
+    """Return the text of a row's message: its own, or what is looked up."""
     found = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == table.c.body)
-    return found.correlate(table).scalar_subquery()
+    return func.coalesce(table.c.text, found.correlate(table).scalar_subquery(), type_=NODES.c.text.type)
 
 
 _ROWS: Final = select(*(NODES.c[name] for name in _NODE_COLUMNS), _text_of(NODES)).where(*matching(NODES), _AMONG)
@@ -486,8 +530,9 @@ _TEXTS_AT: Final = select(NODES.c.node, _text_of(NODES)).where(*matching(NODES),
 @cache
 def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
     """Climb from a node to its root, a row at a time; `texts` are looked up on the way."""
-    up = select(NODES).where(*matching(NODES, "node")).cte("up", recursive=True)
-    step = select(NODES).where(*matching(NODES), NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
+    columns = [column for column in NODES.columns if texts or column.name != "text"]
+    up = select(*columns).where(*matching(NODES, "node")).cte("up", recursive=True)
+    step = select(*columns).where(*matching(NODES), NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
         # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages long. So it
         # is told to look each parent up by its primary key.
@@ -534,6 +579,7 @@ class NewNode(Struct, frozen=True, kw_only=True):
     partial: bool = False
     exchange: str | None = None
     agent: str | None = None  # who wrote it, where the message itself does not say
+    has_text: bool = False  # whether its row has its text
     vouched: bool = False  # whether it is known to have come from upstream, though the client brought it
     policy: str | None = None
     arrival: tuple[Change, ...] | None = None
@@ -723,9 +769,9 @@ def insert_nodes(
 ) -> tuple[list[NodePlace], list[NodePlace]]:
     """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
 
-    Their texts must be stored in the same transaction. A node that is there stays as it is. `tenant` is whose
-    conversation it is, where a request without an id may be found by it. `under` is where `base` stands; who gives it
-    knows that the first of `messages` does not stand there yet, so none of these do.
+    Texts that their rows do not have must be stored in the same transaction. A node that is there stays as it is.
+    `tenant` is whose conversation it is, where a request without an id may be found by it. `under` is where `base`
+    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
 
     Returns where the messages stand, and where the replies do; raises `UnknownBase`, and writes nothing, where `base`
     is not stored.
@@ -832,6 +878,7 @@ def _node_row(key: str, under: NodePlace, place: NodePlace, new_node: NewNode, c
         "created_at": new_node.created_at,
         "content": content_key(content),
         "recorded": place.recorded,
+        "text": message.raw.decode() if new_node.has_text else None,
     }
 
 

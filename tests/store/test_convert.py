@@ -187,6 +187,15 @@ async def test_it_can_be_taken_back(url: str) -> None:
     assert await exports(url) == old()["exports"]
 
 
+async def test_replies_and_forms_move_to_other_rows_and_back(url: str) -> None:
+    await upgrade(url)
+    assert ("forms" in tables(url), await exports(url)) == (False, old()["exports"])
+    await migrate.downgrade(url, "0017")
+    assert "forms" in tables(url)
+    assert await exports(url) == old()["exports"]
+    assert "forms" not in tables(url)
+
+
 def _sorted(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(
         json.dumps({name: int(v) if isinstance(v, bool) else v for name, v in row.items()}, sort_keys=True)

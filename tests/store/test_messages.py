@@ -145,8 +145,7 @@ async def test_a_text_is_found_by_the_beginning_of_its_name(store: Store) -> Non
 async def test_a_beginning_that_two_names_share_names_neither(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = "abcdefabcdef"
     names = {b'{"a":1}': shared + "0" * 28, b'{"b":1}': shared + "f" * 28}
-    for module in ("tree", "exchanges"):
-        monkeypatch.setattr(f"proxy.store.{module}.body_of", lambda text: names[text.raw])
+    monkeypatch.setattr("proxy.store.tree.body_of", lambda text: names[text.raw])
     talk = Talk(store=store)
     await talk.begin(*(Body(message=ChatMessage(raw), tokens=1) for raw in names))
     assert await store.body(talk.key, shared) is None

@@ -44,5 +44,5 @@ def test_the_large_tables_are_partitioned(partitioned: str) -> None:
     with psycopg.connect(partitioned) as connection:
         found = connection.execute("SELECT relname FROM pg_class WHERE relkind = 'p'").fetchall()
         triggers = connection.execute("SELECT tgrelid::regclass::text FROM pg_trigger WHERE tgparentid = 0").fetchall()
-    assert {name for (name,) in found} == {"bodies", "nodes", "exchanges", "evidence", "forms", "cuts"}
+    assert {name for (name,) in found} == {"bodies", "nodes", "exchanges", "evidence", "cuts"}
     assert {"bodies", "nodes"} <= {name for (name,) in triggers}

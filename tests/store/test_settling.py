@@ -596,7 +596,7 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
     plain = ["SELECT"] * (1 if store._database.blocks else 3) + [
-        *["INSERT"] * 4,
+        *["INSERT"] * 3,
         "DELETE",
         "UPDATE",
         *["INSERT"] * 2,  # sums of all exchanges, and of the session
