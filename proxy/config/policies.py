@@ -28,7 +28,7 @@ BUILT_IN: Final = Policy.model_validate(
         "trim_at": "any",  # an agent that reasons may work for hours on one instruction: there is nothing to wait for
         "keep": {"rounds": 1, "spans": 5, "first_user": True},
         "edits": [
-            {"type": "clear_tool_results", "keep": 10, "keep_share": 0.2, "digest_chars": 600, "clear_inputs": True},
+            {"type": "clear_tool_results", "keep": 10, "keep_share": 0.02, "digest_chars": 800, "clear_inputs": True},
             {"type": "compact_tool_output", "methods": ["minify", "table"], "spare_files": True},
             {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
         ],

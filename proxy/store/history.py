@@ -61,7 +61,7 @@ from proxy.trimming import Summary
 
 # ------------------------------------------------------------------------------- branches that clients resend
 
-MARKS: Final = 100_000  # how many messages are remembered in one process at most: some 30 MB
+MARKS: Final = 200_000  # how many messages are remembered in one process at most: some 60 MB
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from json.encoder import encode_basestring
+from operator import add
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from msgspec import DecodeError, Raw, Struct
@@ -58,12 +59,14 @@ def _number(text: str) -> Number:
     return Number(text)
 
 
-def _decoder(number: Callable[[str], Number]) -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=_members, parse_float=number, parse_int=number, parse_constant=number)
+def _decoder(
+    members: Callable[[list[tuple[str, JsonValue]]], Members], number: Callable[[str], Number]
+) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=members, parse_float=number, parse_int=number, parse_constant=number)
 
 
-_DECODER: Final = _decoder(_number)
-_QUICK: Final = _decoder(Number)  # nobody gets a turn between numbers, which in a text of little size is soon over
+_DECODER: Final = _decoder(_members, _number)
+_QUICK: Final = _decoder(tuple, Number)  # nobody gets a turn in between: a text of little size is soon read
 _LITTLE: Final = 2_000_000  # characters
 
 
@@ -156,26 +159,39 @@ def quoted(text: str) -> str:
     return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
+class _Names(dict[str, str]):
+    """How names of members are written, each made once."""
+
+    def __missing__(self, name: str) -> str:
+        self[name] = written = f"{quoted(name)}:"
+        return written
+
+
 def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
     """Return the compact text of a value of a document; `text` is how its strings are written."""
-    if is_members(value):
-        named = zip([quoted(name) for name, _ in value], _written([held for _, held in value], text), strict=True)
-        return f"{{{','.join([f'{name}:{held}' for name, held in named])}}}"
-    return f"[{','.join(_written(value, text))}]" if is_items(value) else _written([value], text)[0]
+    return _written([value], text, _Names())[0]
 
 
-def _written(values: Iterable[JsonValue], text: Callable[[str], str]) -> list[str]:
-    """Return the texts of values; those that hold no others are written here, which saves most of the calls."""
+def _written(values: Iterable[JsonValue], text: Callable[[str], str], names: _Names) -> list[str]:
     return [
         value
         if type(value) is Number
         else text(value)
         if type(value) is str
-        else write(value, text)
-        if type(value) in CONTAINERS
+        else f"[{','.join(_written(value, text, names))}]"
+        if type(value) in _ARRAYS
+        else _written_object(value, text, names)
+        if type(value) in OBJECTS
         else _CONSTANTS[value]
         for value in values
     ]
+
+
+def _written_object(members: Members, text: Callable[[str], str], names: _Names) -> str:
+    if not members:
+        return "{}"
+    keys, held = zip(*members, strict=True)
+    return f"{{{','.join(map(add, map(names.__getitem__, keys), _written(held, text, names)))}}}"
 
 
 def _is_deeper(value: JsonValue) -> bool:

@@ -37,6 +37,7 @@ KEY: Final = "<key>"  # stands for the key of a row
 PER_LINE: Final = " per line"  # ends the heading of records that were a line each
 
 _HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
+_ENDS: Final = ("\\", '}"', f'{PER_LINE}"')  # a document with a heading has one of these in its text
 _NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
 """A name that can stand in a heading."""
 _BARE: Final = re.compile(r"(?:[^\s,{}\[\]<>\"\\](?:[^,{}<>\"\\\x00-\x1f\ud800-\udfff]{0,98}[^\s,{}<>\"\\])?)?")
@@ -76,9 +77,9 @@ class _Column(Struct, frozen=True, kw_only=True):
         return f"{self.name}?" if self.is_optional else self.name
 
 
-def tabulated(value: JsonValue) -> JsonValue | None:
-    """Return the document with tables where they pay; None where none does."""
-    if _has_table(value):
+def tabulated(value: JsonValue, source: str | None = None) -> JsonValue | None:
+    """Return the document with tables where they pay; None where none does. `source` is its text, if there is one."""
+    if (source is None or any(end in source for end in _ENDS)) and _has_table(value):
         return None
     table = _tabulated(value)
     return table if _has_table(table) else None

@@ -36,10 +36,10 @@ from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
-RISK: Final = 0.02  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
+RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
 RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
-SOON: Final = 0.1  # more is risked if the rest is paid back within this part of the requests so far,
-SOON_IN_DOUBT: Final = 0.15  # or this one at the worst prices;
+SOON: Final = 0.05  # more is risked if the rest is paid back within this part of the requests so far,
+SOON_IN_DOUBT: Final = 0.12  # or this one at the worst prices;
 HIGHEST_RISK: Final = 0.1  # never more than this
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun

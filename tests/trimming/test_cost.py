@@ -221,16 +221,16 @@ DEAR_WRITING = Outlay(untrimmed=10**6, saved=0.0)
 @pytest.mark.parametrize(
     ("account", "affordable"),
     [
-        # A fiftieth of all,
-        (Account(turns=0, untrimmed=29_490, saved=0.0, worst=DEAR_WRITING), False),
-        (Account(turns=0, untrimmed=29_510, saved=0.0, worst=DEAR_WRITING), True),
-        (Account(turns=0, untrimmed=24_490, saved=100.0, worst=DEAR_WRITING), False),
-        (Account(turns=0, untrimmed=24_510, saved=100.0, worst=DEAR_WRITING), True),
-        (Account(turns=0, untrimmed=29_510, saved=-1.0, worst=DEAR_WRITING), False),
+        # Eighteen thousandths of all,
+        (Account(turns=0, untrimmed=32_770, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=0, untrimmed=32_790, saved=0.0, worst=DEAR_WRITING), True),
+        (Account(turns=0, untrimmed=27_210, saved=100.0, worst=DEAR_WRITING), False),
+        (Account(turns=0, untrimmed=27_230, saved=100.0, worst=DEAR_WRITING), True),
+        (Account(turns=0, untrimmed=32_790, saved=-1.0, worst=DEAR_WRITING), False),
         (Account(turns=0, untrimmed=0.0, saved=590.0, worst=DEAR_WRITING), True),
-        # or, of 590, what is gained in a tenth of the requests so far: each gains eight.
-        (Account(turns=500, untrimmed=9_490, saved=0.0, worst=DEAR_WRITING), False),
-        (Account(turns=500, untrimmed=9_510, saved=0.0, worst=DEAR_WRITING), True),
+        # or, of 590, what is gained in a twentieth of the requests so far: each gains eight.
+        (Account(turns=500, untrimmed=21_660, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=500, untrimmed=21_680, saved=0.0, worst=DEAR_WRITING), True),
         # A tenth of all is the most.
         (Account(turns=9000, untrimmed=5_890, saved=0.0, worst=DEAR_WRITING), False),
         (Account(turns=9000, untrimmed=5_910, saved=0.0, worst=DEAR_WRITING), True),
@@ -238,9 +238,9 @@ DEAR_WRITING = Outlay(untrimmed=10**6, saved=0.0)
         (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_660, saved=0.0)), False),
         (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_670, saved=0.0)), True),
         (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=0.0, saved=620.0)), True),
-        # There each later request gains four: three of twenty requests count.
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_660, saved=0.0)), False),
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=10_670, saved=0.0)), True),
+        # There each later request gains four: three of 25 requests count.
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=12_660, saved=0.0)), False),
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=12_670, saved=0.0)), True),
     ],
 )
 def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:

@@ -505,9 +505,9 @@ MASK = {"type": "keep_tool_calls", "scope": "all"}
         (CLEAR, replace(PRICES, minimum=4096), 70, 0.7),
         (MASK, replace(PRICES, minimum=4096), 90, 0.98),
         # Reading costs a twenty-fifth of writing, and a third of the text stays: the first move costs about
-        # 5000. After 85 requests it is soon paid back; after a hundred it is.
-        (SHORTER, replace(PRICES, read=0.05), 90, 1.08),
-        (SHORTER, replace(PRICES, read=0.05), 100, 1.0),
+        # 5000. After 95 requests it is soon paid back; after 120 nearly all of it is.
+        (SHORTER, replace(PRICES, read=0.05), 100, 1.08),
+        (SHORTER, replace(PRICES, read=0.05), 120, 1.01),
     ],
 )
 def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
@@ -1549,7 +1549,7 @@ def test_reasoning_of_the_current_turn_has_a_price_where_trimming_must_pay() -> 
         )
         return next(trimmed, None)
 
-    assert [first_trim(thought) for thought in (1, 400, 4_000)] == [15, 27, None]
+    assert [first_trim(thought) for thought in (1, 400, 4_000)] == [16, 40, None]
     again = (*working(26, "x" * 4_000), entry_at(53, message("user and now?")))
     assert plan(again, paying, "mine", WARM).trimmed  # what was thought in an earlier turn is missed no more
 

@@ -334,7 +334,7 @@ class _CompactForm:
                 self._offer(place, "minify", spelled(piece.value))
             return
         if "table" in self._edit.methods and not self._is_hopeless(piece):
-            table = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value)
+            table = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value, piece.source)
             if table is not None:
                 if "minify" in self._edit.methods and _BLANK.search(piece.source):
                     self._use("minify")
