@@ -35,7 +35,7 @@ CREDENTIALS: Final = {
 }
 SECRET: Final = "the-launch-is-on-tuesday"  # what only Anne and the administrator may read
 SESSION: Final = "annes-session"
-OPEN: Final = frozenset({"/healthz", "/readyz"})
+OPEN: Final = frozenset({"/", "/healthz", "/readyz"})
 """Routes that need no key; they tell nothing of anybody."""
 LOGIN: Final = frozenset({"/ui/login", "/ui/static/{path}", "/ui/static/{name}"})
 """Routes that somebody without a key must reach to show one."""
