@@ -19,7 +19,7 @@ from typing import Any, Final
 import zstandard
 from sqlalchemy import Column, select
 
-from proxy.store.schema import BODIES, EXCHANGES, INSTRUCTIONS
+from proxy.store.schema import BODIES, EXCHANGES, INSTRUCTIONS, NODES
 from proxy.store.sqlite import SqliteConnection, connect
 
 _OF_A_SESSION: Final = 200_000  # bytes: a long session must not crowd out the others
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with closing(connect(given.store)) as raw:
         connection = SqliteConnection(raw)
         columns: dict[str, tuple[Column[Any], ...]] = {
-            "texts": (BODIES.c.text, INSTRUCTIONS.c.messages),
+            "texts": (BODIES.c.text, NODES.c.text, INSTRUCTIONS.c.messages),
             "records": (EXCHANGES.c.receipt, EXCHANGES.c.parameters),
         }
         for name, of in columns.items():
@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _samples(connection: SqliteConnection, column: Column[Any]) -> Iterable[bytes]:
     taken: defaultdict[str, int] = defaultdict(int)
     table = column.table
-    for session, text in connection.execute(select(table.c.session, column)):
+    for session, text in connection.execute(select(table.c.session, column).where(column.is_not(None))):
         sample = _A_HOME.sub(b"/home/user", text.encode()[:_OF_A_TEXT])
         if taken[session] < _OF_A_SESSION:
             taken[session] += len(sample)

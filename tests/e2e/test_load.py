@@ -30,7 +30,8 @@ APPENDERS, RESENDERS = 20, 12
 EXCHANGES = 2_000 if LONG_RUN else 600
 ROUNDS = 12 if LONG_RUN else 8
 _STORED = """
-    SELECT bodies.text FROM nodes JOIN bodies ON bodies.session = nodes.session AND bodies.body = nodes.body
+    SELECT coalesce(nodes.text, bodies.text) FROM nodes
+    LEFT JOIN bodies ON bodies.session = nodes.session AND bodies.body = nodes.body
     WHERE nodes.source = 'upstream'
 """
 _STATUSES = "SELECT status, id FROM exchanges"

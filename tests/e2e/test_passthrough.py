@@ -96,9 +96,7 @@ def test_a_get_of_chat_completions_is_passed_on(proxy: Proxy, upstream: Upstream
     assert (upstream.last.method, upstream.last.target) == ("GET", "/v1/chat/completions")
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v2/models", "/models", "/v1x", "/favicon.ico", "/sessions/x/y/z"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v2/models", "/models", "/v1x", "/favicon.ico", "/sessions/x/y/z"])
 def test_what_is_neither_is_ours_to_refuse(proxy: Proxy, upstream: Upstream, path: str) -> None:
     answer = proxy.client.get(path)
     assert answer.status_code == 404
