@@ -19,6 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -248,7 +249,7 @@ class MemoryBudget:
         self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
         self.used = 0
         self._gives_back = False
-        self._gave_back = 0.0
+        self._gave_back = -inf  # not 0: the clock of a machine that has just started is near it
 
     def give_back(self) -> None:
         """Return to the system soon what the allocator keeps of memory that is free again."""
