@@ -33,7 +33,7 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
-from proxy.pipeline.inspection import search_texts
+from proxy.pipeline.inspection import past_of, receipt_document, search_texts
 from proxy.pipeline.statistics import sessions_asked
 from proxy.store import BranchRow, ExchangeRow, ListedSession, SessionRow, SqliteFile, Store, SummaryRow, address_of
 from proxy.store import downgrade as migrate_back
@@ -156,14 +156,13 @@ def list_exchanges(
     as_json: AsJson = False,
 ) -> None:
     """List a session's exchanges, the last one at the end. `exchange show` takes their ids."""
-    from proxy.server.exchanges import past_of, receipt  # noqa: PLC0415 - the other commands need no server
 
     async def work(store: Store) -> tuple[list[ExchangeRow], int, list[dict[str, Any]]]:
         found = await find_session(store, session, tenant)
         every = await all_exchanges(store, found)
         rows = every[-limit:]
         past = await past_of(rows, store) if as_json else None
-        return rows, len(every), [] if past is None else [receipt(row, past) for row in rows]
+        return rows, len(every), [] if past is None else [receipt_document(row, past) for row in rows]
 
     rows, total, receipts = with_store(config, work)
     if as_json:

@@ -15,8 +15,7 @@ from proxy.dashboard.text import CLIPPED, WHOLE, difference
 from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import AppServices, session_document, summary_document, timestamp
-from proxy.pipeline.inspection import SentView, exchange_view
-from proxy.server.exchanges import past_of, receipt
+from proxy.pipeline.inspection import SentView, exchange_view, past_of, receipt_document
 from proxy.store import BranchRow, ExchangeRow, InstructionsRow, Lineage, NodeRow, SessionRow, Store, SummaryRow
 from proxy.trimming import Summary
 
@@ -143,7 +142,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     told: Mapping[str, Any] = {}
     view, summary, tip = None, None, session.head
     if chosen is not None:
-        told = receipt(chosen, await past_of([chosen], store))
+        told = receipt_document(chosen, await past_of([chosen], store))
         view = await exchange_view(chosen, session, services)
         summary = await _summary_of(chosen, store)
         tip = chosen.nodes[-1] if chosen.nodes else chosen.base

@@ -13,7 +13,7 @@
     settle            what is stored of the exchange
     receipt           response headers, the stored receipt, the log line
     session_view      a session without a request: as it stands now, as JSON, as an export
-    inspection        stored exchanges looked at again: what was sent in one, where a text stands
+    inspection        stored exchanges looked at again: their receipts, what was sent, where a text stands
     savings           what a trim saved in an exchange, and why the provider's cache missed
     statistics        sums over exchanges, as they are asked for and shown
     services          everything that is open while the process serves
@@ -32,7 +32,7 @@ from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import can_serve_without, spool_at
 from proxy.pipeline.own_tools import Rounds
 from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
-from proxy.pipeline.receipt import PlanReport, expanded, gap_lines, log_line, plan_lines
+from proxy.pipeline.receipt import PlanReport, log_line
 from proxy.pipeline.relay import Answered, StreamRelay
 from proxy.pipeline.send import RESCUED
 from proxy.pipeline.services import AppServices, Knowledge, open_services

@@ -1,9 +1,9 @@
-"""Stored exchanges looked at again: what was sent in one of them, and where a text stands in the history."""
+"""Stored exchanges looked at again: their receipts, what was sent in one, and where a text stands in the history."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -13,20 +13,124 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import OFF
+from proxy.conversation import ROOT
 from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import tool_name
+from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
-from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, NodeRow, SessionRow, Store, is_withheld
+from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
 _AROUND: Final = 80  # characters on either side of what was found
+
+_UNSETTLED: Final[dict[str, Any]] = {
+    **dict.fromkeys(("messages_before", "messages_sent", "calibration", "summary", "usage", "summarizer")),
+    **dict.fromkeys(("upstream_model", "upstream_status", "error", "cost", "cost_saved", "cache_miss", "cost_missed")),
+    **{name: [] for name in ("edits", "warnings", "finish_reasons", "own_calls")},
+    "finished": False,
+    "timings": {},
+}
+"""What a receipt holds that nobody settled."""
+
+
+class Past(Struct, frozen=True, kw_only=True):
+    """What receipts of one session speak of and do not hold themselves."""
+
+    standing: Mapping[str, tuple[Change, ...]]
+    """By exchange, what the cut that it found does to the messages that are sent."""
+    lineage: Lineage  # the branches that they went on from, where something is said of messages there
+    lines: int
+
+
+async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
+    """Return what `receipt_document` needs beside these exchanges, which are of one session."""
+    cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
+    standing: dict[str, tuple[Change, ...]] = {}
+    ends: set[str] = set()
+    lines = 0
+    for row in rows:
+        cut = row.receipt.get("cut")
+        node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
+        if cut is not None and node is not None:
+            place = (node, row.policy, row.agent)
+            if place not in cuts:
+                found = await store.cut_at(row.session_key, *place)
+                cuts[place] = found.changes if found is not None else ()
+            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if cut["moved"] else cuts[place]
+        told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
+        told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
+        if told and row.base != ROOT:
+            ends.add(row.base)
+        lines += told
+    return Past(
+        standing=standing, lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines=lines
+    )
+
+
+def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return those changes of a cut that were there before the exchange that moved it."""
+    told = {
+        (place, run["edit"], before, after)
+        for run in receipt.get("plan", ())
+        for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"])
+    }
+    return tuple(
+        change
+        for change in changes
+        if (change.position, change.edit, change.tokens_before, change.tokens_after) not in told
+    )
+
+
+def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
+    """Return an exchange for a reader, each line of its plan with the node that it is about.
+
+    What this exchange decided is told message by message, and so is what is sent in another form; what
+    earlier ones dropped is one line for each gap. So a receipt is as long as what is sent, or was until then.
+    """
+    stored = _UNSETTLED | dict(row.receipt)
+    cut = stored.pop("cut", None)
+    if cut is not None and cut["moved"]:
+        cut = cut | {"node": row.cut_node}
+    depth = past.lineage.depth(row.base)
+
+    def node_at(position: int) -> str | None:
+        new = position - depth
+        if new < 0:
+            return past.lineage.node_at(row.base, position)
+        return row.nodes[new] if new < len(row.nodes) else None
+
+    lines = gap_lines(stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
+    lines += expanded(stored.pop("plan", ()), node_at)
+    lines += plan_lines(past.standing.get(row.id, ()), node_at)
+    return {
+        "id": row.id,
+        "session": row.session,
+        "tenant": row.tenant,
+        "status": row.status,
+        "kind": row.kind,
+        "policy": row.policy,
+        "policy_version": row.policy_version or None,
+        "model": row.model,
+        "agent": row.agent,
+        "stream": row.stream,
+        "created_at": timestamp(row.created_at),
+        "settled_at": timestamp(row.settled_at) if row.settled_at is not None else None,
+        "base": row.base or None,
+        "nodes": list(row.nodes),
+        "replies": list(row.replies),
+        "cut": cut,
+        "plan": lines,
+        "tokens_before": row.tokens_before,
+        "tokens_sent": row.tokens_sent,
+        **stored,
+    }
 
 
 class SentView(Struct, frozen=True, kw_only=True):
