@@ -222,6 +222,7 @@ def test_connections_that_are_cut_off(empty_postgres: str, upstream: Upstream, t
         assert proxy.chat("s", "first").status_code == 200
         cut_off(empty_postgres)
         assert is_well_or_says_why(proxy.chat("s", "second"))
+        until(lambda: proxy.client.get("/readyz").status_code == 200, "the store is used again")
         assert proxy.chat("s", "third").status_code == 200
         asked = begun(proxy, upstream, "s", "long:6+gate", stream=True)
         cut_off(empty_postgres)
@@ -229,6 +230,7 @@ def test_connections_that_are_cut_off(empty_postgres: str, upstream: Upstream, t
         assert asked.result(30).content.endswith(b"data: [DONE]\n\n")
         assert proxy.exchanges("s")[-1]["status"] == "complete"
         acknowledged = hurried(proxy, lambda: cut_off(empty_postgres))
+        until(lambda: proxy.client.get("/readyz").status_code == 200, "the store is used again")
         assert proxy.chat("s", "last").status_code == 200
         said = texts(proxy, "s")
         assert said[-2:] == ["last", "echo: last"]
