@@ -101,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="compare with another checkout of this repository that has its own .venv, instead",
     )
+    parser.add_argument(
+        "--litellm", type=Path, metavar="PATH", help="the `litellm` of an environment of its own, to measure beside"
+    )
     parser.add_argument("--publish", action="store_true", help="put the tables into docs/performance.md")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
     return parser
@@ -131,6 +134,8 @@ def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dic
                     ),
                     running.enter_context(subjects.palimpsest(upstream, folder)),
                 ]
+                if given.litellm is not None:
+                    ours.append(running.enter_context(subjects.litellm(upstream, folder, given.litellm)))
                 if any(map(cases.is_for_postgres, chosen)):
                     ours.append(running.enter_context(subjects.on_postgres(upstream, folder)))
                 results["cases"] = list(cases.measure(programs, ours, chosen, effort, folder, say))

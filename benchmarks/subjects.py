@@ -29,7 +29,8 @@ PASSTHROUGH: Final = "passthrough"
 CLIENT: Final = "passthrough, httpx.AsyncClient"
 PALIMPSEST: Final = "palimpsest"
 POSTGRES: Final = "palimpsest, PostgreSQL"
-ALL: Final = (NO_PROXY, PASSTHROUGH, CLIENT, PALIMPSEST, POSTGRES)
+LITELLM: Final = "LiteLLM"
+ALL: Final = (NO_PROXY, PASSTHROUGH, CLIENT, LITELLM, PALIMPSEST, POSTGRES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,18 @@ def passthrough(behind: Subject, folder: Path, name: str) -> Iterator[Subject]:
         [sys.executable, "-m", "benchmarks.passthrough", *words, "--via", via], folder / f"{via}.log", port
     ) as pid:
         yield Subject(name=name, port=port, pid=pid)
+
+
+@contextmanager
+def litellm(behind: Subject, folder: Path, command: Path) -> Iterator[Subject]:
+    """Run LiteLLM's proxy before the upstream: every model there, no database, one worker."""
+    port = free_port()
+    there = {"model": "openai/*", "api_base": f"http://127.0.0.1:{behind.port}/v1", "api_key": "none"}
+    config = folder / "litellm.yaml"
+    config.write_text(json.dumps({"model_list": [{"model_name": "*", "litellm_params": there}]}), "utf-8")
+    words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    with running([str(command), *words], folder / "litellm.log", port) as pid:
+        yield Subject(name=LITELLM, port=port, pid=pid)
 
 
 @contextmanager

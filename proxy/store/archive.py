@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -241,15 +241,20 @@ def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_Place]) 
     return [record_of(_FORM, {"node": place.node, "body": place.name, "exchange": place.exchange}) for place in places]
 
 
-_PLACED: Final[
-    Mapping[
-        str,
-        tuple[
-            Callable[[StoreConnection, str], list[_Place]],
-            Callable[[StoreConnection, str, Sequence[_Place]], list[JsonObject]],
-        ],
-    ]
-] = {"form": (_form_places, _forms_at), "node": (_node_places, _nodes_at), "body": (_text_places, _texts_at)}
+class _Finder(Protocol):
+    def __call__(self, connection: StoreConnection, /, key: str) -> list[_Place]: ...
+
+
+class _Reader(Protocol):
+    def __call__(self, connection: StoreConnection, /, key: str, places: Sequence[_Place]) -> list[JsonObject]: ...
+
+
+_PLACED: Final[Mapping[str, tuple[_Finder, _Reader]]] = {
+    "form": (_form_places, _forms_at),
+    "node": (_node_places, _nodes_at),
+    "body": (_text_places, _texts_at),
+}
+"""By kind, what finds the places of its records, and what reads those at some of them."""
 
 
 def _rows_of_page(

@@ -435,8 +435,11 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
     if not _PREFIX.fullmatch(prefix):
         return None
     asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
-    found = {row.body: row.text for by in (_BY_PREFIX, _REPLIES_BY_PREFIX) for row in connection.execute(by, asked)}
-    if not found:  # forms are never told to anybody by a name: those of a whole session are read to find one
+    # To find a reply all nodes of the session are read, to find a form all its forms: only where nothing else is meant.
+    found: dict[str, str] = {row.body: row.text for row in connection.execute(_BY_PREFIX, asked)}
+    if not found:
+        found = {row.body: row.text for row in connection.execute(_REPLIES_BY_PREFIX, asked)}
+    if not found:
         for form in forms_in(connection, key):
             if form.body.startswith(prefix) and form.body not in found:
                 found[form.body] = form_text(connection, key, form)
