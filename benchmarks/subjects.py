@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from benchmarks import bodies
 from benchmarks.compiling import FOLDER, Programs
+from benchmarks.rivals import OFFLINE
 
 _START_SECONDS: Final = 60
 _STOP_SECONDS: Final = 40
@@ -99,7 +100,7 @@ def litellm(behind: Subject, folder: Path, command: Path) -> Iterator[Subject]:
     config = folder / "litellm.yaml"
     config.write_text(json.dumps({"model_list": [{"model_name": "*", "litellm_params": there}]}), "utf-8")
     words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    with running([str(command), *words], folder / "litellm.log", port) as pid:
+    with running([str(command.absolute()), *words], folder / "litellm.log", port) as pid:
         yield Subject(name=LITELLM, port=port, pid=pid)
 
 
@@ -168,8 +169,8 @@ def command_line() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without proxies and without settings of the product."""
-    return {
+    """Return this process's environment without proxies and without settings of the product; nobody asks the web."""
+    return OFFLINE | {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("PALIMPSEST_") and not name.lower().endswith("_proxy")
