@@ -31,7 +31,7 @@ MEANINGS: Final = {
 }
 ENOUGH: Final = 20  # sessions below which a tool that is never called says nothing
 _LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_SECONDS: Final = 0.7  # that sessions are looked through for tools
+_SECONDS: Final = 0.4  # that sessions are looked through for tools
 _PAGE: Final = 50
 _MILLION: Final = 1_000_000
 _COLUMNS: Final = ("cause", "requests", "tokens_missed", "cost_missed")

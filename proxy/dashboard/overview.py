@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.dashboard.render import Page
 from proxy.errors import InvalidRequest
 from proxy.pipeline.statistics import StatsRequest, figures_document, group_of, query_of, statistics
-from proxy.store import StatsQuery, Store
+from proxy.store import FAILURES, StatsQuery, Store
 
 RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "all": "all time"}
 GROUPS: Final = ("day", "hour", "model", "policy", "tenant", "kind", "status", "dialect")
@@ -25,7 +25,6 @@ _TIMED: Final = frozenset({"day", "hour"})
 _BY_HOUR: Final = 72  # hours of the longest range that is drawn by the hour
 _MOST_POINTS: Final = 2_000
 _ENOUGH: Final = 30  # sessions below which a difference between policies may be chance
-_ERRORS: Final = frozenset({"failed", "partial", "interrupted"})
 _ROWS: Final = 20  # of a table
 COLUMNS: Final = (
     *("group", "requests", "sessions", "priced", "tokens_before", "tokens_sent", "tokens_saved", "tokens_unique"),
@@ -108,7 +107,7 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
         "paid": total["cost"] + total["cost_summaries"],
         "gross": total["cost_saved"] + total["cost_recalls"],
         "net": total["cost_saved_net"],
-        "errors": sum([count for status, count in by_status.items() if status in _ERRORS]),
+        "errors": sum([count for status, count in by_status.items() if status in FAILURES]),
         "statuses": by_status,
         "times": times,
         "groups": {name: [_line(name, row) for row in rows[:_ROWS]] for name, rows in found.groups.items()},

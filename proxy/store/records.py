@@ -54,6 +54,10 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"  # the process ended before it settled; found at a later start
 
 
+FAILURES: Final = (Status.FAILED.value, Status.PARTIAL.value, Status.INTERRUPTED.value)
+"""Those of requests that failed or broke off."""
+
+
 class Source(StrEnum):
     """Where a node came from."""
 
