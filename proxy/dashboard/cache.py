@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -126,12 +127,12 @@ async def read_cache(
     sessions = SessionListQuery(
         tenant=asked.tenant, model=asked.model or None, since=query.since * HOUR, until=query.until * HOUR
     )
-    return CacheData(
-        asked=asked,
-        misses=await statistics(store, query),
-        models=await statistics(store, replace(query, group="model")),
-        inventory=await read_inventory(store, sessions, count, facts),
+    misses, models, inventory = await asyncio.gather(
+        statistics(store, query),
+        statistics(store, replace(query, group="model")),
+        read_inventory(store, sessions, count, facts),
     )
+    return CacheData(asked=asked, misses=misses, models=models, inventory=inventory)
 
 
 def cache_page(found: CacheData, *, admin: bool) -> Page:

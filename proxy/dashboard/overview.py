@@ -75,13 +75,15 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
     times = replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day")
     names = [name for name in _TABLES if admin or name != "tenant"]
     groups = list(dict.fromkeys([*names, "status", *({asked.group} - _TIMED)]))
-    told, by = await asyncio.gather(
-        statistics(store, times), store.stats_by(query, [group_of(each) for each in groups])
+    timed = [times]
+    if asked.group in _TIMED - {times.group}:  # by the hour, of what is drawn by the day, or the other way round
+        timed.append(replace(query, group=group_of(asked.group)))
+    by, told, *others = await asyncio.gather(
+        store.stats_by(query, [group_of(each) for each in groups]), *[statistics(store, each) for each in timed]
     )
     sums: dict[str, list[dict[str, Any]]] = {name: [figures_document(row) for row in rows] for name, rows in by.items()}
-    sums[times.group] = told["data"]
-    if asked.group not in sums:  # by the hour, of what is drawn by the day, or the other way round
-        sums[asked.group] = (await statistics(store, asked.within(asked.group, now)))["data"]
+    for each in (told, *others):
+        sums[each["group"]] = each["data"]
     return OverviewData(
         asked=asked,
         table=sums[asked.group],

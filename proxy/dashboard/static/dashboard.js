@@ -89,7 +89,7 @@
         ...scales.map((scale, place) => axis(scale, place === 0 ? 3 : 1)),
       ],
       // Where nothing is pointed at, the legend has the names alone.
-      series: [{ label: "", value: (_, value) => (missing(value) ? "" : `${data.label || "request"} ${moment(data, value)}`) }, ...series],
+      series: [{ label: "\u00a0", value: (_, value) => (missing(value) ? "" : `${data.label || "request"} ${moment(data, value)}`) }, ...series],
       hooks: { draw: data.trims && data.trims.length ? [marks(data.trims)] : [] },
     };
     element.replaceChildren();
