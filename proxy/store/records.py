@@ -274,6 +274,20 @@ NOTHING_CAME: Final[dict[str, Any]] = {
 """What the columns of an exchange say that its end fills, until it does."""
 
 
+_MODEL: Final = "\x01"
+"""Stands in stored parameters for the model, which has a column of its own. JSON never holds this character."""
+
+
+def without_model(parameters: str, model: str) -> str:
+    """Return the JSON of a request's parameters as their column has it."""
+    return parameters.replace(orjson.dumps(model).decode(), _MODEL)
+
+
+def with_model(stored: str, model: str) -> str:
+    """Return what `without_model` was given."""
+    return stored.replace(_MODEL, orjson.dumps(model).decode())
+
+
 def opened_columns(opening: Opening) -> dict[str, Any]:
     """Return the row of an exchange that begins; `session`, `tools` and `instructions` have names of other rows."""
     return {
@@ -290,7 +304,7 @@ def opened_columns(opening: Opening) -> dict[str, Any]:
         "policy_version": opening.policy_version,
         "stream": opening.stream,
         "idempotency": opening.idempotency,
-        "parameters": orjson.dumps(dict(opening.parameters)).decode(),
+        "parameters": without_model(orjson.dumps(dict(opening.parameters)).decode(), opening.model),
         "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
         **NOTHING_CAME,
     }
