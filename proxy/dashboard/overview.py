@@ -78,16 +78,17 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
     timed = [times]
     if asked.group in _TIMED - {times.group}:  # by the hour, of what is drawn by the day, or the other way round
         timed.append(replace(query, group=group_of(asked.group)))
-    by, told, *others = await asyncio.gather(
-        store.stats_by(query, [group_of(each) for each in groups]), *[statistics(store, each) for each in timed]
+    by, told = await asyncio.gather(
+        store.stats_by(query, [group_of(each) for each in groups]),
+        asyncio.gather(*[statistics(store, each) for each in timed]),
     )
     sums: dict[str, list[dict[str, Any]]] = {name: [figures_document(row) for row in rows] for name, rows in by.items()}
-    for each in (told, *others):
+    for each in told:
         sums[each["group"]] = each["data"]
     return OverviewData(
         asked=asked,
         table=sums[asked.group],
-        times=told,
+        times=told[0],
         groups={name: sums[name] for name in names},
         statuses=sums["status"],
     )

@@ -389,7 +389,10 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
         (asyncpg.exceptions.InternalClientError("another operation is in progress"), "can be reached"),
-        (AsyncAdapt_asyncpg_dbapi.InternalClientError("another operation is in progress"), "can be reached"),
+        (
+            AsyncAdapt_asyncpg_dbapi.InternalClientError("another operation"),  # type: ignore[no-untyped-call]
+            "can be reached",
+        ),
         (ConnectionRefusedError(111, "Connection refused"), "can be reached"),
         (TimeoutError(), "can be reached"),
         (PoolTimeout("QueuePool limit"), "in use"),
