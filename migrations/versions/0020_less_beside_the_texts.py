@@ -49,7 +49,7 @@ def downgrade() -> None:
     connection = op.get_bind()
     for table in _TABLES:
         there = sa.and_(table.c.session == sa.bindparam("of"), table.c.id == sa.bindparam("named"))
-        values = {name: sa.bindparam(f"new_{name}") for name in ("parameters", "receipt")}
+        values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in ("parameters", "receipt")}
         for session in connection.execute(sa.select(table.c.session).distinct()).scalars().all():
             rows = connection.execute(sa.select(table).where(table.c.session == session)).all()
             connection.execute(sa.update(table).where(there).values(**values), [_before(row) for row in rows])

@@ -209,7 +209,7 @@ def decode_exchange(stored: bytes) -> str:
     return _EXCHANGE + stored.hex() if len(stored) == _KEY else _text_in(stored)
 
 
-@lru_cache(maxsize=_RECENT)
+@lru_cache(maxsize=1024)
 def encode_session(key: str) -> bytes:
     """Return the internal name of a session as it is stored."""
     dialect, _, digits = key.rpartition("-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.server import Proxy
 from tests.support.waiting import until
 
 SESSIONS, MESSAGES = 10_000, 5_000
+PAINTED = ("/ui", "/ui/cache", "/ui/policies", "/ui/sessions", "/ui/sessions?text=nobody", "/ui/sessions/long")
 PAINT = "performance.getEntriesByName('first-contentful-paint')"
 
 
@@ -82,17 +84,14 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, large: Proxy) -
     with browser.new_context() as context:
         page = context.new_page()
 
-        def painted(path: str) -> float:
-            """Return the milliseconds to the first paint, at best of three."""
-            took: list[float] = []
-            for _ in range(3):
-                page.goto(large.url + path)
-                until(lambda: page.evaluate(f"{PAINT}.length") == 1, "it is painted")
-                took.append(page.evaluate(f"{PAINT}[0].startTime"))
-            return min(took)
+        def is_painted_soon(path: str) -> bool:
+            page.goto(large.url + path)
+            until(lambda: page.evaluate(f"{PAINT}.length") == 1, "it is painted")
+            return bool(page.evaluate(f"{PAINT}[0].startTime") < 1000)
 
-        # On a machine that is busy with other things, the smallest page takes long too.
-        assert painted("/ui/sessions") < max(1000, 4 * painted("/ui/login"))
+        for path in PAINTED:
+            # Once is enough: the machine may be busy with other things.
+            until(partial(is_painted_soon, path), f"{path} is painted within a second")
 
 
 def test_the_long_session_is_read_in_parts(large: Proxy) -> None:

@@ -137,6 +137,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert ask(served.url, "s", [user("hi")], hashed).status_code == 401
         assert ask(served.url, "s", [user("hi")], late).status_code == 401
         data["auth"]["keys"] = [*data["auth"]["keys"][1:], {"key": late, "tenant": "late"}]
+        data["budgets"].insert(0, {"tenant": "nobody", "requests_per_minute": 7})
         config.write_text(json.dumps(data))
         until(lambda: _accepted_everywhere(served.url, late), "it is so in time")
         until(
@@ -149,6 +150,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert call(served.url, "GET", "/metrics", late).status_code == 403
         assert call(served.url, "DELETE", "/tenants/late", other).status_code == 403
         assert _until_refused(served.url, spends) > 1
+        check_the_policies_page_tells_budgets(served.url, spends)
         assert ask(served.url, "beside", [user("hi")], beside).status_code == 200  # another key of this tenant
         assert call(served.url, "DELETE", "/tenants/late", ADMIN).json()["deleted"] >= 1
         tenants = {row["group"] for row in get(served.url, "/stats", ADMIN, group="tenant")["data"]}
@@ -163,6 +165,22 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert re.match(r"Key 'spends' has used \d+\.\d{4} of 0\.4 dollars \(dollars_per_month\)\. It goes on", told)
         assert call(served.url, "DELETE", "/tenants/other", ADMIN).status_code == 200
         until(lambda: ask(served.url, "s", [user("hi")], spends).status_code == 200, "nothing of it is left")
+
+
+def check_the_policies_page_tells_budgets(base: str, key: str) -> None:
+    """See that it shows the settings as they are now, not as they were at the start, and what is used."""
+    shown = get(base, "/ui/policies.json", ADMIN)
+    assert "tenant: nobody" in shown["settings"]
+    assert len(shown["budgets"]) == 5
+
+    def is_used_up() -> bool:
+        own = get(base, "/ui/policies.json", key)
+        assert own["settings"] is None
+        ((whose, used, most),) = [(each["whose"], each["used"], each["most"]) for each in own["budgets"]]
+        return bool(whose == "Key 'spends'" and used >= most)
+
+    until(is_used_up, "it is known everywhere", 30)
+    assert "dollars this month" in call(base, "GET", "/ui/policies", key).text
 
 
 def _until_refused(base: str, key: str) -> int:
