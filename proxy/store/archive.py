@@ -153,7 +153,7 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     return record
 
 
-class _Place(Struct, frozen=True, kw_only=True):
+class _ArchivePlace(Struct, frozen=True, kw_only=True):
     """Where the export finds a node or a text."""
 
     name: str  # of the node, or of the text
@@ -161,32 +161,32 @@ class _Place(Struct, frozen=True, kw_only=True):
     exchange: str | None = None  # the exchange whose forms have the text
 
 
-def _node_places(connection: StoreConnection, key: str) -> list[_Place]:
+def _node_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     """Return the nodes of a session, by depth."""
     rows = connection.execute(select(NODES.c.depth, NODES.c.node).where(NODES.c.session == key))
-    return [_Place(name=name) for _, name in sorted([(row.depth, row.node) for row in rows])]
+    return [_ArchivePlace(name=name) for _, name in sorted([(row.depth, row.node) for row in rows])]
 
 
-def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:
+def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:
     rows = _named_rows(connection, key, NODES, [place.name for place in places])
     return [
         record_of(_NODE, _values(connection, key, _NODE, rows[place.name])) for place in places if place.name in rows
     ]
 
 
-def _text_places(connection: StoreConnection, key: str) -> list[_Place]:
+def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     """Return the texts of a session, by name. Those of replies are stored with their nodes, forms with exchanges."""
-    places: dict[str, _Place] = {}
+    places: dict[str, _ArchivePlace] = {}
     for form in tree.forms_in(connection, key):
-        places.setdefault(form.body, _Place(name=form.body, exchange=form.exchange))
+        places.setdefault(form.body, _ArchivePlace(name=form.body, exchange=form.exchange))
     replies = select(NODES.c.node, NODES.c.body).where(NODES.c.session == key, NODES.c.text.is_not(None))
-    places |= {row.body: _Place(name=row.body, node=row.node) for row in connection.execute(replies)}
+    places |= {row.body: _ArchivePlace(name=row.body, node=row.node) for row in connection.execute(replies)}
     bodies = connection.execute(select(BODIES.c.body).where(BODIES.c.session == key))
-    places |= {name: _Place(name=name) for name in bodies.scalars()}
+    places |= {name: _ArchivePlace(name=name) for name in bodies.scalars()}
     return [places[name] for name in sorted(places)]
 
 
-def _texts_at(connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:
+def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:
     plain = [place.name for place in places if place.node is None and place.exchange is None]
     rows = _named_rows(connection, key, BODIES, plain)
     replies = _named_rows(connection, key, NODES, [place.node for place in places if place.node is not None])
@@ -228,28 +228,30 @@ def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, 
     return records
 
 
-def _form_places(connection: StoreConnection, key: str) -> list[_Place]:
+def _form_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     """Return the forms of a session, each with the exchange that brought it first."""
     first: dict[tuple[str, str], str] = {}
     for form in tree.forms_in(connection, key):
         first.setdefault((form.node, form.body), form.exchange)
-    return [_Place(name=body, node=node, exchange=first[node, body]) for node, body in sorted(first)]
+    return [_ArchivePlace(name=body, node=node, exchange=first[node, body]) for node, body in sorted(first)]
 
 
-def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:  # noqa: ARG001
+def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:  # noqa: ARG001
     """Return the records of forms, which say no more than their places do."""
     return [record_of(_FORM, {"node": place.node, "body": place.name, "exchange": place.exchange}) for place in places]
 
 
-class _Finder(Protocol):
-    def __call__(self, connection: StoreConnection, /, key: str) -> list[_Place]: ...
+class _PlacesFinder(Protocol):
+    def __call__(self, connection: StoreConnection, /, key: str) -> list[_ArchivePlace]: ...
 
 
-class _Reader(Protocol):
-    def __call__(self, connection: StoreConnection, /, key: str, places: Sequence[_Place]) -> list[JsonObject]: ...
+class _RecordsReader(Protocol):
+    def __call__(
+        self, connection: StoreConnection, /, key: str, places: Sequence[_ArchivePlace]
+    ) -> list[JsonObject]: ...
 
 
-_PLACED: Final[Mapping[str, tuple[_Finder, _Reader]]] = {
+_PLACED: Final[Mapping[str, tuple[_PlacesFinder, _RecordsReader]]] = {
     "form": (_form_places, _forms_at),
     "node": (_node_places, _nodes_at),
     "body": (_text_places, _texts_at),
