@@ -17,16 +17,38 @@ from pathlib import Path
 from typing import Any, Final
 
 import zstandard
+from msgspec import Struct
 from sqlalchemy import Column, select
 
 from proxy.store.schema import BODIES, EXCHANGES, INSTRUCTIONS, NODES
 from proxy.store.sqlite import SqliteConnection, connect
 
-_OF_A_SESSION: Final = 200_000  # bytes: a long session must not crowd out the others
 _OF_A_TEXT: Final = 4_000
 _A_HOME: Final = re.compile(rb"/(?:root|home|Users)/[\w.-]+")
 """Paths of one machine or person: no dictionary needs them."""
-_SIZES: Final = {"texts": 65_536, "records": 8_192}
+_A_SCRIPT: Final = re.compile(rb"script:[^\"]+")
+"""The model that a recorded conversation is replayed with: nobody else has one of that name."""
+
+
+class _Kind(Struct, frozen=True, kw_only=True):
+    """What a dictionary is trained on, and how."""
+
+    columns: tuple[Column[Any], ...]
+    size: int  # bytes of the dictionary
+    of_a_session: int  # bytes of samples: a long session must not crowd out the others
+    settings: dict[str, int] = {}  # of the training; chosen by what sessions take that it was not trained on
+
+
+_KINDS: Final = {
+    "texts": _Kind(columns=(BODIES.c.text, NODES.c.text, INSTRUCTIONS.c.messages), size=65_536, of_a_session=200_000),
+    "receipts": _Kind(
+        columns=(EXCHANGES.c.receipt, EXCHANGES.c.parameters),
+        size=8_192,
+        of_a_session=20_000,
+        # A receipt is mostly the keys of the one before it: long pieces, in their order.
+        settings={"k": 1_000, "d": 8, "level": 5},
+    ),
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,25 +60,21 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     with closing(connect(given.store)) as raw:
         connection = SqliteConnection(raw)
-        columns: dict[str, tuple[Column[Any], ...]] = {
-            "texts": (BODIES.c.text, NODES.c.text, INSTRUCTIONS.c.messages),
-            "records": (EXCHANGES.c.receipt, EXCHANGES.c.parameters),
-        }
-        for name, of in columns.items():
-            samples: list[Any] = [sample for column in of for sample in _samples(connection, column)]
-            trained = zstandard.train_dictionary(_SIZES[name], samples)
+        for name, kind in _KINDS.items():
+            samples: list[Any] = [each for column in kind.columns for each in _samples(connection, column, kind)]
+            trained = zstandard.train_dictionary(kind.size, samples, **kind.settings)
             path = given.into / f"{name}-{given.number}.zdict"
             path.write_bytes(trained.as_bytes())
             print(f"{path}: {len(trained.as_bytes()):,} bytes from {len(samples):,} texts")
     return 0
 
 
-def _samples(connection: SqliteConnection, column: Column[Any]) -> Iterable[bytes]:
+def _samples(connection: SqliteConnection, column: Column[Any], kind: _Kind) -> Iterable[bytes]:
     taken: defaultdict[str, int] = defaultdict(int)
     table = column.table
     for session, text in connection.execute(select(table.c.session, column).where(column.is_not(None))):
-        sample = _A_HOME.sub(b"/home/user", text.encode()[:_OF_A_TEXT])
-        if taken[session] < _OF_A_SESSION:
+        sample = _A_SCRIPT.sub(b"gpt-4o", _A_HOME.sub(b"/home/user", text.encode()[:_OF_A_TEXT]))
+        if taken[session] < kind.of_a_session:
             taken[session] += len(sample)
             yield sample
 

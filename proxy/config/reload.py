@@ -43,7 +43,8 @@ class Reload:
 
     def __init__(self, loaded: Loaded, takes: Takes) -> None:
         self._source = loaded.source
-        self._settings = loaded.settings  # those in force
+        self.settings = loaded.settings
+        """Those in force."""
         self._accepted = loaded.content  # the content of the file when it was last accepted
         self._seen: bytes | str | None = loaded.content  # at the last look; a text says why it could not be read
         self._takes = takes
@@ -140,15 +141,15 @@ class Reload:
     def _take(self, loaded: Loaded) -> None:
         for line in loaded.warnings:
             _LOG.warning("%s", line)
-        changed = _differing(self._settings, loaded.settings)
+        changed = _differing(self.settings, loaded.settings)
         taken = [name for name in changed if name in self._takes]
         for name in taken:
             self._takes[name](loaded.settings)
             section, _, key = name.partition(".")
             value = getattr(loaded.settings, section)
             if key:
-                value = getattr(self._settings, section).model_copy(update={key: getattr(value, key)})
-            self._settings = self._settings.model_copy(update={section: value})
+                value = getattr(self.settings, section).model_copy(update={key: getattr(value, key)})
+            self.settings = self.settings.model_copy(update={section: value})
         _AUDIT.info("configuration read again; changed: %s", ", ".join(taken) or "nothing")
         if rest := [name for name in changed if name not in self._takes]:
             _LOG.warning("changed in the configuration, and needs a restart: %s", ", ".join(rest))

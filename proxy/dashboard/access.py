@@ -196,7 +196,7 @@ async def context_of(request: Request, title: str) -> dict[str, Any]:
         if identity is None
         else {"admin": identity.admin, "tenant": identity.tenant, "signed_in": visitor.signed_in},
         "open": services_of(request).settings.auth.mode == "none",
-        "has_admin": services_of(request).settings.auth.admin_key is not None,
+        "has_admin": services_of(request).in_force.auth.admin_key is not None,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ MEANINGS: Final = {
 }
 ENOUGH: Final = 20  # sessions below which a tool that is never called says nothing
 _LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_SECONDS: Final = 0.7  # that sessions are looked through for tools
+_SECONDS: Final = 0.4  # that sessions are looked through for tools
 _PAGE: Final = 50
 _MILLION: Final = 1_000_000
 _COLUMNS: Final = ("cause", "requests", "tokens_missed", "cost_missed")
@@ -126,12 +127,12 @@ async def read_cache(
     sessions = SessionListQuery(
         tenant=asked.tenant, model=asked.model or None, since=query.since * HOUR, until=query.until * HOUR
     )
-    return CacheData(
-        asked=asked,
-        misses=await statistics(store, query),
-        models=await statistics(store, replace(query, group="model")),
-        inventory=await read_inventory(store, sessions, count, facts),
+    misses, models, inventory = await asyncio.gather(
+        statistics(store, query),
+        statistics(store, replace(query, group="model")),
+        read_inventory(store, sessions, count, facts),
     )
+    return CacheData(asked=asked, misses=misses, models=models, inventory=inventory)
 
 
 def cache_page(found: CacheData, *, admin: bool) -> Page:

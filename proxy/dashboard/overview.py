@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from proxy.dashboard.render import Page
 from proxy.errors import InvalidRequest
 from proxy.pipeline.statistics import StatsRequest, figures_document, group_of, query_of, statistics
-from proxy.store import StatsQuery, Store
+from proxy.store import FAILURES, StatsQuery, Store
 
 RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "all": "all time"}
 GROUPS: Final = ("day", "hour", "model", "policy", "tenant", "kind", "status", "dialect")
@@ -25,7 +25,6 @@ _TIMED: Final = frozenset({"day", "hour"})
 _BY_HOUR: Final = 72  # hours of the longest range that is drawn by the hour
 _MOST_POINTS: Final = 2_000
 _ENOUGH: Final = 30  # sessions below which a difference between policies may be chance
-_ERRORS: Final = frozenset({"failed", "partial", "interrupted"})
 _ROWS: Final = 20  # of a table
 COLUMNS: Final = (
     *("group", "requests", "sessions", "priced", "tokens_before", "tokens_sent", "tokens_saved", "tokens_unique"),
@@ -76,17 +75,20 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
     times = replace(query, group="hour" if query.until - query.since <= _BY_HOUR else "day")
     names = [name for name in _TABLES if admin or name != "tenant"]
     groups = list(dict.fromkeys([*names, "status", *({asked.group} - _TIMED)]))
-    told, by = await asyncio.gather(
-        statistics(store, times), store.stats_by(query, [group_of(each) for each in groups])
+    timed = [times]
+    if asked.group in _TIMED - {times.group}:  # by the hour, of what is drawn by the day, or the other way round
+        timed.append(replace(query, group=group_of(asked.group)))
+    by, told = await asyncio.gather(
+        store.stats_by(query, [group_of(each) for each in groups]),
+        asyncio.gather(*[statistics(store, each) for each in timed]),
     )
     sums: dict[str, list[dict[str, Any]]] = {name: [figures_document(row) for row in rows] for name, rows in by.items()}
-    sums[times.group] = told["data"]
-    if asked.group not in sums:  # by the hour, of what is drawn by the day, or the other way round
-        sums[asked.group] = (await statistics(store, asked.within(asked.group, now)))["data"]
+    for each in told:
+        sums[each["group"]] = each["data"]
     return OverviewData(
         asked=asked,
         table=sums[asked.group],
-        times=told,
+        times=told[0],
         groups={name: sums[name] for name in names},
         statuses=sums["status"],
     )
@@ -108,7 +110,7 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
         "paid": total["cost"] + total["cost_summaries"],
         "gross": total["cost_saved"] + total["cost_recalls"],
         "net": total["cost_saved_net"],
-        "errors": sum([count for status, count in by_status.items() if status in _ERRORS]),
+        "errors": sum([count for status, count in by_status.items() if status in FAILURES]),
         "statuses": by_status,
         "times": times,
         "groups": {name: [_line(name, row) for row in rows[:_ROWS]] for name, rows in found.groups.items()},

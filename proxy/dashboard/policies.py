@@ -11,7 +11,7 @@ import msgspec
 import orjson
 import yaml
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from sqlalchemy import make_url
 
 from proxy.backtest import Backtest, BacktestResult, PolicyStrategy, Strategy, class_of, standard_classes, stored
@@ -25,9 +25,16 @@ from proxy.errors import InvalidRequest
 from proxy.pipeline import AppServices, compute, preview, session_view
 from proxy.pipeline.statistics import statistics
 from proxy.server.authentication import Identity
+from proxy.server.budgets import BudgetUse
 from proxy.store import SessionRow, Store
 from proxy.trimming import Policy
 
+LIMITS: Final = {
+    "dollars_per_day": "dollars today (UTC)",
+    "dollars_per_month": "dollars this month (UTC)",
+    "requests_per_minute": "requests within a minute",
+    "tokens_per_minute": "tokens within a minute",
+}
 TYPED: Final = "typed"  # the name of a policy that somebody typed
 _RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SERVED: Final = ("requests", "sessions", "tokens_before", "tokens_sent", "cost_untrimmed", "cost_saved_net")
@@ -58,6 +65,7 @@ def policies_page(
     policies: Mapping[str, Policy],
     reader: Identity,
     served: Mapping[str, Any],
+    budgets: Sequence[BudgetUse],
     lab: Mapping[str, str],
 ) -> Page:
     """Return the policies in the order in which they are tried; with `settings` the reader may see everything."""
@@ -68,6 +76,7 @@ def policies_page(
         "policies": rows,
         "gone": [row for name, row in used.items() if name not in policies],
         "served": {"since": served["since"], "until": served["until"], "total": served["total"]},
+        "budgets": [{**asdict(use), "name": LIMITS[use.limit]} for use in budgets],
         "settings": None if settings is None else _settings(settings),
         "lab": {"policy": next(iter(policies), OFF), "typed": "", "names": [*policies, OFF], **lab},
         "result": None,

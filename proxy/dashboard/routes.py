@@ -222,9 +222,11 @@ async def sessions(
     sort: str = "newest",
     limit: PageLimit = 50,
     after: Annotated[str, Query(description="The `next` of the page before.")] = "",
+    failed: Annotated[bool, Query(description="Only those with requests that failed or broke off.")] = False,
     deleted: Annotated[str, Query(description="Id of a session that was just deleted.")] = "",
 ) -> Response:
     """List the sessions, or the messages that hold a text."""
+    asked = replace(asked, failed=failed)
     query = asked.query(datetime.now(UTC), sort, limit=limit, after=after or None)
     found = await read_sessions(services.app.store, query, asked)
     return await rendered(request, sessions_page(found, deleted))
@@ -350,7 +352,8 @@ async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, 
     sees_all = reader.admin or services.settings.auth.mode == "none"
     shown = visible_policies(services.policies, reader, sees_all=sees_all)
     served = await read_served(services.app.store, None if reader.admin else reader.tenant)
-    return policies_page(services.settings if sees_all else None, shown, reader, served, lab)
+    budgets = await services.budgets.standing(None if sees_all else reader)
+    return policies_page(services.in_force if sees_all else None, shown, reader, served, budgets, lab)
 
 
 # ------------------------------------------------------------------------------------------------------ all the rest

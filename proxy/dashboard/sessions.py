@@ -14,6 +14,7 @@ from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import sessions_asked
 from proxy.store import ListedSession, SessionListQuery, SessionRow, Store
 
+_SEARCH_SECONDS: Final = 0.6  # so that the page is there within one
 SORTS: Final = {"newest": "newest", "largest": "largest", "dearest": "most expensive", "saved": "most saved"}
 _COLUMNS: Final = (
     *("id", "tenant", "model", "created_at", "updated_at", "requests", "messages", "rounds"),
@@ -33,6 +34,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     min_tokens: int
     tenant: str
     owner: str | None  # whose sessions the reader may see; None: everybody's
+    failed: bool = False  # whether it must have requests that failed or broke off
 
     def query(self, now: datetime, sort: str, *, limit: int, after: str | None) -> SessionListQuery:
         """Return the question to the store."""
@@ -45,6 +47,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
             name=self.q or None,
             agent=self.agent or None,
             min_tokens=self.min_tokens,
+            failed=self.failed,
             limit=limit,
             after=after,
         )
@@ -63,7 +66,9 @@ class SessionsData(Struct, frozen=True, kw_only=True):
 async def read_sessions(store: Store, query: SessionListQuery, asked: SessionFilter) -> SessionsData:
     """Return the sessions that are asked for, or the messages that hold a text."""
     if asked.text:
-        found = await search_texts(store, asked.text, query.tenant, limit=query.limit, after=query.after)
+        found = await search_texts(
+            store, asked.text, query.tenant, limit=query.limit, after=query.after, seconds=_SEARCH_SECONDS
+        )
         return SessionsData(asked=asked, query=query, found=found, next=found["next"])
     rows, following = await store.listed(query)
     return SessionsData(asked=asked, query=query, sessions=rows, next=following)

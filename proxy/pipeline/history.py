@@ -47,7 +47,7 @@ _MARK_WORK: Final = 1024  # work of making an entry of a resent message, in byte
 _VARIANTS: Final = 20_000  # variants that one process remembers at most: some 8 MB
 WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
-_SESSIONS: Final = 100_000  # sessions that one process remembers at most
+_SESSIONS: Final = 10_000  # sessions that one process remembers at most: some 5 MB
 _UNKNOWN: Final = (None, ROOT)
 _RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
 

@@ -304,18 +304,24 @@ def _compared(view: SentView, place: int) -> JsonObject:
 
 
 async def search_texts(
-    store: Store, query: str, tenant: str | None, *, limit: int = 50, after: str | None = None
+    store: Store,
+    query: str,
+    tenant: str | None,
+    *,
+    limit: int = 50,
+    after: str | None = None,
+    seconds: float = _SEARCH_SECONDS,
 ) -> JsonObject:
     """Return messages that hold all words of `query`, those of the newest sessions first.
 
-    It asks the index, if there is one. Else it looks for a second, and says how far it came; `next` goes on from there.
+    It asks the index, if there is one. Else it looks for so long, and says how far it came; `next` goes on from there.
     """
     words = query.casefold().split()
     if not words:
         raise InvalidRequest("q is empty. Name the words to look for.", param="q")
     if store.searches_index and (named := await store.find_texts(words, tenant)) is not None:
         return await _of_index(store, named, words, limit, after)
-    until = time.monotonic() + _SEARCH_SECONDS
+    until = time.monotonic() + seconds
     data: list[JsonObject] = []
     sessions = messages = withheld = 0
     oldest: int | None = None

@@ -190,12 +190,17 @@ class Application:
                 once_back=outage.once_back,
             )
             app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
+            reload = None
+            if self._loaded is not None:
+                reload = Reload(self._loaded, _takes(handler.policies, app, authenticator, budgets))
             self._services = api.state.services = Services(
                 settings=settings,
                 app=app,
                 authenticator=authenticator,
                 policies=handler.policies,
                 budget=budget,
+                budgets=budgets,
+                reload=reload,
                 stopping=threading.Event(),
             )
             self._authenticator = authenticator
@@ -204,9 +209,8 @@ class Application:
                 tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, self._mark))
                 self._endpoint.tracing = tracing
             self._passthrough = Passthrough(settings, authenticator, app, budget)
-            if self._loaded is not None:
-                takes = _takes(handler.policies, app, authenticator, budgets)
-                await stack.enter_async_context(Reload(self._loaded, takes).running())
+            if reload is not None:
+                await stack.enter_async_context(reload.running())
             ended = self._ended or ()
             await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=number == 0))
             yield

@@ -14,10 +14,11 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from msgspec import Struct
 
-from proxy.config import Policies, Settings
+from proxy.config import Policies, Reload, Settings
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
+from proxy.server.budgets import Budgets
 from proxy.server.limits import MemoryBudget
 from proxy.store import SessionRow
 
@@ -32,7 +33,14 @@ class Services(Struct, frozen=True, kw_only=True):
     authenticator: Authenticator
     policies: Policies
     budget: MemoryBudget
+    budgets: Budgets
+    reload: Reload | None  # None: the settings are those of the start
     stopping: threading.Event  # set once the process stops
+
+    @property
+    def in_force(self) -> Settings:
+        """The settings with what was changed since the start."""
+        return self.settings if self.reload is None else self.reload.settings
 
 
 def services_of(request: Request) -> Services:

@@ -244,10 +244,11 @@ def limited_http(settings: ServerSettings) -> type[asyncio.Protocol]:
 class MemoryBudget:
     """What the bodies in work may take together, in one process. Nothing waits for it."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        """Begin with nothing in work."""
+    def __init__(self, settings: ServerSettings, give_back: Callable[[int], object] | None = _malloc_trim) -> None:
+        """Begin with nothing in work; `give_back` is the C library's `malloc_trim`, None where it has none."""
         self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
         self.used = 0
+        self._trim_heap: Final = give_back
         self._gives_back = False
         self._gave_back = -inf  # not 0: the clock of a machine that has just started is near it
 
@@ -261,8 +262,8 @@ class MemoryBudget:
     def _trim(self) -> None:
         loop = asyncio.get_running_loop()
         self._gives_back, self._gave_back = False, loop.time()
-        if _malloc_trim is not None:
-            loop.run_in_executor(None, _malloc_trim, 0)
+        if self._trim_heap is not None:
+            loop.run_in_executor(None, self._trim_heap, 0)
 
     def reserve(self) -> Reservation:
         """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""

@@ -41,6 +41,7 @@ from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Sort
 from proxy.store.packing import sanitize
 from proxy.store.records import (
+    FAILURES,
     Body,
     BranchRow,
     Cursor,

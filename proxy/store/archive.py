@@ -45,6 +45,7 @@ from proxy.store.records import (
     SummaryStatus,
     Time,
     session_key,
+    with_model,
 )
 from proxy.store.schema import (
     BODIES,
@@ -81,15 +82,18 @@ class _Kind(Struct, frozen=True, kw_only=True):
     json: tuple[str, ...] = ()  # columns that hold JSON
     text: str | None = None  # the column whose text must be kept to the byte
     only: ColumnElement[bool] | None = None  # which of its rows; None: all of them
-    named: str | None = None  # the column that names a row, where no index has the rows in their order
 
 
+_EXCHANGE: Final = _Kind(
+    name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
+)
+_FORM: Final = _Kind(name="form", table=EXCHANGES, order=("node", "body"))
+_NODE: Final = _Kind(name="node", table=NODES, order=("depth", "node"), json=("arrival",))  # parents before children
+_BODY: Final = _Kind(name="body", table=BODIES, order=("body",), text="text")
 KINDS: Final = (
-    _Kind(
-        name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
-    ),
+    _EXCHANGE,
     _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
-    _Kind(name="form", table=EXCHANGES, order=("node", "body")),
+    _FORM,
     _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after")),
     _Kind(  # by time: the one that another was made from comes first
         name="summary",
@@ -99,10 +103,8 @@ KINDS: Final = (
         only=SUMMARIES.c.status == READY,
     ),
     _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
-    _Kind(  # by depth: parents before children
-        name="node", table=NODES, order=("depth", "node"), json=("arrival",), named="node"
-    ),
-    _Kind(name="body", table=BODIES, order=("body",), text="text"),
+    _NODE,
+    _BODY,
 )
 """In the order of reading."""
 
@@ -114,22 +116,30 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
         raise NotFound("There is no such session.")
     yield first
     for kind in KINDS:
-        if kind.named is not None:
-            # Their names are put in order once, and not for each page.
-            names = await database.read(partial(_names, key=key, kind=kind))
-            for start in range(0, len(names), _AT_ONCE):
-                some = names[start : start + _AT_ONCE]
-                for record in await database.read(partial(_named_records, key=key, kind=kind, names=some)):
-                    yield record
-            continue
-        after: tuple[Any, ...] | None = None
-        while True:
-            records = await database.read(partial(page, key=key, kind=kind, after=after))
-            for record in records:
-                yield record
-            if len(records) < _AT_ONCE:
-                break
-            after = tuple(records[-1][column] for column in kind.order)
+        async for record in _placed(database, key, kind) if kind.name in _PLACED else _in_order(database, key, kind):
+            yield record
+
+
+async def _in_order(database: Database, key: str, kind: _Kind) -> AsyncIterator[JsonObject]:
+    """Give the records of a kind, each page from where the one before it ended."""
+    after: tuple[Any, ...] | None = None
+    while True:
+        records = await database.read(partial(_page, key=key, kind=kind, after=after))
+        for record in records:
+            yield record
+        if len(records) < _AT_ONCE:
+            return
+        after = tuple(records[-1][column] for column in kind.order)
+
+
+async def _placed(database: Database, key: str, kind: _Kind) -> AsyncIterator[JsonObject]:
+    """Give the records of a kind that no index has in order: where they are is read once, and not for each page."""
+    places_of, records_at = _PLACED[kind.name]
+    places = await database.read(partial(places_of, key=key))
+    for start in range(0, len(places), _AT_ONCE):
+        some = places[start : start + _AT_ONCE]
+        for record in await database.read(partial(records_at, key=key, places=some)):
+            yield record
 
 
 def _session(connection: StoreConnection, key: str) -> JsonObject | None:
@@ -143,59 +153,103 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
     return record
 
 
-def _names(connection: StoreConnection, key: str, kind: _Kind) -> list[Any]:
-    """Return the names of all rows of a kind, in their order."""
-    columns = [kind.table.c[name] for name in kind.order]
-    rows = connection.execute(select(*columns).where(kind.table.c.session == key)).all()
-    place = kind.order.index(kind.named or "")
-    return [row[place] for row in sorted([tuple(row) for row in rows])]
+class _Place(Struct, frozen=True, kw_only=True):
+    """Where the export finds a node or a text."""
+
+    name: str  # of the node, or of the text
+    node: str | None = None  # the node whose row has the text; of a form, the one that it stands for
+    exchange: str | None = None  # the exchange whose forms have the text
 
 
-def _named_records(connection: StoreConnection, key: str, kind: _Kind, names: Sequence[Any]) -> list[JsonObject]:
-    """Return the records with these names, in their order."""
-    named = kind.named or ""
-    rows = connection.execute(_reading(connection.dialect.name, kind.table), {"source": key, "names": names})
-    found = [record_of(kind, _values(connection, key, kind, row)) for row in rows.all()]
-    records = {record[named]: record for record in found}
-    return [records[name] for name in names if name in records]
+def _node_places(connection: StoreConnection, key: str) -> list[_Place]:
+    """Return the nodes of a session, by depth."""
+    rows = connection.execute(select(NODES.c.depth, NODES.c.node).where(NODES.c.session == key))
+    return [_Place(name=name) for _, name in sorted([(row.depth, row.node) for row in rows])]
 
 
-def page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
+def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:
+    rows = _named_rows(connection, key, NODES, [place.name for place in places])
+    return [
+        record_of(_NODE, _values(connection, key, _NODE, rows[place.name])) for place in places if place.name in rows
+    ]
+
+
+def _text_places(connection: StoreConnection, key: str) -> list[_Place]:
+    """Return the texts of a session, by name. Those of replies are stored with their nodes, forms with exchanges."""
+    places: dict[str, _Place] = {}
+    for form in tree.forms_in(connection, key):
+        places.setdefault(form.body, _Place(name=form.body, exchange=form.exchange))
+    replies = select(NODES.c.node, NODES.c.body).where(NODES.c.session == key, NODES.c.text.is_not(None))
+    places |= {row.body: _Place(name=row.body, node=row.node) for row in connection.execute(replies)}
+    bodies = connection.execute(select(BODIES.c.body).where(BODIES.c.session == key))
+    places |= {name: _Place(name=name) for name in bodies.scalars()}
+    return [places[name] for name in sorted(places)]
+
+
+def _texts_at(connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:
+    plain = [place.name for place in places if place.node is None and place.exchange is None]
+    rows = _named_rows(connection, key, BODIES, plain)
+    replies = _named_rows(connection, key, NODES, [place.node for place in places if place.node is not None])
+    exchanges = sorted({place.exchange for place in places if place.exchange is not None})
+    forms = {form.body: form for form in reversed(tree.forms_of(connection, key, exchanges))}
+    records: list[JsonObject] = []
+    for place in places:
+        values: Mapping[str, Any] | None = None
+        if place.exchange is not None:
+            if (form := forms.get(place.name)) is not None:
+                values = {"body": place.name, "tokens": 0, "text": tree.form_text(connection, key, form)}
+        elif place.node is not None:
+            if (reply := replies.get(place.node)) is not None:
+                values = {"body": reply.body, "tokens": reply.tokens, "text": reply.text}
+        elif (row := rows.get(place.name)) is not None:
+            values = _columns(row)
+        if values is not None:
+            records.append(record_of(_BODY, values))
+    return records
+
+
+def _named_rows(connection: StoreConnection, key: str, table: Table, names: Sequence[str]) -> dict[str, Row]:
+    """Return rows by their names; those that were deleted meanwhile are left out."""
+    if not names:
+        return {}
+    found = connection.execute(_reading(connection.dialect.name, table), {"source": key, "names": names})
+    return {row[1]: row for row in found.all()}  # the name comes after the session
+
+
+def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
     """Return the next records of a kind; `after` are those columns of the last one that order them."""
-    if kind.name == "form":
-        return _forms(connection, key, kind, after)
     under_way: list[JsonObject] = []
-    if kind.table is EXCHANGES:
+    if kind is _EXCHANGE:
         under_way = _rows_of_page(connection, key, kind, PENDING, after)
     records = _rows_of_page(connection, key, kind, kind.table, after)
     if under_way:  # those that ended between the two readings count as they ended
         records = list({record["id"]: record for record in (*under_way, *records)}.values())
         return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
-    if kind.table is not BODIES:
-        return records
-    named = {record["body"]: record for record in records}
-    # The texts of replies are stored with their nodes, those of forms with exchanges.
-    replies = select(NODES.c.body, NODES.c.tokens, NODES.c.text).where(NODES.c.session == key)
-    replies = replies.where(NODES.c.text.is_not(None))
-    replies = replies.order_by(NODES.c.body).limit(_AT_ONCE)
-    if after is not None:
-        replies = replies.where(NODES.c.body > after[0])
-    for row in connection.execute(replies).all():
-        named.setdefault(row.body, record_of(kind, _columns(row)))
-    forms = {form.body: form for form in tree.forms_in(connection, key) if form.body not in named}
-    for name in sorted(name for name in forms if after is None or name > after[0])[:_AT_ONCE]:
-        values = {"body": name, "tokens": 0, "text": tree.form_text(connection, key, forms[name])}
-        named[name] = record_of(kind, values)
-    return [named[name] for name in sorted(named)][:_AT_ONCE]
+    return records
 
 
-def _forms(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
-    """Return the next forms, each with the exchange that brought it first."""
+def _form_places(connection: StoreConnection, key: str) -> list[_Place]:
+    """Return the forms of a session, each with the exchange that brought it first."""
     first: dict[tuple[str, str], str] = {}
     for form in tree.forms_in(connection, key):
         first.setdefault((form.node, form.body), form.exchange)
-    names = sorted(name for name in first if after is None or name > after)[:_AT_ONCE]
-    return [record_of(kind, {"node": node, "body": body, "exchange": first[node, body]}) for node, body in names]
+    return [_Place(name=body, node=node, exchange=first[node, body]) for node, body in sorted(first)]
+
+
+def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_Place]) -> list[JsonObject]:  # noqa: ARG001
+    """Return the records of forms, which say no more than their places do."""
+    return [record_of(_FORM, {"node": place.node, "body": place.name, "exchange": place.exchange}) for place in places]
+
+
+_PLACED: Final[
+    Mapping[
+        str,
+        tuple[
+            Callable[[StoreConnection, str], list[_Place]],
+            Callable[[StoreConnection, str, Sequence[_Place]], list[JsonObject]],
+        ],
+    ]
+] = {"form": (_form_places, _forms_at), "node": (_node_places, _nodes_at), "body": (_text_places, _texts_at)}
 
 
 def _rows_of_page(
@@ -219,6 +273,7 @@ def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> Jso
     elif kind.table is NODES:
         del values["text"]
     elif kind.table is EXCHANGES:
+        values["parameters"] = with_model(row.parameters, row.model)
         del values["forms"]
     return values
 

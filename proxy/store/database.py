@@ -421,11 +421,11 @@ def _is_failed_connection(error: BaseException) -> bool:
     """Tell whether a driver gave up a connection without a code of the server's.
 
     psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which it raises for wrong
-    use too, or `InternalClientError`, where that happens within a statement. The drivers are optional, so they are
-    known by name.
+    use too, or `InternalClientError`, where that happens within a statement. SQLAlchemy raises errors of the same
+    names where it sets up a connection. The drivers are optional, so they are known by name.
     """
     kind = type(error)
-    is_driver = kind.__module__.partition(".")[0] in {"psycopg", "asyncpg"}
+    is_driver = not {"psycopg", "asyncpg"}.isdisjoint(kind.__module__.split("."))
     return (is_driver and kind.__name__ in {"OperationalError", "InternalClientError"}) or (
         kind.__name__ == "InterfaceError" and "clos" in str(error)
     )

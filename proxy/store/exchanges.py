@@ -74,6 +74,7 @@ from proxy.store.records import (
     opened_columns,
     session_key,
     settled_columns,
+    with_model,
 )
 from proxy.store.rollups import EndedExchange, add_figures, counted
 from proxy.store.schema import EXCHANGES, NODES, PENDING, SESSIONS, insert_into, matching
@@ -155,6 +156,7 @@ def _exchange(row: Row) -> ExchangeRow:
     values["session_key"], values["session"] = row.session, row.session_id
     del values["session_id"], values["idempotency"], values["forms"]
     values["status"] = Status(row.status)
+    values["parameters"] = with_model(row.parameters, row.model)
     for name in ("parameters", "receipt"):
         values[name] = orjson.loads(values[name])
     for name in ("messages", "nodes", "replies"):

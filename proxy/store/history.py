@@ -61,7 +61,9 @@ from proxy.trimming import Summary
 
 # ------------------------------------------------------------------------------- branches that clients resend
 
-MARKS: Final = 200_000  # how many messages are remembered in one process at most: some 60 MB
+MARKS: Final = 50_000
+"""How many messages are remembered in one process at most: some 17 MB. Beyond that a session's first request in a while
+reads them from the store."""
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""

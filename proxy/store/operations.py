@@ -15,7 +15,7 @@ from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.packing import encode_exchange
-from proxy.store.records import SessionRow, dialect_of
+from proxy.store.records import FAILURES, SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
 from proxy.store.schema import KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
@@ -38,6 +38,7 @@ class SessionListQuery(Struct, frozen=True, kw_only=True):
     key: str | None = None  # the internal name of the one that is asked for
     name: str | None = None  # a part of its id
     agent: str | None = None  # an agent that spoke in it
+    failed: bool = False  # whether it must have requests that failed or broke off
     limit: int = 50
     after: str | None = None  # the cursor of the page before
 
@@ -105,6 +106,9 @@ def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
     if query.agent is not None:
         spoke = select(NODES.c.node).where(NODES.c.session == SESSIONS.c.session, NODES.c.agent == query.agent)
         yield spoke.exists()
+    if query.failed:
+        sums = SESSION_ROLLUPS.c
+        yield select(sums.session).where(sums.session == SESSIONS.c.session, sums.status.in_(FAILURES)).exists()
 
 
 def _saved() -> Any:

@@ -54,16 +54,18 @@ _PLAIN: Final = 0
 TEXTS: Final = 1
 """Dictionary of messages, tools and instructions."""
 RECORDS: Final = 2
-"""Dictionary of what the program itself writes: receipts, parameters, cuts."""
+"""Dictionary of what the program itself writes: cuts, usage of summaries. Receipts, up to migration 19."""
 _AGAINST: Final = 3
 """Compressed with another text for a dictionary: who reads it must have that one. Ends with a checksum of the text."""
+RECEIPTS: Final = 4
+"""Dictionary of receipts and of requests' parameters."""
 
 _SHORTEST: Final = 16  # bytes of a text that is worth a try
 _LEVEL: Final = 5
 """Level 3, Zstandard's own default, leaves a twenty-fifth more and takes two thirds as long; level 9 saves a thirtieth
 and takes twice as long."""
 _FOLDER: Final = Path(__file__).parent / "dictionaries"
-_FILES: Final = {TEXTS: "texts-1.zdict", RECORDS: "records-1.zdict"}
+_FILES: Final = {TEXTS: "texts-1.zdict", RECORDS: "records-1.zdict", RECEIPTS: "receipts-1.zdict"}
 _LARGEST_BASE: Final = 32 * 1024 * 1024  # bytes of a text that others are compressed against
 
 
@@ -207,7 +209,7 @@ def decode_exchange(stored: bytes) -> str:
     return _EXCHANGE + stored.hex() if len(stored) == _KEY else _text_in(stored)
 
 
-@lru_cache(maxsize=_RECENT)
+@lru_cache(maxsize=1024)
 def encode_session(key: str) -> bytes:
     """Return the internal name of a session as it is stored."""
     dialect, _, digits = key.rpartition("-")
@@ -330,6 +332,10 @@ def _pack_record(text: str) -> bytes:
     return pack(text, RECORDS)
 
 
+def _pack_receipt(text: str) -> bytes:
+    return pack(text, RECEIPTS)
+
+
 class PackedText(StoredAsBytes):
     """A text that came from a client or a model."""
 
@@ -343,6 +349,14 @@ class PackedRecord(StoredAsBytes):
 
     cache_ok = True
     encode = staticmethod(_pack_record)
+    decode = staticmethod(unpack)
+
+
+class PackedReceipt(StoredAsBytes):
+    """A receipt, or the parameters of a request."""
+
+    cache_ok = True
+    encode = staticmethod(_pack_receipt)
     decode = staticmethod(unpack)
 
 

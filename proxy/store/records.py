@@ -19,9 +19,10 @@ from proxy.store.packing import is_plain
 from proxy.trimming import Change, Cut, Hidden
 
 CHAT: Final = "chat"  # the dialect of every session that does not say which one it speaks
+_RECENT: Final = 1024  # sessions whose names are remembered
 
 
-@lru_cache(maxsize=4096)  # it is asked for several times in each request
+@lru_cache(maxsize=_RECENT)  # it is asked for several times in each request
 def session_key(tenant: str, session: str, dialect: str = CHAT) -> str:
     """Return the internal name of a session from its owner, its id and its dialect.
 
@@ -36,7 +37,7 @@ def session_key(tenant: str, session: str, dialect: str = CHAT) -> str:
     return name if dialect == CHAT else f"{dialect}-{name}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_RECENT)
 def dialect_of(key: str) -> Dialect:
     """Return the dialect of the session with this internal name."""
     return dialect_named(key.rpartition("-")[0] or CHAT)
@@ -51,6 +52,10 @@ class Status(StrEnum):
     FAILED = "failed"  # there is no reply: the upstream refused, broke or was not understood
     CANCELLED = "cancelled"  # the client left before there was anything to keep
     INTERRUPTED = "interrupted"  # the process ended before it settled; found at a later start
+
+
+FAILURES: Final = (Status.FAILED.value, Status.PARTIAL.value, Status.INTERRUPTED.value)
+"""Those of requests that failed or broke off."""
 
 
 class Source(StrEnum):
@@ -269,6 +274,20 @@ NOTHING_CAME: Final[dict[str, Any]] = {
 """What the columns of an exchange say that its end fills, until it does."""
 
 
+_MODEL: Final = "\x01"
+"""Stands in stored parameters for the model, which has a column of its own. JSON never holds this character."""
+
+
+def without_model(parameters: str, model: str) -> str:
+    """Return the JSON of a request's parameters as their column has it."""
+    return parameters.replace(orjson.dumps(model).decode(), _MODEL)
+
+
+def with_model(stored: str, model: str) -> str:
+    """Return what `without_model` was given."""
+    return stored.replace(_MODEL, orjson.dumps(model).decode())
+
+
 def opened_columns(opening: Opening) -> dict[str, Any]:
     """Return the row of an exchange that begins; `session`, `tools` and `instructions` have names of other rows."""
     return {
@@ -285,7 +304,7 @@ def opened_columns(opening: Opening) -> dict[str, Any]:
         "policy_version": opening.policy_version,
         "stream": opening.stream,
         "idempotency": opening.idempotency,
-        "parameters": orjson.dumps(dict(opening.parameters)).decode(),
+        "parameters": without_model(orjson.dumps(dict(opening.parameters)).decode(), opening.model),
         "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
         **NOTHING_CAME,
     }

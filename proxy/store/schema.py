@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
-from proxy.store.packing import ExchangeName, HashName, Names, PackedRecord, PackedText, SessionName
+from proxy.store.packing import ExchangeName, HashName, Names, PackedReceipt, PackedRecord, PackedText, SessionName
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -210,7 +210,7 @@ def _of_an_exchange() -> Iterator[Column[Any]]:
     yield from _columns(Text, "status", "kind", "model", "policy", "policy_version")
     yield from _columns(Text, "agent", nullable=True)
     yield from _columns(Boolean, "stream")
-    yield from _columns(PackedRecord, "parameters", "receipt")  # JSON objects
+    yield from _columns(PackedReceipt, "parameters", "receipt")  # JSON objects
     yield from _columns(Names, "messages", "nodes", "replies")
     yield from _columns(HashName, "tools", "instructions", "cut_node", nullable=True)
     yield from _columns(HashName, "idempotency", nullable=True)  # hash of the client's key for this request

@@ -327,6 +327,7 @@ _FORMS: Final = tuple(
     select(table.c.id, table.c.forms).where(*matching(table), table.c.forms.is_not(None))
     for table in (PENDING, EXCHANGES)
 )
+_FORMS_OF: Final = tuple(each.where(each.selected_columns.id.in_(bindparam("ids", expanding=True))) for each in _FORMS)
 _VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
     select(INSTRUCTIONS)
@@ -386,7 +387,17 @@ def encode_forms(forms: Sequence[tuple[str, Message]], said: Mapping[str, str]) 
 
 def forms_in(connection: StoreConnection, key: str) -> list[Form]:
     """Return the forms that a session has, the oldest first; one that was brought again is there again."""
-    found = {row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})}
+    return _forms_of_rows({row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})})
+
+
+def forms_of(connection: StoreConnection, key: str, exchanges: Sequence[str]) -> list[Form]:
+    """Return the forms that these exchanges brought, the oldest first."""
+    asked = [{"key": key, "ids": some} for some in in_parts(exchanges)]
+    rows = [row for each in _FORMS_OF for some in asked for row in connection.execute(each, some)]
+    return _forms_of_rows({row.id: row.forms for row in rows})
+
+
+def _forms_of_rows(found: Mapping[str, bytes]) -> list[Form]:
     return [
         Form(exchange=exchange, node=decode_name(node), body=decode_name(body), packed=packed)
         for exchange in sorted(found, key=encode_exchange)
@@ -425,9 +436,10 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
         return None
     asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
     found = {row.body: row.text for by in (_BY_PREFIX, _REPLIES_BY_PREFIX) for row in connection.execute(by, asked)}
-    for form in forms_in(connection, key):
-        if form.body.startswith(prefix) and form.body not in found:
-            found[form.body] = form_text(connection, key, form)
+    if not found:  # forms are never told to anybody by a name: those of a whole session are read to find one
+        for form in forms_in(connection, key):
+            if form.body.startswith(prefix) and form.body not in found:
+                found[form.body] = form_text(connection, key, form)
     if len(found) != 1:
         return None
     ((name, text),) = found.items()

@@ -178,13 +178,22 @@ def _written(values: Iterable[JsonValue], text: Callable[[str], str], names: _Na
         if type(value) is Number
         else text(value)
         if type(value) is str
-        else f"[{','.join(_written(value, text, names))}]"
+        else _written_array(value, text, names)
         if type(value) in _ARRAYS
         else _written_object(value, text, names)
         if type(value) in OBJECTS
         else _CONSTANTS[value]
         for value in values
     ]
+
+
+def _written_array(items: list[JsonValue], text: Callable[[str], str], names: _Names) -> str:
+    width = len(items[0]) if items and type(items[0]) in _ARRAYS else 0
+    if width and _ARRAYS.issuperset(map(type, items)) and set(map(len, items)) == {width}:
+        # The rows of a table: their cells are written all at once.
+        cells = iter(_written(chain.from_iterable(items), text, names))
+        return f"[[{'],['.join(map(','.join, zip(*[cells] * width, strict=True)))}]]"
+    return f"[{','.join(_written(items, text, names))}]"
 
 
 def _written_object(members: Members, text: Callable[[str], str], names: _Names) -> str:

@@ -26,7 +26,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -50,13 +51,17 @@ _KEY_COST: Final = 3  # characters that a form needs beside its names and values
 _ABSENT_COST: Final = 5  # characters of a cell for what is not there
 
 
-_Fields: TypeAlias = "dict[str, JsonValue]"
+_Fields: TypeAlias = "dict[str, JsonValue]"  # the members of one record
+_Held: TypeAlias = "dict[str, list[JsonValue]]"  # by name what each record has of it
+_name_of: Final = itemgetter(0)
+_value_of: Final = itemgetter(1)
 
 
 class _Column(Struct, frozen=True, kw_only=True):
     """One key of records."""
 
     name: str
+    values: list[JsonValue]  # what each record has of it; None where it is absent
     constant: str | None = None  # what all records have, as it is written in the heading; None where they differ
     inner: tuple[_Column, ...] = ()  # where every value is an object with the same keys, or a list of such: these
     is_list: bool = False
@@ -131,26 +136,48 @@ def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | 
     """Return the table of records; None where they are none, or where it would not be shorter."""
     if len(records) < 2:
         return None
-    objects = _objects(records)
+    held = _by_name(records)
+    objects = _objects(records) if held is None else []
     if objects is None:
         return None
-    first = objects[0].keys()
-    uniform = all([fields.keys() == first for fields in objects])
-    everywhere = first if uniform else set(first).intersection(*objects[1:])
+    first = held if held is not None else objects[0]
+    everywhere = first if held is not None else set(first).intersection(*objects[1:])
     shared = [name for name in first if name in everywhere and _NAME.fullmatch(name)]
     # Asked first: what is inside of it is looked into once.
-    if not _pays(len(objects), shared, _TABLE_COST):
+    if not _pays(len(records), shared, _TABLE_COST):
         return None
-    columns = [_column(name, [fields[name] for fields in objects], names) for name in shared]
-    columns += [] if uniform else _optional(objects, shared)
-    told = frozenset(column.name for column in columns)
-    rows = _rows(objects, _with_cells(columns))
-    if not uniform or len(told) < len(first):
-        for fields, row in zip(objects, rows, strict=True):
-            rest = tuple([_member(name, value) for name, value in fields.items() if name not in told])
+    if held is None:
+        held = {name: [fields[name] for fields in objects] for name in shared}
+    columns = [*(_column(name, held[name], names) for name in shared), *_optional(objects, shared)]
+    rows = _rows(_with_cells(columns), len(records))
+    if objects or len(columns) < len(first):
+        known = frozenset(column.name for column in columns)
+        for record, row in zip(records, rows, strict=True):
+            rest = tuple([_member(name, value) for name, value in record if name not in known])
             if rest:
                 row.append(rest)
     return _Table((_heading(columns), tuple(zip(names, rows, strict=True)) if names else rows))
+
+
+def _by_name(records: Sequence[JsonValue]) -> _Held | None:
+    """Return the values of records by name, where all have the names of the first one, each once; else None.
+
+    Where they have them in the same order, as most have, nothing is done record by record.
+    """
+    first = records[0] if records else None
+    if type(first) not in OBJECTS or not first or not OBJECTS.issuperset(map(type, records)):
+        return None
+    names, width = [name for name, _ in first], len(first)
+    if len(set(names)) < width or set(map(len, records)) != {width}:
+        return None
+    members = list(chain.from_iterable(records))
+    if list(map(_name_of, members)) == names * len(records):
+        values = list(map(_value_of, members))
+        return {name: values[at::width] for at, name in enumerate(names)}
+    objects: list[_Fields] = list(map(dict, records))
+    if any(fields.keys() != objects[0].keys() for fields in objects):
+        return None
+    return {name: [fields[name] for fields in objects] for name in names}
 
 
 def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
@@ -171,7 +198,7 @@ def _pays(records: int, names: Iterable[str], cost: int) -> bool:
     return (records - 1) * sum(len(name) + _KEY_COST for name in names) > cost
 
 
-def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Column:
+def _column(name: str, values: list[JsonValue], keys: Sequence[str]) -> _Column:
     first = values[0]
     if type(first) in CONTAINERS:
         is_list = is_items(first)
@@ -179,22 +206,18 @@ def _column(name: str, values: Sequence[JsonValue], keys: Sequence[str]) -> _Col
             inner = _inner(list(chain.from_iterable(values)) if all(map(is_items, values)) else [])
         else:
             inner = _inner(values)
-        return _Column(name=name, inner=inner, is_list=is_list, cells=_with_cells(inner))
+        return _Column(name=name, values=values, inner=inner, is_list=is_list, cells=_with_cells(inner))
     if keys and type(first) is str and first == keys[0] and values == keys:
-        return _Column(name=name, constant=KEY)
-    return _Column(name=name, constant=_constant(values))
+        return _Column(name=name, values=values, constant=KEY)
+    return _Column(name=name, values=values, constant=_constant(values))
 
 
 def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
     """Return the columns of values that are objects with the very same keys; none where they are not."""
-    if len(values) < 2 or not is_members(values[0]):
+    held = _by_name(values) if len(values) > 1 else None
+    if held is None or not _pays(len(values), held, _NESTED_COST) or not all(map(_NAME.fullmatch, held)):
         return ()
-    objects = _objects(values)
-    if objects is None or any(fields.keys() != objects[0].keys() for fields in objects):
-        return ()
-    if not _pays(len(objects), objects[0], _NESTED_COST) or not all(map(_NAME.fullmatch, objects[0])):
-        return ()
-    return tuple([_column(name, [fields[name] for fields in objects], ()) for name in objects[0]])
+    return tuple([_column(name, column, ()) for name, column in held.items()])
 
 
 def _constant(values: Sequence[JsonValue]) -> str | None:
@@ -214,7 +237,7 @@ def _optional(objects: Sequence[_Fields], shared: Iterable[str]) -> list[_Column
     told = frozenset(shared)
     counts = Counter(name for fields in objects for name in fields if name not in told)
     return [
-        _Column(name=name, is_optional=True)
+        _Column(name=name, values=[fields.get(name) for fields in objects], is_optional=True)
         for name, count in counts.items()
         if count * (len(name) + _KEY_COST) > (len(objects) - count) * _ABSENT_COST + len(name) + _KEY_COST
         and _NAME.fullmatch(name)
@@ -230,20 +253,23 @@ def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
     return tuple([column for column in columns if column.has_cell])
 
 
-def _rows(objects: Sequence[_Fields], columns: Sequence[_Column]) -> list[list[JsonValue]]:
-    """Return what each object holds of the columns; column by column, which is faster than row by row."""
+def _rows(columns: Sequence[_Column], count: int) -> list[list[JsonValue]]:
+    """Return what each of so many records holds of the columns; column by column, which is faster than row by row."""
     if not columns:
-        return [[] for _ in objects]
-    cells = [_cells(column, [fields.get(column.name) for fields in objects]) for column in columns]
-    return list(map(list, zip(*cells, strict=True)))
+        return [[] for _ in range(count)]
+    return list(map(list, zip(*map(_cells, columns), strict=True)))
 
 
-def _cells(column: _Column, values: list[JsonValue]) -> list[JsonValue]:
-    if not column.inner:
-        return [_tabulated(value) if type(value) in CONTAINERS else value for value in values]
-    if column.is_list:
-        return [_rows(list(map(dict, value)), column.cells) for value in values]
-    return _rows(list(map(dict, values)), column.cells)
+def _cells(column: _Column) -> list[JsonValue]:
+    values = column.values
+    if column.is_list and column.inner:
+        rows = iter(_rows(column.cells, sum(map(len, values))))
+        return [list(islice(rows, len(value))) for value in values]
+    if column.inner:
+        return list(_rows(column.cells, len(values)))
+    if CONTAINERS.isdisjoint(map(type, values)):
+        return values
+    return [_tabulated(value) if type(value) in CONTAINERS else value for value in values]
 
 
 def _has_table(value: JsonValue) -> bool:

@@ -49,6 +49,9 @@ def test_sessions_are_found_by_id_text_model_and_agent(filled: Proxy) -> None:
     assert ids("model=nobody") == set()
     assert "warehouse" in ids("min_tokens=5000")
     assert "desk-0" not in ids("min_tokens=5000")
+    assert filled.chat("refused", "hello", model="fault:500").status_code == 500
+    assert ids("failed=true") == {"refused"}
+    assert 'href="/ui/sessions?failed=true&amp;since=7d"' in filled.client.get("/ui").text
     found = filled.client.get("/ui/sessions.json?text=Question+2").json()["found"]
     assert {each["session"] for each in found["data"]} == {"desk-2"}
     assert found["searched"]["complete"] is True

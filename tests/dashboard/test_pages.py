@@ -110,7 +110,7 @@ def test_files_have_their_pinned_types(filled: Proxy, name: str, kind: str) -> N
         ("/ui/sessions?limit=0", "greater than or equal to 1"),
         ("/ui/sessions?limit=1000", "less than or equal to 200"),
         ("/ui/sessions?after=nonsense", "next"),
-        ("/ui/sessions?order=newest", "It can be: after, agent, deleted, limit, min_tokens, model, q"),
+        ("/ui/sessions?order=newest", "It can be: after, agent, deleted, failed, limit, min_tokens, model, q"),
         ("/ui/sessions?since=yesterday", "a time ago (24h, 7d, 2w)"),
         ("/ui?since=yesterday", "a time ago (24h, 7d, 2w)"),
         ("/ui?since=2026-11-02&until=2026-11-01", "until must be later than since"),

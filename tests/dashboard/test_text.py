@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,11 +37,9 @@ def test_a_difference_is_told_word_by_word_where_much_is_alike() -> None:
     assert [(piece.kind, piece.text) for piece in pieces][1:3] == [("gone", "4"), ("new", "5")]
 
 
-def test_long_texts_are_compared_at_once() -> None:
-    began = time.perf_counter()
-    pieces = difference("a b " * 50_000, "c d " * 50_000)
-    assert time.perf_counter() - began < 2
-    assert {piece.kind for piece in pieces} >= {"gone", "new"}
+def test_long_texts_are_not_compared_word_by_word() -> None:
+    pieces = difference("a b " * 50_000, "a d " * 50_000)
+    assert [piece.kind for piece in pieces] == ["same", "gone", "new", "same"]
 
 
 def test_times_are_written_for_people() -> None:

@@ -42,7 +42,7 @@ def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_pa
         long = ask(served.url, "long", "long:6+gate", stream=True)
         whole = ask(served.url, "whole", "echo+hold", stream=False)
         short = ask(served.url, "short", "echo+delay:600", stream=True)
-        until(lambda: len(upstream.log) == 3, "all are asked", 20)
+        until(lambda: len(upstream.log) == 3, "all are asked")
         assert served.stop() == 0
         last = long.result(20).content.rstrip().rpartition(b"\n\n")[2]
         assert last.startswith(b'data: {"error":')
@@ -61,7 +61,7 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
     config = config_file(tmp_path, upstream, store, server={"workers": workers, "drain_timeout": 600})
     with Served(config).wait() as served:
         asked = ask(served.url, "long", "long:6+gate", stream=True)
-        until(lambda: upstream.open == 1, "it is asked", 20)
+        until(lambda: upstream.open == 1, "it is asked")
         served.process.send_signal(signal.SIGTERM)
 
         def refused() -> bool:
@@ -71,8 +71,8 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
                 return True
             return False
 
-        until(refused, "nothing new is accepted", 20)
+        until(refused, "nothing new is accepted")
         served.stop()
         with pytest.raises(httpx.HTTPError):
             asked.result(20)
-        until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left", 20)
+        until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left")

@@ -137,8 +137,9 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert ask(served.url, "s", [user("hi")], hashed).status_code == 401
         assert ask(served.url, "s", [user("hi")], late).status_code == 401
         data["auth"]["keys"] = [*data["auth"]["keys"][1:], {"key": late, "tenant": "late"}]
+        data["budgets"].insert(0, {"tenant": "nobody", "requests_per_minute": 7})
         config.write_text(json.dumps(data))
-        until(lambda: _accepted_everywhere(served.url, late), "it is so in time", 40)
+        until(lambda: _accepted_everywhere(served.url, late), "it is so in time")
         until(
             lambda: all(ask(served.url, "s", [user("hi")], one).status_code == 401 for _ in range(12)),
             "it is so in time",
@@ -149,6 +150,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert call(served.url, "GET", "/metrics", late).status_code == 403
         assert call(served.url, "DELETE", "/tenants/late", other).status_code == 403
         assert _until_refused(served.url, spends) > 1
+        check_the_policies_page_tells_budgets(served.url, spends)
         assert ask(served.url, "beside", [user("hi")], beside).status_code == 200  # another key of this tenant
         assert call(served.url, "DELETE", "/tenants/late", ADMIN).json()["deleted"] >= 1
         tenants = {row["group"] for row in get(served.url, "/stats", ADMIN, group="tenant")["data"]}
@@ -162,7 +164,23 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         told = refused.json()["error"]["message"]
         assert re.match(r"Key 'spends' has used \d+\.\d{4} of 0\.4 dollars \(dollars_per_month\)\. It goes on", told)
         assert call(served.url, "DELETE", "/tenants/other", ADMIN).status_code == 200
-        until(lambda: ask(served.url, "s", [user("hi")], spends).status_code == 200, "nothing of it is left", 10)
+        until(lambda: ask(served.url, "s", [user("hi")], spends).status_code == 200, "nothing of it is left")
+
+
+def check_the_policies_page_tells_budgets(base: str, key: str) -> None:
+    """See that it shows the settings as they are now, not as they were at the start, and what is used."""
+    shown = get(base, "/ui/policies.json", ADMIN)
+    assert "tenant: nobody" in shown["settings"]
+    assert len(shown["budgets"]) == 5
+
+    def is_used_up() -> bool:
+        own = get(base, "/ui/policies.json", key)
+        assert own["settings"] is None
+        ((whose, used, most),) = [(each["whose"], each["used"], each["most"]) for each in own["budgets"]]
+        return bool(whose == "Key 'spends'" and used >= most)
+
+    until(is_used_up, "it is known everywhere", 30)
+    assert "dollars this month" in call(base, "GET", "/ui/policies", key).text
 
 
 def _until_refused(base: str, key: str) -> int:
@@ -176,7 +194,7 @@ def _until_refused(base: str, key: str) -> int:
             return False
         return int(answer.headers["retry-after"]) >= 1
 
-    until(refused, "the budget refuses", 20)
+    until(refused, "the budget refuses")
     return len(answered)
 
 
@@ -193,9 +211,9 @@ def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upst
         def left() -> list[str]:
             return [each["id"] for each in get(served.url, "/sessions")["data"]]
 
-        until(lambda: len(left()) <= 3, "it is so in time", 40)
+        until(lambda: len(left()) <= 3, "it is so in time")
         assert set(left()) <= {"s5", "s6", "s7"}  # the oldest went
-        until(lambda: left() == [], "it is so in time", 60)
+        until(lambda: left() == [], "it is so in time")
         assert get(served.url, "/search", q="hi")["data"] == []
         told = get(served.url, "/stats")["total"]
         assert (told["requests"], told["sessions"]) == (8, 0)
@@ -225,9 +243,9 @@ def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
     with Served(config).wait() as served, ThreadPoolExecutor(8) as pool:
         assert is_ready()
         streams = [pool.submit(stream, number) for number in range(8)]
-        until(lambda: upstream.open == 8, "all are asked", 20)
+        until(lambda: upstream.open == 8, "all are asked")
         served.process.send_signal(signal.SIGTERM)
-        until(lambda: not is_ready(), "nothing new is taken", 5)
+        until(lambda: not is_ready(), "nothing new is taken")
         assert not any(each.done() for each in streams)
         upstream.gate.set()
         for each in streams:
@@ -307,6 +325,10 @@ def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
 
         def found(words: str) -> set[str]:
             told = get(served.url, "/search", q=words)
+            for _ in range(30):  # a machine that is busy does not look at all in a second
+                if told["searched"]["complete"]:
+                    break
+                told = get(served.url, "/search", q=words)
             assert told["searched"]["complete"]
             return {each["session"] for each in told["data"]}
 
@@ -314,7 +336,7 @@ def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
             names = [f"s{number}" for number in range(12)]
             assert all(pool.map(lambda name: ask(served.url, name, [user(f"parcel {name}, 预算")]).is_success, names))
             assert list(pool.map(found, ["parcel"] * 8)) == [{"old", *names}] * 8
-        until(lambda: get(served.url, "/search", q="parcel")["searched"]["index"], "all is indexed", 20)
+        until(lambda: get(served.url, "/search", q="parcel")["searched"]["index"], "all is indexed")
         assert found("预算") == {"old", *names}
         assert found("预算表") == {"old"}
         assert found("PARCEL s7") == {"s7"}

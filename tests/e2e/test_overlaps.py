@@ -108,7 +108,7 @@ def test_results_that_come_at_once_stay_with_their_calls(proxy: Proxy, upstream:
         for call in calls:
             result = {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["name"]}
             asked.append(threads.submit(proxy.chat, session, [result], "lenient+long:3+gate", stream=True))
-        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
+        until(lambda: len(upstream.log) == before + 2, "both have arrived")
         upstream.gate.set()
         assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
     assert sorted(said(proxy, session)) == ["both", "find", "look"]
@@ -137,7 +137,7 @@ def test_the_same_request_twice_has_one_place(proxy: Proxy, upstream: Upstream, 
 
     with ThreadPoolExecutor(1) as threads:
         one = threads.submit(proxy.chat, session, sent, "long:3+gate", stream=True, headers=headers)
-        until(pending, "the first one is under way", 20)
+        until(pending, "the first one is under way")
         # The second one is answered before the first.
         other = proxy.chat(session, sent, "long:3", stream=True, headers=headers)
         upstream.gate.set()
@@ -158,7 +158,7 @@ def test_the_same_request_twice_at_the_same_moment_has_one_place(
     before = len(upstream.log)
     with ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(proxy.chat, session, sent, "long:3+gate", stream=True) for _ in range(2)]
-        until(lambda: len(upstream.log) == before + 2, "both have arrived", 20)
+        until(lambda: len(upstream.log) == before + 2, "both have arrived")
         upstream.gate.set()
         assert all(each.result().content.endswith(b"data: [DONE]\n\n") for each in asked)
     assert [row["status"] for row in proxy.exchanges(session)] == ["complete"] * 3

@@ -82,7 +82,7 @@ def test_an_answer_comes_down_as_it_comes(proxy: Proxy, upstream: Upstream) -> N
 def test_a_client_that_leaves_frees_the_provider(proxy: Proxy, upstream: Upstream) -> None:
     with proxy.client.stream("GET", "/v1/ticks") as answer:
         next(answer.iter_bytes())
-    until(lambda: upstream.left == 1 and upstream.open == 0, "the provider is free", 1)
+    until(lambda: upstream.left == 1 and upstream.open == 0, "the provider is free")
 
 
 def test_redirects_are_the_clients_affair(proxy: Proxy, upstream: Upstream) -> None:

@@ -490,7 +490,7 @@ def test_a_client_that_leaves_while_it_is_answered_harms_nothing(
     ):
         next(answer.iter_bytes())
     upstream.gate.set()
-    until(lambda: proxy.exchanges(session), "it is stored", 30)
-    until(lambda: proxy.exchanges(session)[0]["status"] != "pending", "it is settled", 30)
+    until(lambda: proxy.exchanges(session), "it is stored")
+    until(lambda: proxy.exchanges(session)[0]["status"] != "pending", "it is settled")
     assert proxy.chat(session, "again", tools=TOOLS).status_code == 200
     assert [request.refused for request in upstream.log] == [None] * len(upstream.log)

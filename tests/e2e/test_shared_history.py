@@ -74,7 +74,7 @@ def test_what_is_old_is_compressed_beside_the_requests_for_all_of_them(
     answer = proxy.chat(session, talk, model, headers={"x-agent-name": "planner"})
     assert 48_000 < int(answer.headers["x-context-tokens-before"]) < 60_000
     assert answer.headers["x-context-edits"] == ""
-    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
+    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there")
     more = [*talk, {"role": "assistant", "content": "fine"}]
     more += [{"role": ("user", "assistant")[at % 2], "content": f"{at} " + "word " * 2_000} for at in range(7)]
     answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
@@ -100,7 +100,7 @@ def test_a_summarizer_that_fails_stops_nobody(proxy: Proxy, upstream: Upstream, 
     answer = proxy.chat(session, more, model, headers={"x-agent-name": "planner"})
     assert int(answer.headers["x-context-tokens-sent"]) <= 60_000
     assert "drop_oldest" in answer.headers["x-context-edits"]
-    until(lambda: proxy.get(f"/sessions/{session}")["summarizer"]["failed"] > 0, "it is noted", 30)
+    until(lambda: proxy.get(f"/sessions/{session}")["summarizer"]["failed"] > 0, "it is noted")
     assert len(proxy.messages(session)) == 34
 
 
@@ -112,7 +112,7 @@ def test_the_model_asks_for_compression_itself(proxy: Proxy, upstream: Upstream,
     reply = answer.json()["choices"][0]["message"]
     assert not reply.get("tool_calls")
     assert "compress_chat_history" in str([request.json.get("tools") for request in upstream.log])
-    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
+    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there")
     said += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "go on"}]
     answer = proxy.chat(session, said, "say:fine", tools=tools)
     assert "summarize" in answer.headers["x-context-edits"]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.metered import PRICES, Metered
 from tests.support.served import SECONDS, Served, config_file
+from tests.support.tongues import TONGUES
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -132,26 +133,28 @@ def say(base: str, path: str, session: str, body: dict[str, Any], **headers: str
 
 
 def talk(base: str, dialect: str, session: str, turns: int) -> None:
-    """Talk in one of the three APIs; each request brings the whole history, over a connection of its own."""
-    history: list[Any] = []
+    """Talk in one of the three APIs; each request brings the whole history, over a connection of its own.
+
+    Every other answer is a stream.
+    """
+    tongue, history = TONGUES[dialect], list[Any]()
     for turn in range(turns):
         text = f"Parcel {turn} of {session}: it should go to another shelf before the evening. " * 18
         history.append({"role": "user", "content": text + ("look it up" if turn % 4 == 3 else "")})
+        body: dict[str, Any] = {"model": "m", "stream": turn % 2 == 1}
         if dialect == "chat":
-            tools = {"tools": [TOOL], "stream": turn % 2 == 1, "stream_options": {"include_usage": True}}
-            if not tools["stream"]:
-                del tools["stream_options"]
-            answer = say(base, "/v1/chat/completions", session, {"model": "m", "messages": history, **tools})
-            said = {"role": "assistant", "content": "The parcel was moved to the other shelf."}
+            body |= {"messages": history, "tools": [TOOL]}
+            body |= {"stream_options": {"include_usage": True}} if body["stream"] else {}
         elif dialect == "responses":
-            answer = say(base, "/v1/responses", session, {"model": "m", "input": history})
-            said = {} if answer.status_code != 200 else answer.json()["output"][0]
+            body |= {"input": history}
         else:
-            body = {"model": "m", "max_tokens": 100, "messages": history, "system": "You keep a depot."}
-            answer = say(base, "/v1/messages", session, body, **{"anthropic-version": "2023-06-01"})
-            said = {} if answer.status_code != 200 else {"role": "assistant", "content": answer.json()["content"]}
+            body |= {"max_tokens": 100, "messages": history, "system": "You keep a depot."}
+        answer = say(base, tongue.path, session, body, **tongue.headers)
         assert answer.status_code == 200, answer.text
-        history.append(said)
+        if dialect == "chat":  # whatever the proxy looked up in between
+            history.append({"role": "assistant", "content": "The parcel was moved to the other shelf."})
+        else:
+            history += tongue.reply(answer.content, stream=body["stream"])
 
 
 def test_the_bill_of_three_dialects_with_summaries_and_recalls_is_what_all_figures_say(

@@ -121,7 +121,7 @@ def test_four_workers_send_spans_and_metrics_and_pass_the_trace_on(
             provider.refuses = b"something else"
             assert post(served.url, "/v1/chat/completions", {"model": "m", "messages": said}).status_code == 400
             assert post(served.url, "/v1/chat/completions", {"model": "m"}).status_code == 400  # it is never sent
-            until(lambda: len(collector.spans) == 12, "all spans are sent", 20)
+            until(lambda: len(collector.spans) == 12, "all spans are sent")
             assert served.stop() == 0
         bills = [provider.bills[name] for name in ("chat", "responses", "messages")]
         sent = [headers["traceparent"].split("-") for headers in provider.headers]

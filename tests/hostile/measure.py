@@ -484,12 +484,12 @@ async def _talk(target: Target, number: int, counted: Counter[str]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     while counted["asked"] < EXCHANGES:
         counted["sessions"] += 1
+        session = b"X-Session-ID: load-%d" % counted["sessions"]
         history: list[dict[str, Any]] = []
         for turn in range(20):
             counted["asked"] += 1
             history += [{"role": "user", "content": f"{number} {counted['asked']} " + "word " * 20}]
             body = orjson.dumps(target.seeds.body(history, {"stream": turn % 2 == 1}))
-            session = b"X-Session-ID: load-%d" % counted["sessions"]
             writer.write(post(target.seeds.path, body, session).replace(b"Connection: close\r\n", b""))
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]

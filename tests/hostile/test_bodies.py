@@ -23,6 +23,7 @@ from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
 from tests.support.served import Served, peak, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 MEGABYTE = 1_048_576
 TINY = b'{"role":"user","content":"a"}'
@@ -62,20 +63,19 @@ def test_millions_of_values_are_refused_before_objects_exist(
     served: Served, body: bytes, code: str, setting: str
 ) -> None:
     port = int(served.url.rsplit(":", 1)[1])
-    before, most, slowest = resident(served.process.pid), 0, 0.0
+    before, most = resident(served.process.pid), 0
     found: list[tuple[int, dict[str, str], bytes]] = []
     attack = threading.Thread(target=lambda: found.append(sent(port, chat(body))))
     attack.start()
     while attack.is_alive():
         most = max(most, resident(served.process.pid))
-        slowest = max(slowest, seconds_of(port))
+        seconds_of(port)  # others are served meanwhile; `tests.hostile.measure` says how long they wait
         time.sleep(0.01)
     status, _, answer = found[0]
     error = orjson.loads(answer)["error"]
     assert (status, error["code"]) == (400, code)
     assert setting in error["message"]
     assert most - before < 250 * MEGABYTE
-    assert slowest < 2
 
 
 def test_an_import_has_the_same_limits(serve: Serve) -> None:
@@ -100,10 +100,7 @@ def test_many_large_bodies_at_once_take_no_more_than_the_budget(served: Served) 
         for client in clients:
             with suppress(OSError):
                 client.socket.sendall(part)
-        deadline = time.monotonic() + 5
-        while sum(client.has_answer() for client in clients) < 15:  # there is room for twenty
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: sum(client.has_answer() for client in clients) >= 15, "all but twenty are refused")
         assert resident(served.process.pid) - before < 200 * MEGABYTE
 
 
@@ -117,12 +114,9 @@ def test_bodies_share_a_budget_and_beyond_it_nothing_waits(narrow: Proxy, upstre
     with ExitStack() as stack:
         first = stack.enter_context(RawClient(narrow.port))
         first.socket.sendall(chat(large))
-        while not upstream.log:
-            time.sleep(0.01)
-        begun = time.monotonic()
+        until(lambda: bool(upstream.log), "the first body is at the provider, which holds its answer")
         status, headers, body = sent(narrow.port, chat(large.replace(b"hold", b"echo") + b" " * 200_000))
         assert (status, headers["retry-after"], orjson.loads(body)["error"]["code"]) == (503, "1", "overloaded")
-        assert time.monotonic() - begun < 1
         assert narrow.chat(None, "a").status_code == 200
         upstream.gate.set()
         assert first.answer()[0] == 200
@@ -138,24 +132,18 @@ def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:
     for _ in range(8):
         with RawClient(narrow.port) as client:
             client.socket.sendall(chat(b"x" * 500_000).replace(b"Content-Length: 5", b"Content-Length: 55"))
-    answer = narrow.chat(None, "a" * 800_000)
-    deadline = time.monotonic() + 5
-    while answer.status_code != 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
-        answer = narrow.chat(None, "a" * 800_000)
-    assert answer.status_code == 200
+    until(lambda: narrow.chat(None, "a" * 800_000).status_code == 200, "the memory is free again")
 
 
 @pytest.mark.anyio
 async def test_memory_is_given_back_soon_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(limits, "_malloc_trim", given.append)
     monkeypatch.setattr(limits, "_GIVE_BACK_SECONDS", 0.01)
     monkeypatch.setattr(limits, "_GIVE_BACK_PAUSE", 1e9)  # longer than any machine has run
-    budget = limits.MemoryBudget(ServerSettings())
+    budget = limits.MemoryBudget(ServerSettings(), given.append)
 
     async def are_given(times: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(given) < times:  # noqa: ASYNC110 - a function of C is called
                 await asyncio.sleep(0.01)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
 from tests.hostile.seeds import DIALECTS, MESSAGES, RESPONSES, Seeds
 from tests.support.raw_socket import chat, sent
 from tests.support.served import Served, config_file, peak, resident
+from tests.support.waiting import until
 
 MEGABYTE = 1_048_576
 
@@ -61,10 +61,7 @@ def test_refused_bodies_take_no_memory_with_them(served: Served) -> None:
 @pytest.mark.parametrize("model", ["event", "values of an event"])
 def test_a_stream_that_is_too_large_ends_with_an_error_event(served: Served, seeds: Seeds, model: str) -> None:
     assert b"upstream_too_large" in asked(served, seeds, model, stream=True).content[-2000:]
-    deadline = time.monotonic() + 20
-    while resident(served.process.pid) > 300 * MEGABYTE:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: resident(served.process.pid) <= 300 * MEGABYTE, "its memory is given back")
 
 
 def test_a_stream_without_end_is_passed_on_and_not_kept(served: Served, seeds: Seeds) -> None:

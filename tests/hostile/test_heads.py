@@ -12,10 +12,11 @@ import pytest
 
 from proxy.server import limits
 from tests.e2e.conftest import Serve
-from tests.support.raw_socket import RawClient, chat, request, seconds_of, sent
+from tests.support.raw_socket import RawClient, chat, request, sent
 from tests.support.served import Served, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 MEGABYTE = 1_048_576
 BODY = b'{"model": "echo", "messages": [{"role": "user", "content": "a"}]}'
@@ -68,7 +69,7 @@ def test_an_endless_head_is_refused_and_takes_no_memory(
         assert client.flood(begin, piece, 64 * MEGABYTE) < 32 * MEGABYTE
         assert client.refusal() == refusal
     assert resident(served.process.pid) - before < 16 * MEGABYTE
-    assert seconds_of(port_of(served)) < 1
+    assert sent(port_of(served), request(b"GET", b"/healthz"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -88,12 +89,10 @@ def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(proxy: Proxy) -> N
 
 
 def test_half_requests_do_not_stay_open(hasty: Proxy) -> None:
-    halves = [socket.create_connection(("127.0.0.1", hasty.port), timeout=5) for _ in range(300)]
+    halves = [socket.create_connection(("127.0.0.1", hasty.port), timeout=60) for _ in range(300)]
     for number, half in enumerate(halves):
         half.sendall(BEGIN if number % 2 else b"")
-    begun = time.monotonic()
     answers = [half.recv(65_536) for half in halves]
-    assert time.monotonic() - begun < 3
     assert {answer[:12] for answer in answers} == {b"", b"HTTP/1.1 408"}
     for half in halves:
         half.close()
@@ -101,17 +100,18 @@ def test_half_requests_do_not_stay_open(hasty: Proxy) -> None:
 
 def test_a_head_that_trickles_is_refused(hasty: Proxy) -> None:
     with RawClient(hasty.port) as client:
-        begun = time.monotonic()
-        for byte in BEGIN:
+        head = BEGIN + b"X-A: " + b"a" * 500
+        for place in range(len(head)):
             time.sleep(0.05)
             try:
-                client.socket.sendall(bytes([byte]))
+                client.socket.sendall(head[place : place + 1])
             except OSError:
                 break
             if client.has_answer():
                 break
+        else:
+            pytest.fail("each byte gave it more time")
         assert client.refusal() == (408, "request_timeout")
-        assert time.monotonic() - begun < 2.5
 
 
 def test_the_next_head_of_a_connection_has_a_time_limit_too(hasty: Proxy) -> None:
@@ -164,9 +164,7 @@ def test_connections_of_one_address_are_limited_where_that_is_set(serve: Serve) 
     finally:
         first.socket.close()
         second.socket.close()
-    deadline = time.monotonic() + 5
-    while sent(proxy.port, request(b"GET", b"/healthz"))[0] != 200:
-        assert time.monotonic() < deadline
+    until(lambda: sent(proxy.port, request(b"GET", b"/healthz"))[0] == 200, "there is room for a connection")
 
 
 def test_a_trailer_decides_nothing(serve: Serve, upstream: Upstream) -> None:

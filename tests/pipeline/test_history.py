@@ -245,3 +245,15 @@ async def test_a_variant_that_the_client_sends_comes_with_the_history(talk: Talk
     await talk.settle(await talk.begin(asked := body("user", "one")), asked, replies=(reply,))
     history = await load(talk, user("one"), ONE, user("two"))
     assert [(node, sent.data) for node, sent in history.variants] == [(history.nodes[1], ONE)]
+
+
+# ------------------------------------------------------------------------------- what a process remembers
+
+
+@pytest.mark.anyio
+async def test_the_sessions_that_are_remembered_are_bounded_early(loader: HistoryLoader) -> None:
+    for number in range(10_001):  # a process that has served more takes no more memory
+        loader.remember(CONTEXT, f"session {number}", [f"reply {number}"])
+    key = (CONTEXT.tenant, CONTEXT.dialect.name)
+    assert loader._replies.get((*key, "reply 0")) is None
+    assert loader._replies.get((*key, "reply 1")) == "session 1"

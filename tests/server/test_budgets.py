@@ -11,7 +11,7 @@ from proxy.config import Budget
 from proxy.errors import OverBudget, StoreUnavailable
 from proxy.pipeline import Background
 from proxy.server.authentication import Identity
-from proxy.server.budgets import Budgets
+from proxy.server.budgets import Budgets, budget_memory
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +66,22 @@ async def test_what_a_key_spent_while_the_store_was_away_is_stored_later() -> No
     late = Budgets(budgets.rows, store, once_back=store.once_back)
     with pytest.raises(OverBudget, match=r"Key 'k' has used 1.1250 of 1 dollars \(dollars_per_day\)"):
         await late.admit(Identity(tenant="t", key="k"))
+
+
+async def test_a_change_of_budgets_lays_nobodys_requests_to_another_ones_charge() -> None:
+    store: Any = _Store()
+    first, second = (Budget(tenant=name, requests_per_minute=2) for name in ("first", "second"))
+    memory = budget_memory(2)
+    budgets = Budgets([first, second], store, memory, once_back=store.once_back)
+    sibling = Budgets([first, second], store, memory, part=1, once_back=store.once_back)
+    for each in (budgets, sibling):
+        await each.admit(Identity(tenant="first"))
+    with pytest.raises(OverBudget, match=r"Tenant 'first' has used 2 of 2 \(requests_per_minute\)"):
+        await budgets.admit(Identity(tenant="first"))
+    budgets.take([second])  # its sibling has not read this yet
+    for _ in range(2):
+        await budgets.admit(Identity(tenant="second"))
+    (use,) = await budgets.standing(Identity(tenant="second"))
+    assert (use.whose, use.limit, use.used, use.most) == ("Tenant 'second'", "requests_per_minute", 2, 2)
+    assert await budgets.standing(Identity(tenant="first")) == []
+    assert len(await sibling.standing(None)) == 2

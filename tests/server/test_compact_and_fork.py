@@ -73,7 +73,7 @@ def test_one_that_was_made_beside_the_requests_is_used_at_once_when_asked_for(
         summarizer={"model": "summary:good"}, policies={"lean": {**policy, "keep": {"rounds": 2, "spans": 9}}}
     )
     said = talk(proxy, session, rounds=14)
-    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there", 30)
+    until(lambda: len(proxy.get(f"/sessions/{session}")["summaries"]) == 1, "a summary is there")
     (made,) = proxy.get(f"/sessions/{session}")["summaries"]
     first = post(proxy, f"/sessions/{session}/compact?policy=lean")
     assert (first.status_code, first.json()["summarized_until"]) == (201, made["summarized_until"])

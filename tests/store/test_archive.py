@@ -12,12 +12,14 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from proxy.conversation import ROOT
+from proxy.conversation import ROOT, body_id
 from proxy.dialects import JsonObject
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.pipeline.session_view import read_lines, write_lines
+from proxy.store import tree
 from proxy.store.archive import read_records
+from proxy.store.database import StoreConnection
 from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut, Status
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
@@ -77,6 +79,34 @@ async def test_everything_of_a_session_is_in_its_export(store: Store) -> None:
     (kept,) = (record for record in records if record["record"] == "cut")
     assert kept["changes"] == {"why": [["drop_oldest", "old"]], "gaps": [[0, 0, 1, 4, 0]], "kept": []}
     assert orjson.loads(orjson.dumps(records)) == records  # plain JSON
+
+
+async def test_forms_are_read_once_for_an_export_and_not_for_a_message_that_is_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(store=store)
+    said = [await talk.say(f"question {number}", f"answer {number}") for number in range(5)]
+    forms = [(made.head, message("assistant", f"form {number}")) for number, made in enumerate(said)]
+    await talk.begin(body("user", "more"), forms=tuple(forms[:3]))
+    await talk.begin(body("user", "and more"), forms=tuple(forms[2:]))
+    whole = await exported(store, talk.key)
+    assert [record["data"]["content"] for record in whole if record.get("data", {}).get("content", "")[:4] == "form"]
+    read: list[str] = []
+    found = tree.forms_in
+
+    def forms_in(connection: StoreConnection, key: str) -> list[tree.Form]:
+        read.append(key)
+        return found(connection, key)
+
+    monkeypatch.setattr("proxy.store.tree.forms_in", forms_in)
+    monkeypatch.setattr("proxy.store.archive._AT_ONCE", 2)
+    assert await exported(store, talk.key) == whole
+    assert len(read) == 2  # once for the forms, once for the texts
+    (reply,) = [row for row in await store.path(talk.key, said[0].head) if row.node == said[0].head]
+    assert await store.body(talk.key, reply.body[:8]) is not None
+    assert len(read) == 2
+    assert await store.body(talk.key, body_id(forms[0][1].raw)[:12]) is not None
+    assert len(read) == 3
 
 
 async def test_what_stands_beside_the_messages_is_in_it_but_for_attempts(store: Store) -> None:

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, func, insert, select, true, update
+from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.exc import IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -387,6 +388,11 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.TooManyConnectionsError("no"), "no connections"),
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
+        (asyncpg.exceptions.InternalClientError("another operation is in progress"), "can be reached"),
+        (
+            AsyncAdapt_asyncpg_dbapi.InternalClientError("another operation"),  # type: ignore[no-untyped-call]
+            "can be reached",
+        ),
         (ConnectionRefusedError(111, "Connection refused"), "can be reached"),
         (TimeoutError(), "can be reached"),
         (PoolTimeout("QueuePool limit"), "in use"),

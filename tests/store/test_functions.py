@@ -327,6 +327,20 @@ async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
     await is_kept(store, again, 1)
 
 
+async def test_the_index_of_exchanges_under_way_reuses_the_room_of_those_that_ended(
+    _migrated_postgres: str,  # noqa: PT019 - its value is used
+) -> None:
+    postgres.execute(_migrated_postgres, f"TRUNCATE {', '.join(METADATA.tables)}")
+    store = await Store.open(_migrated_postgres)
+    for number in range(400):
+        await exchange(store, number, "session")
+    await store.close()
+    with psycopg.connect(_migrated_postgres) as connection:
+        size = connection.execute("SELECT pg_relation_size('pk_pending')").fetchone()
+    assert size is not None
+    assert size[0] <= 2 * 8192  # one page of entries
+
+
 async def test_an_exchange_takes_three_round_trips_and_updates_no_index(
     store: Store, url: str, alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,15 @@ def test_those_that_were_not_used_for_the_longest_go() -> None:
     assert branches.beginning("u", ["a"]) == (1, marks("a"))
 
 
+def test_what_is_remembered_of_all_sessions_is_bounded_early() -> None:
+    branches = Branches()
+    forty = marks(*(f"n{number}" for number in range(40)))
+    for number in range(1_500):  # 30,000 exchanges: a process that served more takes no more memory
+        branches.keep(f"s{number}", 1, forty)
+    assert branches.beginning("s0", ["n0"]) == (0, ())
+    assert branches.beginning("s500", ["n0"]) == (1, forty[:1])
+
+
 def test_a_branch_is_known_with_the_time_at_which_its_session_was_made() -> None:
     branches = Branches()
     assert branches.beginning("s", ["a"]) == (0, ())

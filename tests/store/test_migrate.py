@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -23,6 +24,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store import Status, Store
 from proxy.store.migrate import REVISION, config, current, downgrade, upgrade
+from proxy.store.packing import RECEIPTS, RECORDS, unpack
 from proxy.store.schema import METADATA, NODES
 from tests.support.talk import Talk, body
 
@@ -139,6 +141,36 @@ async def test_exchanges_under_way_move_to_a_table_of_their_own(url: str) -> Non
     row = await store.exchange(under_way)
     assert row is not None
     assert row.status is Status.INTERRUPTED
+    await store.close()
+
+
+async def test_receipts_are_packed_as_older_versions_read_them_before_those_run(url: str) -> None:
+    store = await Store.open(url)
+    talk = Talk(store=store)
+    parameters = {"temperature": 0.5, "model": "gpt-4o", "user": "gpt-4o", "metadata": {"of": 'a "gpt-4o"'}}
+    asked = body("user", "one")
+    receipt = {"plan": [], "edits": [], "upstream_model": "gpt-4o"}
+    await talk.begin(asked, model="gpt-4o", parameters=parameters)  # it stays under way
+    exchange = await talk.begin(asked, model="gpt-4o", parameters=parameters)
+    await talk.settle(exchange, asked, replies=(body("assistant", "1"),), receipt=receipt)
+    row = await store.exchange(exchange)
+    assert row is not None
+    assert list(row.parameters.items()) == list(parameters.items())
+    before = [record async for record in store.export(talk.key)]
+    assert [record["parameters"] for record in before if record["record"] == "exchange"] == [parameters] * 2
+    await store.close()
+
+    def stored(connection: Connection) -> list[tuple[bytes, bytes]]:
+        both = "SELECT parameters, receipt FROM exchanges UNION ALL SELECT parameters, receipt FROM pending"
+        return [(bytes(row[0]), bytes(row[1])) for row in connection.execute(text(both))]
+
+    assert {row[0][0] for row in ask(url, stored)} == {RECEIPTS}
+    await downgrade(url, "0019")
+    rows = ask(url, stored)
+    assert {value[0] for row in rows for value in row} <= {0, RECORDS}
+    assert [orjson.loads(unpack(row[0])) for row in rows] == [parameters] * 2
+    store = await Store.open(url)
+    assert [record async for record in store.export(talk.key)] == before
     await store.close()
 
 

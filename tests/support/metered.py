@@ -13,6 +13,7 @@ import orjson
 
 from tests.support.plain_provider import EVENTS, Asked, PlainProvider, Told
 from tests.support.summarizing import summary_of
+from tests.support.tongues import event_of
 
 PRICES = {"input": 2.0, "cached_read": 0.5, "cache_write": 2.5, "output": 8.0}
 """Dollars per million tokens."""
@@ -51,9 +52,10 @@ class Metered(PlainProvider):
 
     def answer(self, asked: Asked) -> Told:
         """Return the answer to a request."""
-        status, answer = self._answer(asked.path.partition("?")[0], asked.raw, asked.body)
+        path = asked.path.partition("?")[0]
+        status, answer = self._answer(path, asked.raw, asked.body)
         if status == 200 and asked.body.get("stream"):
-            return Told(kind=EVENTS, body=_events(answer))
+            return Told(kind=EVENTS, body=_STREAMS[path.rpartition("/")[2]](answer))
         return Told(status=status, body=orjson.dumps(answer))
 
     def _answer(self, path: str, raw: bytes, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -106,7 +108,7 @@ def _answer(
     return told | {"choices": [choice], "usage": usage}
 
 
-def _events(answer: dict[str, Any]) -> bytes:
+def _completion_events(answer: dict[str, Any]) -> bytes:
     """Return an answer of Chat Completions as a stream."""
     choice = answer["choices"][0]
     chunk = {**answer, "object": "chat.completion.chunk", "usage": None}
@@ -115,3 +117,32 @@ def _events(answer: dict[str, Any]) -> bytes:
     chunks = [{**chunk, "choices": [first]}, {**chunk, "choices": [last]}]
     chunks.append({**chunk, "choices": [], "usage": answer["usage"]})
     return b"".join([b"data: " + orjson.dumps(each) + b"\n\n" for each in chunks]) + b"data: [DONE]\n\n"
+
+
+def _response_events(answer: dict[str, Any]) -> bytes:
+    """Return an answer of Responses as a stream."""
+    (item,) = answer["output"]
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None}
+    return (
+        event_of("response.created", {"sequence_number": 0, "response": begun})
+        + event_of("response.output_item.done", {"sequence_number": 1, "output_index": 0, "item": item})
+        + event_of("response.completed", {"sequence_number": 2, "response": answer})
+    )
+
+
+def _message_events(answer: dict[str, Any]) -> bytes:
+    """Return an answer of Messages as a stream: what its end says of the output is the whole of it."""
+    (block,) = answer["content"]
+    begun = {**answer, "content": [], "stop_reason": None, "usage": answer["usage"] | {"output_tokens": 1}}
+    delta = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
+    return (
+        event_of("message_start", {"message": begun})
+        + event_of("content_block_start", {"index": 0, "content_block": block | {"text": ""}})
+        + event_of("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": block["text"]}})
+        + event_of("content_block_stop", {"index": 0})
+        + event_of("message_delta", {"delta": delta, "usage": {"output_tokens": answer["usage"]["output_tokens"]}})
+        + event_of("message_stop", {})
+    )
+
+
+_STREAMS = {"completions": _completion_events, "responses": _response_events, "messages": _message_events}

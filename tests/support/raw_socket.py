@@ -9,7 +9,7 @@ from typing import Self
 
 import orjson
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class RawClient:
@@ -40,6 +40,7 @@ class RawClient:
 
     def has_answer(self) -> bool:
         """Tell whether something has come, or the server has closed."""
+        waits = self.socket.gettimeout()
         self.socket.setblocking(False)
         try:
             return self.socket.recv(1, socket.MSG_PEEK) is not None
@@ -48,7 +49,7 @@ class RawClient:
         except ConnectionError:
             return True
         finally:
-            self.socket.settimeout(0.2)
+            self.socket.settimeout(waits)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of what came until the server closed; status 0 where nothing did."""

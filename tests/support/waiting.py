@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 5) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
     """Return once `true()` holds; fail after `seconds`, saying `what` did not happen."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -125,6 +125,6 @@ async def ask(
 
 async def until(true: Callable[[], object]) -> None:
     """Return once `true()` holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.005)

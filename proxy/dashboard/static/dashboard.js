@@ -6,8 +6,9 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  const missing = (value) => value === null || value === undefined;
   const short = (value) => {
-    if (value === null || value === undefined) return "–";
+    if (missing(value)) return "–";
     const size = Math.abs(value);
     for (const [step, unit] of [[1e9, " B"], [1e6, " M"], [1e3, " k"]]) {
       if (size >= step) return `${Number((value / step).toPrecision(3))}${unit}`;
@@ -15,7 +16,7 @@
     return String(Number(value.toPrecision(3)));
   };
   const money = (value) => {
-    if (value === null || value === undefined) return "–";
+    if (missing(value)) return "–";
     const size = Math.abs(value);
     return `${value < 0 ? "−" : ""}$${size >= 1 || size === 0 ? size.toFixed(2) : size.toPrecision(2)}`;
   };
@@ -72,7 +73,7 @@
         label: each.label, stroke, scale, width: 2, spanGaps: true, dash: each.dash ? [6, 4] : undefined,
         fill: each.fill ? `${stroke}22` : undefined,
         points: { show: data.x.length < 40 },
-        value: (_, value) => shown[(data.units || {})[scale] || "tokens"](value),
+        value: (_, value) => (missing(value) ? "" : shown[(data.units || {})[scale] || "tokens"](value)),
       };
     });
     const scales = [...new Set(series.map((each) => each.scale))];
@@ -87,7 +88,8 @@
         { stroke: text, grid: { show: false }, ticks: { stroke: line }, font: "12px system-ui, sans-serif", ...along(data) },
         ...scales.map((scale, place) => axis(scale, place === 0 ? 3 : 1)),
       ],
-      series: [{ label: data.label || "request", value: (_, value) => (value === null ? "–" : moment(data, value)) }, ...series],
+      // Where nothing is pointed at, the legend has the names alone.
+      series: [{ label: "\u00a0", value: (_, value) => (missing(value) ? "" : `${data.label || "request"} ${moment(data, value)}`) }, ...series],
       hooks: { draw: data.trims && data.trims.length ? [marks(data.trims)] : [] },
     };
     element.replaceChildren();

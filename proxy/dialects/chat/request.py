@@ -47,7 +47,7 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_FACTS_BYTES: Final = 24 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_BYTES: Final = 16 * 1024 * 1024  # what remembered facts may take in one process, about
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""

@@ -24,7 +24,7 @@ from proxy.errors import InvalidRequest
 MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
 """What the receipt says of a request that has the provider trim, too."""
 
-_FACTS_BYTES: Final = 24 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_BYTES: Final = 16 * 1024 * 1024  # what remembered facts may take in one process, about
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""

@@ -33,7 +33,7 @@ from proxy.errors import InvalidRequest
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
 """Fields that name a state which the provider keeps: the request says only what is new."""
 _LISTED: Final = "input"
-_FACTS_BYTES: Final = 24 * 1024 * 1024  # what remembered facts may take in one process, about
+_FACTS_BYTES: Final = 16 * 1024 * 1024  # what remembered facts may take in one process, about
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
 _KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""
