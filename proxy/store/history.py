@@ -62,8 +62,8 @@ from proxy.trimming import Summary
 # ------------------------------------------------------------------------------- branches that clients resend
 
 MARKS: Final = 50_000
-"""How many messages are remembered in one process at most: some 17 MB. Sessions of so many that the process also forgets
-how they began are read anew, which takes longer than to read what was noted here."""
+"""How many messages are remembered in one process at most: some 17 MB. Of sessions with more than these the process has
+forgotten their last bodies, too: to read those anew takes longer than to read what was noted here."""
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""

@@ -372,6 +372,9 @@ def of_sqlite(code: int, text: str) -> OperationalError:
     return OperationalError("SELECT 1", {}, error)
 
 
+LOST_IN_SETUP = AsyncAdapt_asyncpg_dbapi.InternalClientError("another operation is in progress")  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -389,7 +392,7 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
         (asyncpg.exceptions.InternalClientError("another operation is in progress"), "can be reached"),
-        (AsyncAdapt_asyncpg_dbapi.InternalClientError("another operation is in progress"), "can be reached"),
+        (LOST_IN_SETUP, "can be reached"),
         (ConnectionRefusedError(111, "Connection refused"), "can be reached"),
         (TimeoutError(), "can be reached"),
         (PoolTimeout("QueuePool limit"), "in use"),
