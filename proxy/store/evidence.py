@@ -2,7 +2,8 @@
 
 A piece of evidence that exactly one session has is enough. Of several sessions, the one wins at whose head the request
 ends; then the one that alone has a piece; then the one with the most evidence; then the one whose head is the newest
-evidence. Else nobody knows which is meant.
+evidence. Where texts alone tell, the one wins that has most of the request's messages, then the one whose head is its
+newest reply, as the answer to the same question. Else nobody knows which is meant.
 
 Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
 """
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, select
 from sqlalchemy.dialects import postgresql
 
-from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix
+from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix, squeezed
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
@@ -27,7 +28,8 @@ from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
-_TRIED: Final = 8  # sessions that are looked at more closely, of those that are equally likely
+_TRIED: Final = 16  # sessions that are looked at more closely, of those that are equally likely
+_ASKED: Final = 64  # messages before a reply among which its question is looked for
 
 _HELD: Final = (
     select(EVIDENCE.c.piece, EVIDENCE.c.session)
@@ -40,9 +42,9 @@ _AT_HEAD: Final = (
     .where(EVIDENCE.c.piece == bindparam("piece", type_=EVIDENCE.c.piece.type), SESSIONS.c.head == bindparam("head"))
     .limit(2)
 )
-_SESSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.id, SESSIONS.c.head, SESSIONS.c.instructions).where(
-    SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant")
-)
+_SESSIONS: Final = select(
+    *(SESSIONS.c[name] for name in ("session", "id", "head", "instructions", "updated_at"))
+).where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant"))
 
 
 @cache
@@ -102,6 +104,7 @@ class _Session(Struct, frozen=True, kw_only=True):
     id: str
     head: str
     instructions: str | None
+    updated_at: int
 
 
 def keep_evidence(
@@ -205,7 +208,7 @@ class _Inference:
         for some in tree.in_parts(new):
             for row in self._connection.execute(_SESSIONS, {"keys": some, "tenant": self._request.tenant}):
                 self._sessions[row.session] = _Session(
-                    key=row.session, id=row.id, head=row.head, instructions=row.instructions
+                    key=row.session, id=row.id, head=row.head, instructions=row.instructions, updated_at=row.updated_at
                 )
 
     # --------------------------------------------------------------------------------------------- decision
@@ -226,20 +229,42 @@ class _Inference:
         if not all_read:
             return None
         if told[0][0].kind == "text":
-            likely = {key for key, _ in counts.most_common(_TRIED) if self._is_told_by_text(key, holders)}
-        sole = {key for _, keys in told if len(keys) == 1 for key in keys & likely}
-        most = {key for key in likely if counts[key] == max(counts[each] for each in likely)}
-        for better in (likely, sole, most):
-            if len(better) == 1:
-                return self._sessions[better.pop()]
-        newest = self._with_newest_head(most)
-        return self._sessions[newest.pop()] if len(newest) == 1 else None
+            return self._told_by_text(counts, holders)
+        sole = {key for _, keys in told if len(keys) == 1 for key in keys}
+        most = {key for key in likely if counts[key] == max(counts.values())}
+        return self._only_one(likely, sole, most, self._with_newest_head(most) if len(most) > 1 else most)
 
-    def _is_told_by_text(self, key: str, holders: Mapping[int, set[str]]) -> bool:
-        """Tell whether a text alone may tell a session: in other hands it may be a common phrase, or an example."""
-        if self._sessions[key].instructions != self._request.instructions:
-            return False
-        return self._unknown(key, self._newest_held(key, holders)) is None
+    def _only_one(self, *better: Collection[str]) -> _Session | None:
+        """Return the session of the first of some sets that holds but one; None where there is no such set."""
+        return next((self._sessions[key] for keys in better if len(keys) == 1 for key in keys), None)
+
+    def _told_by_text(self, counts: Counter[str], holders: Mapping[int, set[str]]) -> _Session | None:
+        """Return the session that texts tell: in other hands each may be a common phrase, or an example."""
+        tried = {key for key, _ in counts.most_common(_TRIED)} | set(self._newest_of(counts))
+        same = {key for key in tried if self._sessions[key].instructions == self._request.instructions}
+        likely = {key for key in same if self._unknown(key, self._newest_held(key, holders)) is None}
+        if not likely:  # instructions with the time of day in them are others at each request
+            return self._only_one({key for key in self._with_newest_head(tried - same) if self._has_all(key)})
+        if len(likely) == 1:
+            return self._only_one(likely)
+        known = {key: len(self._known(key, range(self._newest + 1))) for key in likely}
+        most = {key for key in likely if known[key] == max(known.values())}
+        standing = self._with_newest_head(most) if len(most) > 1 else most
+        return self._only_one(most, standing) or self._only_one(self._asked_alike(standing))
+
+    def _has_all(self, key: str) -> bool:
+        """Tell whether a session has all messages up to the newest reply.
+
+        Behind others, the question of that reply may be without a reminder now.
+        """
+        places = range(self._newest + 1)
+        unknown = set(places) - self._known(key, places)
+        asked = max([place for place in range(self._newest) if self._request.messages[place].begins_turn], default=0)
+        return not unknown or (unknown == {asked} and asked > 0 and bool(self._asked_alike([key])))
+
+    def _newest_of(self, keys: Iterable[str]) -> list[str]:
+        """Return the sessions that are looked at more closely: those that were used last."""
+        return sorted(keys, key=lambda key: (-self._sessions[key].updated_at, key))[:_TRIED]
 
     def _newest_held(self, key: str, holders: Mapping[int, set[str]]) -> int:
         """Return the position of the newest message with evidence that a session holds."""
@@ -251,33 +276,53 @@ class _Inference:
 
     def _unknown(self, key: str, before: int) -> int | None:
         """Return the position of the first assistant message that a session does not have, up to `before`."""
-        request = self._request
-        replies = [place for place in self._spoken if place < before and request.messages[place].role == "assistant"]
-        pieces = sorted({each.piece for place in replies for each in self._evidence(place)})
-        contents = sorted({content_key(request.contents[place]) for place in replies})
-        known: set[int] = set()
-        for some in tree.in_parts(pieces):
-            asked = {"key": key, "pieces": some}
-            known.update(self._connection.execute(_pieces(self._connection.dialect.name), asked).scalars())
-        there = tree.contents_there(self._connection, key, contents)
+        messages = self._request.messages
+        replies = [place for place in self._spoken if place < before and messages[place].role == "assistant"]
+        known = self._known(key, replies)
         for place in replies:
-            evidence = self._evidence(place)
-            says_nothing = all(each.kind == "place" for each in evidence)  # its calls were left out
-            if says_nothing or content_key(request.contents[place]) in there:
-                continue
-            if not any(each.piece in known for each in evidence):
+            says_nothing = all(each.kind == "place" for each in self._evidence(place))  # its calls were left out
+            if place not in known and not says_nothing:
                 return place
         return None
+
+    def _known(self, key: str, places: Iterable[int]) -> set[int]:
+        """Return those of some positions whose message a session has, or knows by evidence."""
+        contents = {place: content_key(self._request.contents[place]) for place in places}
+        there = tree.contents_there(self._connection, key, sorted(set(contents.values())))
+        pieces = {place: {each.piece for each in self._evidence(place)} for place in contents}
+        known: set[int] = set()
+        for some in tree.in_parts(sorted(set[int]().union(*pieces.values()))):
+            asked = {"key": key, "pieces": some}
+            known.update(self._connection.execute(_pieces(self._connection.dialect.name), asked).scalars())
+        return {place for place in contents if contents[place] in there or not known.isdisjoint(pieces[place])}
 
     def _with_newest_head(self, keys: Collection[str]) -> set[str]:
         """Return those of some sessions whose head says what the newest reply of the request says."""
         newest = {each.piece for each in self._evidence(self._newest)}
         found: set[str] = set()
-        for key in sorted(keys)[:_TRIED]:
+        for key in self._newest_of(keys):
             for row in tree.rows_of(self._connection, key, [self._sessions[key].head]):
                 if any(each.piece in newest for each in self._witness.marks(row.message)):
                     found.add(key)
         return found
+
+    def _asked_alike(self, keys: Collection[str]) -> set[str]:
+        """Return those of some sessions whose head answers what the newest reply of the request answers.
+
+        A reminder may have been put before or behind the question, and taken off; the same question goes before that.
+        """
+        question = _question(self._request.messages[: self._newest])
+        equal: set[str] = set()
+        alike: set[str] = set()
+        for key in keys:
+            head = self._sessions[key].head
+            depth = max([row.depth for row in tree.rows_of(self._connection, key, [head])], default=0)
+            asked = _question([row.message for row in tree.path_to(self._connection, key, head, below=depth - _ASKED)])
+            if asked == question != "":
+                equal.add(key)
+            elif _is_longer(asked, question) or _is_longer(question, asked):
+                alike.add(key)
+        return equal or alike
 
     # ------------------------------------------------------------------------------------ where there is none
 
@@ -328,3 +373,21 @@ class _Inference:
             best = max(best, (known_prefix(names, depths), key))
         known, key = best
         return Doubt(session=self._sessions[key].id, differs=known) if 0 < known < len(names) else None
+
+
+def _question(messages: Sequence[Message]) -> str:
+    """Return what a user said last, but for white space; "" where no user did."""
+    return squeezed(next((message.text for message in reversed(messages) if message.begins_turn), ""))
+
+
+def _is_longer(text: str, part: str) -> bool:
+    """Tell whether a text begins or ends with another one, and not in the middle of a word."""
+    if not part or len(text) <= len(part):
+        return False
+    return (text.startswith(part) and _parts_words(part[-1], text[len(part)])) or (
+        text.endswith(part) and _parts_words(text[-len(part) - 1], part[0])
+    )
+
+
+def _parts_words(before: str, after: str) -> bool:
+    return not (before.isalnum() and after.isalnum())

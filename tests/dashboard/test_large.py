@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext, expect
 
 from proxy.store import METADATA
-from tests.dashboard.conftest import MODELS, POLICIES
+from tests.dashboard.conftest import MODELS, POLICIES, watched
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.waiting import until
@@ -92,6 +92,24 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, large: Proxy) -
         for path in PAINTED:
             # Once is enough: the machine may be busy with other things.
             until(partial(is_painted_soon, path), f"{path} is painted within a second")
+
+
+def test_pages_are_turned(context: BrowserContext, large: Proxy) -> None:
+    with watched(context) as found:
+        page = found.page
+        page.goto(large.url + "/ui")
+        page.get_by_role("link", name="24 hours").click()
+        expect(page.get_by_role("link", name="24 hours")).to_have_attribute("aria-current", "true")
+        page.get_by_role("link", name="Sessions", exact=True).click()
+        page.get_by_role("link", name="Next page").click()
+        page.wait_for_url("**after=**")
+        page.get_by_role("link", name="First page").click()
+        expect(page.get_by_role("link", name="template", exact=True)).to_be_visible()
+        page.get_by_label("With errors").check()
+        expect(page.get_by_text("No session is found.")).to_be_visible()
+        page.goto(large.url + "/ui/sessions/long")
+        page.get_by_role("link", name="Earlier").click()
+        expect(page.get_by_text(f"Messages {MESSAGES - 99}–{MESSAGES - 50} of")).to_be_visible()
 
 
 def test_the_long_session_is_read_in_parts(large: Proxy) -> None:

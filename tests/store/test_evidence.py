@@ -80,6 +80,22 @@ async def test_a_long_text_counts_alone_under_the_same_instructions(store: Store
     assert other.doubt == Doubt(session="a", instructions=True)
 
 
+async def test_under_other_instructions_a_session_has_to_have_all_that_was_said(store: Store) -> None:
+    spaced = LONG.replace(" ", "  ")
+    await hold(store, "a", *conversation("hi", "ok", "How long is it? (Be brief.)", LONG), instructions=BRIEF)
+    for first, question, session in (
+        ("hi", "How long is it? (Be brief.)", "a"),
+        ("hi", "How long is it?", "a"),  # a reminder was taken off
+        ("hi", "How l", None),
+        ("hey", "How long is it? (Be brief.)", None),
+        ("hey", "How long is it?", None),
+    ):
+        asked = [said("user", first), said("assistant", "ok"), *conversation(question, spaced, "on")]
+        assert (await infer(store, asked, instructions="v2")).session == session
+        longer = [*asked, said("assistant", "never said"), said("user", "on")]
+        assert (await infer(store, longer, instructions="v2")).session is None
+
+
 async def test_a_text_alone_counts_only_where_the_session_has_all_assistant_messages_before_it(store: Store) -> None:
     await hold(store, "a", *conversation("hi", "made up", "so", LONG))
     assert (await infer(store, conversation("so", LONG, "on"))).session == "a"
@@ -145,6 +161,27 @@ async def test_a_phrase_that_everybody_has_tells_nothing(store: Store, monkeypat
         await hold(store, f"s{number}", *conversation(f"hi {number}", LONG))
     assert (await infer(store, conversation("hey", LONG, "on"))).session is None
     assert (await infer(store, conversation("hi 3", LONG, "on"))).session == "s3"
+
+
+async def test_of_many_with_the_same_reply_the_one_counts_that_has_the_messages(store: Store) -> None:
+    for number in range(12):
+        await hold(store, f"s{number}", *conversation(f"hi {number}", LONG), instructions=BRIEF)
+    changed = conversation("hi 11", LONG.replace(" ", "  "), "on")
+    assert (await infer(store, changed, instructions=version_of(BRIEF))).session == "s11"
+
+
+async def test_of_many_with_the_same_reply_the_one_counts_that_gave_it_to_this_question(store: Store) -> None:
+    same = version_of(BRIEF)
+    for name, question in (("a", "How long is it?"), ("b", "How wide is it? (Be brief.)"), ("c", "How deep is it?")):
+        await hold(store, name, *conversation(question, LONG), instructions=BRIEF)
+    assert (await infer(store, conversation("How wide is it?", LONG, "on"), instructions=same)).session == "b"
+    assert (await infer(store, conversation("How wide is it?!", LONG, "on"), instructions=same)).session is None
+    assert (await infer(store, conversation("How wide is", LONG, "on"), instructions=same)).session == "b"
+    assert (await infer(store, conversation("How w", LONG, "on"), instructions=same)).session is None
+    await hold(store, "d", *conversation("Today is Monday.\nHow deep is it?", LONG), instructions=BRIEF)
+    assert (await infer(store, conversation("Today is Monday.", LONG, "on"), instructions=same)).session == "d"
+    await hold(store, "e", *conversation("How wide is it? (Today is Monday.)", LONG), instructions=BRIEF)
+    assert (await infer(store, conversation("How wide is it?", LONG, "on"), instructions=same)).session is None
 
 
 async def test_old_replies_are_looked_up_where_the_newest_tell_nothing(store: Store) -> None:
