@@ -98,7 +98,11 @@ def litellm(behind: Subject, folder: Path, command: Path) -> Iterator[Subject]:
     port = free_port()
     there = {"model": "openai/*", "api_base": f"http://127.0.0.1:{behind.port}/v1", "api_key": "none"}
     config = folder / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": [{"model_name": "*", "litellm_params": there}]}), "utf-8")
+    settings = {
+        "model_list": [{"model_name": "*", "litellm_params": there}],
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},  # nobody but us reaches it
+    }
+    config.write_text(json.dumps(settings), "utf-8")
     words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     with running([str(command.absolute()), *words], folder / "litellm.log", port) as pid:
         yield Subject(name=LITELLM, port=port, pid=pid)
