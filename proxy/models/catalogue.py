@@ -97,9 +97,11 @@ def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
     `base_url` may end with the path of the API: the Messages API of a provider caches where its others do not.
     """
     parts = urlsplit(base_url or "")
-    host = (parts.hostname or "") if not parts.path.endswith("/messages") else ""
+    is_messages = parts.path.endswith("/messages")
+    host = "" if is_messages else parts.hostname or ""
     fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(model.lower()))
-    rules = next(fitting, None)
+    # Marks are part of the Messages API: whoever offers it takes them, of models with any name.
+    rules = next(fitting, _claude() if is_messages else None)
     return replace(rules, key=True) if rules is not None and _KEYED.search(host) else rules
 
 

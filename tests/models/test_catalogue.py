@@ -336,6 +336,16 @@ def test_anthropics_own_endpoint_for_openais_clients_caches_nothing() -> None:
     assert other.cached
 
 
+def test_a_model_of_any_name_caches_at_marks_behind_the_messages_api() -> None:
+    rules = cache_rules("house-model", "http://127.0.0.1:4000/v1/messages")
+    assert rules is not None
+    assert (rules.matching, rules.breakpoints) == ("breakpoints", "anthropic")
+    assert cache_rules("house-model", "http://127.0.0.1:4000/v1") is None
+    known = cache_rules("deepseek-chat", "https://api.deepseek.com/anthropic/v1/messages")
+    assert known is not None
+    assert known.breakpoints == "none"
+
+
 @pytest.mark.parametrize(
     ("model", "base_url", "block", "minimum", "lifetime"),
     [
