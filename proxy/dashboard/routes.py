@@ -352,7 +352,7 @@ async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, 
     sees_all = reader.admin or services.settings.auth.mode == "none"
     shown = visible_policies(services.policies, reader, sees_all=sees_all)
     served = await read_served(services.app.store, None if reader.admin else reader.tenant)
-    budgets = await services.budgets.standing(None if sees_all else reader)
+    budgets = await services.budgets.usage(None if sees_all else reader)
     return policies_page(services.in_force if sees_all else None, shown, reader, served, budgets, lab)
 
 

@@ -189,7 +189,7 @@ class Application:
                 background=app.background,
                 once_back=outage.once_back,
             )
-            app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
+            app.used_by = app.summaries.used_by = budgets.used if budgets.in_force else None
             reload = None
             if self._loaded is not None:
                 reload = Reload(self._loaded, _takes(handler.policies, app, authenticator, budgets))
@@ -313,7 +313,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
 
     def take_budgets(settings: Settings) -> None:
         budgets.take(settings.budgets)
-        app.used_by = app.summaries.used_by = budgets.used if budgets.rows else None
+        app.used_by = app.summaries.used_by = budgets.used if budgets.in_force else None
 
     return {
         "policies": take_policies,

@@ -6,6 +6,7 @@ in the store, which all hosts share: a tenant's in the sums of its exchanges, a 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mmap
 import time
@@ -31,7 +32,7 @@ _LOG: Final = logging.getLogger("palimpsest.budgets")
 MOST: Final = 64  # budgets
 _SECONDS: Final = 60
 _FIGURES: Final = 3  # of each second: which one it is, requests, tokens
-_ROW: Final = 1 + _SECONDS * _FIGURES  # whose it is comes first
+_ROW: Final = 1 + _SECONDS * _FIGURES  # of one budget; whose it is comes first
 _PART: Final = MOST * _ROW  # of one process
 _REQUESTS: Final = 1
 _TOKENS: Final = 2
@@ -44,16 +45,14 @@ def budget_memory(parts: int) -> mmap.mmap:
     return mmap.mmap(-1, parts * _PART * 8)
 
 
-class BudgetRow(Struct, frozen=True, kw_only=True):
-    """One budget, and where it is counted."""
+class OwnedBudget(Struct, frozen=True, kw_only=True):
+    """One budget, and the number by which rows of the memory say that they count for it.
 
-    number: int
+    The number stays when budgets come, go or change places, and it is the same in every process.
+    """
+
     budget: Budget
-
-    @property
-    def owner(self) -> float:
-        """A number for whose it is: after a change of the budgets the row may hold what another one used."""
-        return 1.0 + crc32(_whose(self.budget).encode())
+    owner: float
 
 
 class BudgetUse(Struct, frozen=True, kw_only=True):
@@ -108,35 +107,41 @@ class Budgets:
 
     def take(self, budgets: Sequence[Budget]) -> None:
         """Hold to these budgets from now on."""
-        self.rows = tuple(budgets)  # those in force
-        self._rows = [BudgetRow(number=number, budget=budget) for number, budget in enumerate(budgets)]
+        self.in_force = tuple(budgets)
+        self._owned: list[OwnedBudget] = []
+        before = Counter[str]()  # a tenant may have several
+        for budget in budgets:
+            whose = _whose(budget)
+            self._owned.append(OwnedBudget(budget=budget, owner=1.0 + crc32(f"{whose} {before[whose]}".encode())))
+            before[whose] += 1
 
     async def admit(self, caller: Identity) -> None:
         """Count a request; raises `OverBudget` if the caller has used up a budget."""
         now = self._clock()
-        mine = self._rows_for(caller.tenant, caller.key)
+        mine = self._owned_by(caller.tenant, caller.key)
         # Counted first and then looked at: of several workers at once none lets in one too many.
-        for row in mine:
-            self._add(row, _REQUESTS, 1, now)
+        for each in mine:
+            self._add(each, _REQUESTS, 1, now)
         try:
-            for row in mine:
-                budget = row.budget
+            for each in mine:
+                budget = each.budget
                 if budget.requests_per_minute is not None:
-                    self._check(row, "requests_per_minute", budget.requests_per_minute + 1, _REQUESTS, now)
+                    self._check(each, "requests_per_minute", budget.requests_per_minute + 1, _REQUESTS, now)
                 if budget.tokens_per_minute is not None:
-                    self._check(row, "tokens_per_minute", budget.tokens_per_minute, _TOKENS, now)
+                    self._check(each, "tokens_per_minute", budget.tokens_per_minute, _TOKENS, now)
                 await self._check_dollars(budget, caller.tenant, now)
         except OverBudget:
-            for row in mine:
-                self._add(row, _REQUESTS, -1, now)
+            for each in mine:
+                self._take_back(each, now)
             raise
 
     def used(self, tenant: str, key: str | None, tokens: int, dollars: float) -> None:
         """Count what a request, or a summary, came to."""
-        now, mine = self._clock(), self._rows_for(tenant, key)
-        for row in mine:
-            self._add(row, _TOKENS, tokens, now)
-        if key is not None and dollars and any(row.budget.key is not None and _in_dollars(row.budget) for row in mine):
+        now, mine = self._clock(), self._owned_by(tenant, key)
+        for each in mine:
+            self._add(each, _TOKENS, tokens, now)
+        budgets = [each.budget for each in mine]
+        if key is not None and dollars and any(budget.key is not None and _in_dollars(budget) for budget in budgets):
             self._unspent[tenant, key] += dollars  # type: ignore[assignment]  # its stub knows whole numbers only
             if not self._is_spending:
                 self._is_spending = True
@@ -169,21 +174,24 @@ class Budgets:
                     wait=limit.end.timestamp() - now,
                 )
 
-    async def standing(self, reader: Identity | None) -> list[BudgetUse]:
+    async def usage(self, reader: Identity | None) -> list[BudgetUse]:
         """Return what is used of the budgets of a tenant and its key; None: of all."""
+        mine = self._owned if reader is None else self._owned_by(reader.tenant, reader.key)
+        return [use for uses in await asyncio.gather(*map(self._usage_of, mine)) for use in uses]
+
+    async def _usage_of(self, owned: OwnedBudget) -> list[BudgetUse]:
         now, found = self._clock(), list[BudgetUse]()
-        for row in self._rows if reader is None else self._rows_for(reader.tenant, reader.key):
-            budget, whose = row.budget, _whose(row.budget)
-            for name, most, figure in (
-                ("requests_per_minute", budget.requests_per_minute, _REQUESTS),
-                ("tokens_per_minute", budget.tokens_per_minute, _TOKENS),
-            ):
-                if most is not None:
-                    used = sum(amount for _, amount in self._seconds(row, figure, int(now)))
-                    found.append(BudgetUse(whose=whose, limit=name, used=used, most=most))
-            for limit in _dollar_limits(budget, now):
-                used = await self._spent(budget.tenant or "", budget.key, limit.start, now)
-                found.append(BudgetUse(whose=whose, limit=limit.name, used=used, most=limit.most))
+        budget, whose = owned.budget, _whose(owned.budget)
+        for name, most, figure in (
+            ("requests_per_minute", budget.requests_per_minute, _REQUESTS),
+            ("tokens_per_minute", budget.tokens_per_minute, _TOKENS),
+        ):
+            if most is not None:
+                used = sum(amount for _, amount in self._seconds(owned, figure, int(now)))
+                found.append(BudgetUse(whose=whose, limit=name, used=used, most=most))
+        for limit in _dollar_limits(budget, now):
+            used = await self._spent(budget.tenant or "", budget.key, limit.start, now)
+            found.append(BudgetUse(whose=whose, limit=limit.name, used=used, most=limit.most))
         return found
 
     async def _spent(self, tenant: str, key: str | None, since: int, now: float) -> float:
@@ -200,12 +208,12 @@ class Budgets:
             self._known[place] = now, dollars
         return dollars
 
-    def _rows_for(self, tenant: str, key: str | None) -> list[BudgetRow]:
-        return [row for row in self._rows if _is_for(row.budget, tenant, key)]
+    def _owned_by(self, tenant: str, key: str | None) -> list[OwnedBudget]:
+        return [each for each in self._owned if _is_for(each.budget, tenant, key)]
 
-    def _check(self, row: BudgetRow, name: str, limit: int, figure: int, now: float) -> None:
+    def _check(self, owned: OwnedBudget, name: str, limit: int, figure: int, now: float) -> None:
         """Raise `OverBudget` if the last 60 seconds hold as much as the limit; of requests, this one is among them."""
-        seconds = self._seconds(row, figure, int(now))
+        seconds = self._seconds(owned, figure, int(now))
         used = sum(amount for _, amount in seconds)
         if used < limit:
             return
@@ -216,15 +224,15 @@ class Budgets:
                 wait = second + _SECONDS - now
                 break
         self._counts.add("palimpsest_refused", name)
-        over = f"{_whose(row.budget)} has used {used - itself:.0f} of {limit - itself} ({name})."
+        over = f"{_whose(owned.budget)} has used {used - itself:.0f} of {limit - itself} ({name})."
         raise OverBudget(f"{over} Try again in {max(1, ceil(wait))} seconds.", wait=wait)
 
-    def _seconds(self, row: BudgetRow, figure: int, now: int) -> list[tuple[int, float]]:
+    def _seconds(self, owned: OwnedBudget, figure: int, now: int) -> list[tuple[int, float]]:
         """Return what was used in each of the last 60 seconds, the oldest first."""
         values, sums = self._values, dict[int, float]()
         for part in range(0, len(values), _PART):
-            first = part + row.number * _ROW
-            if values[first] != row.owner:
+            first = self._row_in(part, owned)
+            if first is None:
                 continue
             for place in range(first + 1, first + _ROW, _FIGURES):
                 second = int(values[place])
@@ -232,12 +240,33 @@ class Budgets:
                     sums[second] = sums.get(second, 0.0) + amount
         return sorted(sums.items())
 
-    def _add(self, row: BudgetRow, figure: int, amount: float, now: float) -> None:
-        second = int(now)
-        first, values = self._part + row.number * _ROW, self._values
-        if values[first] != row.owner:
-            values[first : first + _ROW] = memoryview(_UNUSED).cast("d")
-            values[first] = row.owner
+    def _row_in(self, part: int, owned: OwnedBudget) -> int | None:
+        """Return where a process counts for a budget; None where it has not counted for it yet."""
+        owners = list[float](self._values[part : part + _PART : _ROW])
+        return part + owners.index(owned.owner) * _ROW if owned.owner in owners else None
+
+    def _claimed(self, owned: OwnedBudget) -> int:
+        """Return a row of this process for a budget, made empty: an unused one, or that of a budget that is gone."""
+        values, in_force = self._values, {each.owner for each in self._owned}
+        free = [at for at in range(self._part, self._part + _PART, _ROW) if values[at] not in in_force]
+        first = next((at for at in free if not values[at]), free[0])
+        values[first : first + _ROW] = memoryview(_UNUSED).cast("d")
+        values[first] = owned.owner
+        return first
+
+    def _take_back(self, owned: OwnedBudget, now: float) -> None:
+        """Count a request no more, if the second in which it came is still counted."""
+        first = self._row_in(self._part, owned)
+        if first is not None:
+            place = first + 1 + int(now) % _SECONDS * _FIGURES
+            if self._values[place] == int(now):
+                self._values[place + _REQUESTS] -= 1
+
+    def _add(self, owned: OwnedBudget, figure: int, amount: float, now: float) -> None:
+        second, values = int(now), self._values
+        first = self._row_in(self._part, owned)
+        if first is None:
+            first = self._claimed(owned)
         place = first + 1 + second % _SECONDS * _FIGURES
         if values[place] != second:
             values[place + _REQUESTS] = values[place + _TOKENS] = 0.0

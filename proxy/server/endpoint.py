@@ -245,7 +245,7 @@ class DialectEndpoint:
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         self._authenticator.check_content_type(connection.first)
-        if self._budgets.rows:
+        if self._budgets.in_force:
             await self._budgets.admit(caller)
         body = await connection.body(self._limit, memory)
         short = len(body) <= self._countable  # it cannot hold too much

@@ -63,7 +63,7 @@ async def test_what_a_key_spent_while_the_store_was_away_is_stored_later() -> No
     (work,) = store.afterwards
     await work(store)
     assert store.rows[1:] == [("t", "k", 0.75), ("u", "k", 0.125)]
-    late = Budgets(budgets.rows, store, once_back=store.once_back)
+    late = Budgets(budgets.in_force, store, once_back=store.once_back)
     with pytest.raises(OverBudget, match=r"Key 'k' has used 1.1250 of 1 dollars \(dollars_per_day\)"):
         await late.admit(Identity(tenant="t", key="k"))
 
@@ -81,7 +81,42 @@ async def test_a_change_of_budgets_lays_nobodys_requests_to_another_ones_charge(
     budgets.take([second])  # its sibling has not read this yet
     for _ in range(2):
         await budgets.admit(Identity(tenant="second"))
-    (use,) = await budgets.standing(Identity(tenant="second"))
+    (use,) = await budgets.usage(Identity(tenant="second"))
     assert (use.whose, use.limit, use.used, use.most) == ("Tenant 'second'", "requests_per_minute", 2, 2)
-    assert await budgets.standing(Identity(tenant="first")) == []
-    assert len(await sibling.standing(None)) == 2
+    assert await budgets.usage(Identity(tenant="first")) == []
+    assert [use.used for use in await sibling.usage(None)] == [2, 2]
+    with pytest.raises(OverBudget):
+        await sibling.admit(Identity(tenant="second"))
+
+
+async def test_what_was_used_stays_when_budgets_change_places() -> None:
+    store: Any = _Store()
+    one, other, new = (Budget(tenant=name, requests_per_minute=3) for name in ("one", "other", "new"))
+    budgets = Budgets([one, one, other], store, once_back=store.once_back)
+    for _ in range(3):
+        await budgets.admit(Identity(tenant="other"))
+    await budgets.admit(Identity(tenant="one"))
+    budgets.take([new, other, *[one] * 62])
+    assert [use.used for use in await budgets.usage(None)] == [0, 3, 1, 1, *[0] * 60]
+    with pytest.raises(OverBudget):
+        await budgets.admit(Identity(tenant="other"))
+    await budgets.admit(Identity(tenant="one"))
+    assert [use.used for use in await budgets.usage(Identity(tenant="one"))] == [2, 2, *[1] * 60]
+
+
+async def test_a_refusal_after_a_change_of_budgets_takes_nothing_of_others_back() -> None:
+    store: Any = _Store()
+    gone = Budget(tenant="gone", requests_per_minute=100, dollars_per_day=1)
+    stays = Budget(tenant="stays", requests_per_minute=3)
+    budgets = Budgets([gone], store, once_back=store.once_back)
+
+    async def spent(tenant: str, since: int) -> Any:
+        budgets.take([stays])
+        for _ in range(3):
+            await budgets.admit(Identity(tenant="stays"))
+        return type("Spent", (), {"dollars": 2.0})
+
+    store.spent = spent
+    with pytest.raises(OverBudget):
+        await budgets.admit(Identity(tenant="gone"))
+    assert [use.used for use in await budgets.usage(None)] == [3]
