@@ -48,6 +48,7 @@ _VARIANTS: Final = 20_000  # variants that one process remembers at most: some 8
 WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
 
 _SESSIONS: Final = 10_000  # sessions that one process remembers at most: some 5 MB
+_REPLIES: Final = 30_000  # replies of sessions without a name that one process remembers at most: some 9 MB
 _UNKNOWN: Final = (None, ROOT)
 _RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
 
@@ -117,7 +118,7 @@ class HistoryLoader:
         self._offering = threading.Lock()  # `_put_together` may run in several threads
         self._usage: FIFOCache[str, tuple[Kind, str]] = FIFOCache(_SESSIONS)
         """By session, how it was asked last, and its first message then: whether it resends its history."""
-        self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_SESSIONS)
+        self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_REPLIES)
         """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
 
     async def load(

@@ -19,6 +19,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, or_, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -157,8 +158,8 @@ class _ArchivePlace(Struct, frozen=True, kw_only=True):
     """Where the export finds a node or a text."""
 
     name: str  # of the node, or of the text
-    node: str | None = None  # the node whose row has the text; of a form, the one that it stands for
-    exchange: str | None = None  # the exchange whose forms have the text
+    node: str | None = None  # the node whose row has the text
+    form: tree.Form | None = None  # it holds the text, packed: the row of its exchange is not read again for it
 
 
 def _node_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
@@ -178,7 +179,7 @@ def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     """Return the texts of a session, by name. Those of replies are stored with their nodes, forms with exchanges."""
     places: dict[str, _ArchivePlace] = {}
     for form in tree.forms_in(connection, key):
-        places.setdefault(form.body, _ArchivePlace(name=form.body, exchange=form.exchange))
+        places.setdefault(form.body, _ArchivePlace(name=form.body, form=form))
     replies = select(NODES.c.node, NODES.c.body).where(NODES.c.session == key, NODES.c.text.is_not(None))
     places |= {row.body: _ArchivePlace(name=row.body, node=row.node) for row in connection.execute(replies)}
     bodies = connection.execute(select(BODIES.c.body).where(BODIES.c.session == key))
@@ -187,17 +188,14 @@ def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
 
 
 def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:
-    plain = [place.name for place in places if place.node is None and place.exchange is None]
+    plain = [place.name for place in places if place.node is None and place.form is None]
     rows = _named_rows(connection, key, BODIES, plain)
     replies = _named_rows(connection, key, NODES, [place.node for place in places if place.node is not None])
-    exchanges = sorted({place.exchange for place in places if place.exchange is not None})
-    forms = {form.body: form for form in reversed(tree.forms_of(connection, key, exchanges))}
     records: list[JsonObject] = []
     for place in places:
         values: Mapping[str, Any] | None = None
-        if place.exchange is not None:
-            if (form := forms.get(place.name)) is not None:
-                values = {"body": place.name, "tokens": 0, "text": tree.form_text(connection, key, form)}
+        if place.form is not None:
+            values = {"body": place.name, "tokens": 0, "text": tree.form_text(connection, key, place.form)}
         elif place.node is not None:
             if (reply := replies.get(place.node)) is not None:
                 values = {"body": reply.body, "tokens": reply.tokens, "text": reply.text}
@@ -230,15 +228,16 @@ def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, 
 
 def _form_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     """Return the forms of a session, each with the exchange that brought it first."""
-    first: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], tree.Form] = {}
     for form in tree.forms_in(connection, key):
-        first.setdefault((form.node, form.body), form.exchange)
-    return [_ArchivePlace(name=body, node=node, exchange=first[node, body]) for node, body in sorted(first)]
+        first.setdefault((form.node, form.body), replace(form, packed=b""))
+    return [_ArchivePlace(name=place[1], form=first[place]) for place in sorted(first)]
 
 
 def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:  # noqa: ARG001
     """Return the records of forms, which say no more than their places do."""
-    return [record_of(_FORM, {"node": place.node, "body": place.name, "exchange": place.exchange}) for place in places]
+    forms = [place.form for place in places if place.form is not None]
+    return [record_of(_FORM, {"node": form.node, "body": form.body, "exchange": form.exchange}) for form in forms]
 
 
 class _PlacesFinder(Protocol):

@@ -62,8 +62,7 @@ from proxy.trimming import Summary
 # ------------------------------------------------------------------------------- branches that clients resend
 
 MARKS: Final = 50_000
-"""How many messages are remembered in one process at most: some 17 MB. Beyond that a session's first request in a while
-reads them from the store."""
+"""How many messages are remembered in one process at most: some 17 MB. What was forgotten is read from the store."""
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""
@@ -74,7 +73,7 @@ class Branches:
     """The branch of each session that was resent last; the oldest go first. Several threads may use it."""
 
     def __init__(self, most: int = MARKS) -> None:
-        """Remember `most` messages at most, of all sessions together."""
+        """Remember `most` messages at most, of all sessions together; the newest branch is remembered however long."""
         self._most: Final = most
         self._branches: OrderedDict[str, _Branch] = OrderedDict()
         self._held = 0
@@ -88,12 +87,10 @@ class Branches:
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
         """Remember a branch from its root on, in the place of the session's last one."""
-        if len(marks) > self._most:
-            return
         with self._lock:
             self._held += len(marks) - len(self._branches.pop(session, _NONE)[1])
             self._branches[session] = (created_at, marks)
-            while self._held > self._most:
+            while self._held > self._most and len(self._branches) > 1:
                 self._held -= len(self._branches.popitem(last=False)[1][1])
 
 

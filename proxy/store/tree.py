@@ -327,7 +327,6 @@ _FORMS: Final = tuple(
     select(table.c.id, table.c.forms).where(*matching(table), table.c.forms.is_not(None))
     for table in (PENDING, EXCHANGES)
 )
-_FORMS_OF: Final = tuple(each.where(each.selected_columns.id.in_(bindparam("ids", expanding=True))) for each in _FORMS)
 _VERSION: Final = select(INSTRUCTIONS).where(*matching(INSTRUCTIONS, "version"))
 _NEWEST: Final = (
     select(INSTRUCTIONS)
@@ -387,17 +386,7 @@ def encode_forms(forms: Sequence[tuple[str, Message]], said: Mapping[str, str]) 
 
 def forms_in(connection: StoreConnection, key: str) -> list[Form]:
     """Return the forms that a session has, the oldest first; one that was brought again is there again."""
-    return _forms_of_rows({row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})})
-
-
-def forms_of(connection: StoreConnection, key: str, exchanges: Sequence[str]) -> list[Form]:
-    """Return the forms that these exchanges brought, the oldest first."""
-    asked = [{"key": key, "ids": some} for some in in_parts(exchanges)]
-    rows = [row for each in _FORMS_OF for some in asked for row in connection.execute(each, some)]
-    return _forms_of_rows({row.id: row.forms for row in rows})
-
-
-def _forms_of_rows(found: Mapping[str, bytes]) -> list[Form]:
+    found = {row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})}
     return [
         Form(exchange=exchange, node=decode_name(node), body=decode_name(body), packed=packed)
         for exchange in sorted(found, key=encode_exchange)
@@ -435,7 +424,7 @@ def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str,
     if not _PREFIX.fullmatch(prefix):
         return None
     asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
-    # To find a reply all nodes of the session are read, to find a form all its forms: only where nothing else is meant.
+    # Replies are found by reading all nodes of the session, forms by reading all forms: so these come last.
     found: dict[str, str] = {row.body: row.text for row in connection.execute(_BY_PREFIX, asked)}
     if not found:
         found = {row.body: row.text for row in connection.execute(_REPLIES_BY_PREFIX, asked)}
