@@ -1,12 +1,29 @@
-"""A cache bounded by the size of its values: what was not asked for the longest goes first."""
+"""Caches bounded by the size of their values: what was not asked for the longest goes first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+class Room:
+    """Room that several caches share: a program that uses one of them gives it all to that one."""
+
+    def __init__(self, size: int) -> None:
+        """Begin with all of it free."""
+        self.half: Final = size // 2
+        self.taken = 0  # by the younger generations
+        self.caches: Final[list[Generations[Any, Any]]] = []
+
+    def make(self, size: int) -> None:
+        """Make room for a value: where there is too little, all caches begin a new generation."""
+        if self.taken + size > self.half:
+            for cache in self.caches:
+                cache.grow_old()
+            self.taken = 0
 
 
 class Generations(Generic[Key, Value]):
@@ -17,13 +34,13 @@ class Generations(Generic[Key, Value]):
     forgets something too early, or holds a value twice for a while.
     """
 
-    def __init__(self, room: int, size_of: Callable[[Value], int]) -> None:
-        """Begin empty, to hold values of at most about `room` together."""
-        self._half: Final = room // 2
+    def __init__(self, room: int | Room, size_of: Callable[[Value], int]) -> None:
+        """Begin empty, to hold values of at most about `room` together, with those of other caches if it is shared."""
+        self._room: Final = Room(room) if isinstance(room, int) else room
+        self._room.caches.append(self)
         self._size_of: Final = size_of
         self._young: dict[Key, Value] = {}
         self._old: dict[Key, Value] = {}
-        self._size = 0
 
     @property
     def size(self) -> int:
@@ -44,12 +61,17 @@ class Generations(Generic[Key, Value]):
     def put(self, key: Key, value: Value) -> None:
         """Hold a value in the place of the key's last one; a value that takes half of the room is not held."""
         size = self._size_of(value)
-        if size > self._half:
+        if size > self._room.half:
             return
-        if self._size + size > self._half:
-            self._old, self._young, self._size = self._young, {}, 0
+        self._room.make(size)
         before = self._young.get(key)
-        if before is not None:
-            size -= self._size_of(before)
         self._young[key] = value
-        self._size += size
+        self._room.taken += size if before is None else size - self._size_of(before)
+
+    def grow_old(self) -> None:
+        """Forget the older generation; the younger one takes its place."""
+        self._old, self._young = self._young, {}
+
+
+FACTS: Final = Room(24 * 1024 * 1024)
+"""For what is remembered of messages in any dialect: some 24 MB in one process."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.generations import Generations
+from proxy.dialects.generations import Generations, Room
 
 SIZE = 10
 ROOM = 5 * SIZE
@@ -90,6 +90,20 @@ def test_the_bound_holds_whatever_is_put_and_recalled(steps: list[tuple[bool, in
         assert 0 <= known.size <= ROOM
     put = {name for puts, name, _ in steps if puts}
     assert held(known, *(set(range(10)) - put)) == []
+
+
+def test_caches_that_share_room_hold_no_more_together_and_one_may_have_it_all() -> None:
+    room = Room(ROOM)
+    first, other = (Generations[int, Value](room, size_of) for _ in range(2))
+    for name in range(20):
+        first.put(name, Value(name))
+    assert held(first, 18, 19) == [18, 19]
+    for name in range(20):
+        (first, other)[name % 2].put(name, Value(name))
+        assert 0 < first.size + other.size <= ROOM
+    for name in range(4):
+        other.put(name, Value(name))
+    assert (held(first, *range(20)), held(other, 2, 3)) == ([], [2, 3])
 
 
 def test_many_threads_may_use_it_at_once() -> None:

@@ -30,7 +30,7 @@ from proxy.dialects import (
 )
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.generations import Generations
+from proxy.dialects.generations import FACTS, Generations
 from proxy.dialects.jsontext import (
     FIELDS,
     ITEMS,
@@ -47,9 +47,8 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_FACTS_BYTES: Final = 16 * 1024 * 1024  # what remembered facts may take in one process, about
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
-_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+_KNOWN: Final = Generations[bytes, Facts](FACTS, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""
 _MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")

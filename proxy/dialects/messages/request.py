@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
 from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
-from proxy.dialects.generations import Generations
+from proxy.dialects.generations import FACTS, Generations
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
 from proxy.dialects.messages.cache_marks import MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical
@@ -24,9 +24,8 @@ from proxy.errors import InvalidRequest
 MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
 """What the receipt says of a request that has the provider trim, too."""
 
-_FACTS_BYTES: Final = 16 * 1024 * 1024  # what remembered facts may take in one process, about
 _FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
-_KNOWN: Final = Generations[bytes, Facts](_FACTS_BYTES, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+_KNOWN: Final = Generations[bytes, Facts](FACTS, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 """A memo of what follows from texts alone."""
 _ELSEWHERE: Final = "This is a body for {}: send it there. At /v1/messages the Messages API of Anthropic is spoken."
 _OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions, which this API has not
