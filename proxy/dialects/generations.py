@@ -9,8 +9,8 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Room:
-    """Room that several caches share: a program that uses one of them gives it all to that one."""
+class SharedRoom:
+    """Room that several caches share: where a process uses one of them alone, that one has it all."""
 
     def __init__(self, size: int) -> None:
         """Begin with all of it free."""
@@ -34,9 +34,9 @@ class Generations(Generic[Key, Value]):
     forgets something too early, or holds a value twice for a while.
     """
 
-    def __init__(self, room: int | Room, size_of: Callable[[Value], int]) -> None:
+    def __init__(self, room: int | SharedRoom, size_of: Callable[[Value], int]) -> None:
         """Begin empty, to hold values of at most about `room` together, with those of other caches if it is shared."""
-        self._room: Final = Room(room) if isinstance(room, int) else room
+        self._room: Final = SharedRoom(room) if isinstance(room, int) else room
         self._room.caches.append(self)
         self._size_of: Final = size_of
         self._young: dict[Key, Value] = {}
@@ -73,5 +73,5 @@ class Generations(Generic[Key, Value]):
         self._old, self._young = self._young, {}
 
 
-FACTS: Final = Room(24 * 1024 * 1024)
+FACTS: Final = SharedRoom(24 * 1024 * 1024)
 """For what is remembered of messages in any dialect: some 24 MB in one process."""

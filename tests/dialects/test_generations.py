@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.generations import Generations, Room
+from proxy.dialects.generations import Generations, SharedRoom
 
 SIZE = 10
 ROOM = 5 * SIZE
@@ -93,7 +93,7 @@ def test_the_bound_holds_whatever_is_put_and_recalled(steps: list[tuple[bool, in
 
 
 def test_caches_that_share_room_hold_no_more_together_and_one_may_have_it_all() -> None:
-    room = Room(ROOM)
+    room = SharedRoom(ROOM)
     first, other = (Generations[int, Value](room, size_of) for _ in range(2))
     for name in range(20):
         first.put(name, Value(name))
