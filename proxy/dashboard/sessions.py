@@ -14,7 +14,7 @@ from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import sessions_asked
 from proxy.store import ListedSession, SessionListQuery, SessionRow, Store
 
-_SEARCH_SECONDS: Final = 0.6  # so that the page is there within one
+_SECONDS: Final = 0.6  # that a text is looked for, so that the page is there within one
 SORTS: Final = {"newest": "newest", "largest": "largest", "dearest": "most expensive", "saved": "most saved"}
 _COLUMNS: Final = (
     *("id", "tenant", "model", "created_at", "updated_at", "requests", "messages", "rounds"),
@@ -67,7 +67,7 @@ async def read_sessions(store: Store, query: SessionListQuery, asked: SessionFil
     """Return the sessions that are asked for, or the messages that hold a text."""
     if asked.text:
         found = await search_texts(
-            store, asked.text, query.tenant, limit=query.limit, after=query.after, seconds=_SEARCH_SECONDS
+            store, asked.text, query.tenant, limit=query.limit, after=query.after, seconds=_SECONDS
         )
         return SessionsData(asked=asked, query=query, found=found, next=found["next"])
     rows, following = await store.listed(query)
