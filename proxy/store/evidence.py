@@ -306,8 +306,7 @@ class _Inference:
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
         """Return the sessions with the request's instructions that hold any of some pieces, if they are few."""
-        rows = self._connection.execute(_HELD, {"pieces": pieces}).all() if pieces else []
-        keys: set[str] = {row.session for row in rows}
+        keys: set[str] = {row.session for row in self._connection.execute(_HELD, {"pieces": pieces})}
         if len(keys) > _BRIEF:
             return set()
         self._read_sessions(keys)
