@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -35,8 +35,8 @@ from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import write_lines
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import OpenServices, Tenant, check_query, session_of, tenant_of
-from proxy.store import ListedSession, SessionListQuery, SessionRow, session_key
+from proxy.server.dependencies import OpenServices, Tenant, check_query, found_session, session_of, tenant_of
+from proxy.store import ListedSession, SessionListQuery, SessionRow
 
 router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, include_in_schema=False)
 
@@ -67,14 +67,7 @@ async def _session_in_path(
     dialect: Annotated[str, Query(description="Its dialect, where it is not chat.")] = "",
 ) -> SessionRow:
     """Return the session that the path names; its ending is none of the name."""
-    name = session.removesuffix(f".{form_of(request)}")
-    found = await session_of(name, services, reader, tenant)
-    if not dialect or found.dialect == dialect:
-        return found
-    other = await services.app.store.session_at(session_key(found.tenant, found.id, dialect))
-    if other is None:
-        raise NotFound(f"There is no session {found.id!r} of the dialect {dialect!r}.", param="dialect")
-    return other
+    return await session_of(session.removesuffix(f".{form_of(request)}"), services, reader, tenant, dialect or None)
 
 
 PathSession = Annotated[SessionRow, Depends(_session_in_path)]
@@ -255,10 +248,11 @@ async def compare(
 
 
 async def _named(name: str, services: OpenServices, reader: Identity, tenant: str | None) -> SessionRow:
+    store, owner = services.app.store, tenant_of(reader, tenant or None)
     try:
-        return await session_of(name.replace("%", "%25"), services, reader, tenant or None)
+        return await found_session(store, name, owner, None)
     except NotFound:  # forms percent-encode a name that cannot be seen
-        return await session_of(name, services, reader, tenant or None)
+        return await found_session(store, unquote(name), owner, None)
 
 
 @router.get("/sessions/{session}", dependencies=_CHECKED)
