@@ -47,4 +47,5 @@ from proxy.dialects.base import (
     body_id,
     dialect_named,
     hash_of,
+    one_line,
 )
