@@ -23,7 +23,7 @@ from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
 from proxy.store.packing import TEXTS, pack_all
 from proxy.store.records import Body, Opening, Settled, Settlement, session_key
-from proxy.store.schema import BODIES, NODES, PENDING, insert_new, matching
+from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 
 _LONG: Final = 256
 """Messages that are written at once at most: they take some 10 ms, and nobody else writes meanwhile."""
@@ -94,7 +94,7 @@ def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRo
     session = tree.locked_session(connection, key)
     if session is None or made_at not in {None, session.created_at}:
         return None
-    insert_new(connection, BODIES, rows)
+    insert_many_new(connection, BODIES, rows)
     return session.created_at
 
 
@@ -197,7 +197,7 @@ def _keep_nodes(
     tree.locked_session(connection, key)
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
-    insert_new(connection, NODES, nodes)
+    insert_many_new(connection, NODES, nodes)
     insert_evidence(connection, evidence)
     return True
 
