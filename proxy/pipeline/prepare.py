@@ -31,7 +31,7 @@ from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import MARK, Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.store import MARK, Doubt, Packing, StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import (
     Cut,
     Entry,
@@ -79,6 +79,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     tools: bytes | None  # the JSON text of all tools that are offered; None without any
     finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
     removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
+    packing: Packing | None = None  # of its new messages, for the store, which goes on while it is planned
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
 
@@ -144,9 +145,10 @@ class Preparer:
         observes = policy is not None and policy.mode == "observe"
         removed = policy.tools.remove if policy is not None else ()
         offered_tools, without = tools, tuple[str, ...]()
-        whole = observes
+        whole, packing = observes, None
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            packing = packing or self._pack(call, history)
             if history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the store
             tools, without = without_tools(offered_tools, request, removed, history.entries)
@@ -192,8 +194,15 @@ class Preparer:
             tools=tools,
             finishing=finishing,
             removed_tools=without,
+            packing=packing,
             no_summary=no_summary,
         )
+
+    def _pack(self, call: ClientRequest, history: History) -> Packing | None:
+        """Begin to pack the new messages of a long request."""
+        if history.id is None or history.unplaced is not None:
+            return None
+        return self._services.store.pack(session_key(call.tenant, history.id, call.dialect.name), history.fresh)
 
     def _warnings(
         self,
