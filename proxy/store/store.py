@@ -383,14 +383,15 @@ class Store:
 
     # --------------------------------------------------------------------------------- summaries
 
-    async def keep_summary(self, key: str, row: SummaryRow) -> bool:
+    async def keep_summary(self, key: str, row: SummaryRow, policy: str | None = "") -> bool:
         """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
+        `policy` is the name of the one that asked for it, for the statistics; None: it is counted there already.
         """
         if self.masker is not None:
             row = self.masker.summary(row)
-        return await self._write(partial(summaries.keep_summary, key=key, row=row))
+        return await self._write(partial(summaries.keep_summary, key=key, row=row, policy=policy))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
         """Return every summary by a model that was tried for the session, newest first."""
