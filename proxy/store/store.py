@@ -17,7 +17,7 @@ from proxy.store.archive import export_session, fork_session, load_session, read
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
-from proxy.store.exchanges import write_exchanges
+from proxy.store.exchanges import FirstTools, write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
@@ -476,6 +476,10 @@ class Store:
         if not is_plain(body):
             return None
         return await self._read(partial(tree.tools_of, key=key, body=body))
+
+    async def first_tools(self, key: str) -> FirstTools | None:
+        """Return the tools of the session's first request that had any; None where none was settled."""
+        return await self._read(partial(exchanges.first_tools, key=key))
 
     # --------------------------------------------------------------------------------- exchanges
 
