@@ -214,7 +214,7 @@ class _Inference:
             message, node = self._request.messages[place], self._request.names[place]
             # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
-            found = self._pieces[place] = [*of, *self._witness.parts(message)]
+            found = self._pieces[place] = [*of, *self._witness.told(message)]
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:

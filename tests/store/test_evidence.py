@@ -249,6 +249,16 @@ async def test_a_session_that_ends_there_counts_before_one_that_has_been_there(s
     assert (await infer(store, asked)).session is None
 
 
+async def test_a_call_in_words_counts_by_its_id_under_the_same_instructions(store: Store) -> None:
+    name = "call_9f86d081884c7d659a2feaa0"
+    await hold(store, "a", said("user", "hi"), said("assistant", "", name), instructions=BRIEF)
+    words = conversation("New task: hi", f"Calling tools: [{{'id': '{name}'}}]", "Observation: seen")
+    assert (await infer(store, words, instructions=version_of(BRIEF))).session == "a"
+    assert (await infer(store, words, instructions="v2")).session is None
+    strange = [*conversation("x", "never said"), *words]
+    assert (await infer(store, strange, instructions=version_of(BRIEF))).session is None
+
+
 async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
