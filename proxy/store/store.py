@@ -23,8 +23,9 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import begin_long, delete_sessions, is_long, settle_long
+from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
 from proxy.store.records import (
+    Body,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -483,8 +484,17 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchanges
 
-    def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
+    def pack(self, key: str, messages: Sequence[Body]) -> Packing | None:
+        """Begin to pack the messages of a long request, for `begin`; None where it packs them itself."""
+        if self.masker is not None or not is_long(messages):
+            return None
+        return self._tasks.start(asyncio.to_thread(packed_rows, key, messages))
+
+    def begin(self, opening: Opening, packing: Packing | None = None) -> asyncio.Future[None]:
+        """Store a request with its new messages; a second time changes nothing. The future tells when that is done.
+
+        `packing` is what `pack` returned.
+        """
         named = ("session", "tenant", "exchange", "model", "agent", "policy")
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
@@ -496,7 +506,7 @@ class Store:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         if is_long(opening.messages):
-            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
             future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
