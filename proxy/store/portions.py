@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
-from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
+from proxy.conversation import ROOT, Witness, fingerprints, known_prefix
 from proxy.store import search, tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
@@ -161,8 +161,7 @@ async def settle_long(database: Database, settlement: Settlement) -> Settled | N
 
 
 def _line_of(settlement: Settlement) -> _Line:
-    contents = [content_hash(body.message) for body in settlement.messages]
-    names = names_under(settlement.base, contents)
+    names, contents = fingerprints(settlement.base, [body.message for body in settlement.messages])
     parents = [settlement.base, *names]
     return _Line(
         new_nodes=list(zip(parents, names, asked_nodes(settlement), strict=False)), contents=contents, places={}
