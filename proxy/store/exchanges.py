@@ -93,6 +93,13 @@ def _exchanges(table: Table) -> Select[Any]:
 
 _BY_ID: Final = tuple(_exchanges(table).where(table.c.id == bindparam("exchange")).limit(1) for table in _BOTH)
 
+_FIRST_TOOLS: Final = (
+    select(EXCHANGES.c.tools, EXCHANGES.c.receipt)
+    .where(*matching(EXCHANGES), EXCHANGES.c.tools.is_not(None))
+    .order_by(EXCHANGES.c.id)
+    .limit(1)
+)
+
 _PENDING_IDS: Final = select(PENDING.c.session, PENDING.c.id)
 _PENDING: Final = _PENDING_IDS.where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
 _THE_EXCHANGE: Final = tuple(
@@ -125,6 +132,22 @@ def exchanges_page(
         return rows, None
     last = rows[limit - 1]
     return rows[:limit], str(Cursor(time=last.created_at, name=last.id))
+
+
+class FirstTools(Struct, frozen=True, kw_only=True):
+    """The tools of a session's first request that had any."""
+
+    tools: bytes  # JSON text of those that the client sent
+    removed: tuple[str, ...]  # names of those that were left out
+
+
+def first_tools(connection: StoreConnection, key: str) -> FirstTools | None:
+    """Return the tools of the session's first request that had any; None where none was settled."""
+    row = connection.execute(_FIRST_TOOLS, {"key": key}).one_or_none()
+    text = None if row is None else tree.tools_of(connection, key, row.tools)
+    if row is None or text is None:
+        return None
+    return FirstTools(tools=text, removed=tuple(orjson.loads(row.receipt).get("removed_tools", ())))
 
 
 def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[str] | None = None) -> int:

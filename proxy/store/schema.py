@@ -274,7 +274,7 @@ ROLLUPS: Final = Table(
 )
 """Sums over exchanges that were settled, by hour. They stay when sessions are deleted. Of no session."""
 
-HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial')")
+HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial') AND kind <> 'summary'")
 """Which sums are of requests that failed or broke off (`records.FAILURES`). A query says the same words."""
 
 SESSION_ROLLUPS: Final = Table(

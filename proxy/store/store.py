@@ -17,7 +17,7 @@ from proxy.store.archive import export_session, fork_session, load_session, read
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
-from proxy.store.exchanges import write_exchanges
+from proxy.store.exchanges import FirstTools, write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
@@ -384,14 +384,15 @@ class Store:
 
     # --------------------------------------------------------------------------------- summaries
 
-    async def keep_summary(self, key: str, row: SummaryRow) -> bool:
+    async def keep_summary(self, key: str, row: SummaryRow, policy: str | None = "") -> bool:
         """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
+        `policy` is the name of the one that asked for it, for the statistics; None: it is counted there already.
         """
         if self.masker is not None:
             row = self.masker.summary(row)
-        return await self._write(partial(summaries.keep_summary, key=key, row=row))
+        return await self._write(partial(summaries.keep_summary, key=key, row=row, policy=policy))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
         """Return every summary by a model that was tried for the session, newest first."""
@@ -476,6 +477,10 @@ class Store:
         if not is_plain(body):
             return None
         return await self._read(partial(tree.tools_of, key=key, body=body))
+
+    async def first_tools(self, key: str) -> FirstTools | None:
+        """Return the tools of the session's first request that had any; None where none was settled."""
+        return await self._read(partial(exchanges.first_tools, key=key))
 
     # --------------------------------------------------------------------------------- exchanges
 
