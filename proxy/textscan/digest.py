@@ -70,6 +70,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 _TAG: Final = re.compile(r"<[/A-Za-z!][^<>]{0,400}>")
 _ATTRIBUTE: Final = re.compile(r"""\b(?:href|src|title|alt|content)=["' ]{0,4}([^"'>]{1,200})""")
 _ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
+_ARROW: Final = re.compile(r"^([ \t]{0,8}+\d{1,6}+)→", re.MULTILINE)
 _UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
 
 
@@ -87,11 +88,16 @@ def ends_of(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line."""
+    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line.
+
+    After the number of a line stands a space, not an arrow.
+    """
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     if "\\" in text:
         text = _unescaped(text)
+    if "→" in text:
+        text = _ARROW.sub(r"\1 ", text)
     if text.count("</") >= _TAGS:
         for opening, closing in _UNSEEN:
             text = _without(text, opening, closing)
@@ -387,6 +393,7 @@ _ERROR: Final = re.compile(
 _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
 """Of these every error line holds one: a text without them need not be looked at more closely."""
 _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
+_CODE_ENDS: Final = ",;{"  # what a line of a program ends with, and no sentence does
 _TO_QUOTE: Final = re.compile(r"[\s,]")
 _WINDOW: Final = 65_536  # characters that are looked at in one step
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
@@ -523,6 +530,8 @@ def _error_line(text: str, most: int) -> str:
         line_start = text.rfind("\n", 0, start) + 1
         if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
+            if line[-1] in _CODE_ENDS:
+                continue
             if len(line) <= most:
                 return line
             beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place

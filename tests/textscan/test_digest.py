@@ -82,9 +82,11 @@ def test_a_long_error_line_is_cut_and_says_so() -> None:
     assert len(digest_of("Error:" + "x" * 100, 100)) == 50
 
 
-@pytest.mark.parametrize("text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far"])
+@pytest.mark.parametrize(
+    "text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far", "isError: far,"]
+)
 def test_what_only_speaks_of_errors_is_no_error_line(text: str) -> None:
-    assert not any(word in digest_of(text, 300) for word in ("catch", "throw", "far"))
+    assert not any(word in digest_of(text, 300) for word in ("catch", "throw", ": far"))
 
 
 @pytest.mark.parametrize("text", ["", "nothing to keep in here", "[]"])
@@ -303,6 +305,7 @@ PAGE = '<a href="https://a.example/b">Home</a><p>One &amp; two</p>' + "<li>x</li
         (r"\ud83d\ude00 and \ud83d\u0000.", "\U0001f600 and   ."),
         (r"x1b is \x1b[0m in a program", r"x1b is \x1b[0m in a program"),
         ("a < b </i>", "a < b </i>"),
+        ("     9→func a()\n    10→\n\t11→// b→c", "     9 func a()\n    10 \n\t11 // b→c"),
     ],
 )
 def test_wrapping_is_taken_off(text: str, expected: str) -> None:
