@@ -14,7 +14,7 @@ import orjson
 import typer
 
 from proxy.cli.commands import AsJson, Config, Tenant, numbered, plain, print_table
-from proxy.cli.sessions import all_exchanges, find_session, line_of, require_store, with_store
+from proxy.cli.sessions import Dialect, all_exchanges, find_session, line_of, require_store, with_store
 from proxy.config import ConfigSource, Settings, UpstreamSettings, load
 from proxy.errors import InvalidRequest, NotFound, PalimpsestError
 from proxy.pipeline import open_services
@@ -36,6 +36,7 @@ def stats(
         str, typer.Option(help="day, hour, model, policy, tenant, session, kind, status, dialect or miss.")
     ] = "day",
     tenant: Tenant = None,
+    dialect: Dialect = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +44,7 @@ def stats(
     asked = StatsRequest(since=since, until=until, group=group)
 
     async def work(store: Store) -> dict[str, Any]:
-        key = None if session is None else (await find_session(store, session, tenant)).key
+        key = None if session is None else (await find_session(store, session, tenant, dialect)).key
         return await statistics(store, query_of(asked, datetime.now(UTC), tenant, key))
 
     told = with_store(config, work)
@@ -80,6 +81,7 @@ def show_exchange(
     config: Config = None,
     request: Annotated[int | None, typer.Option(min=1, help="Number of the session's request, from 1.")] = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show the history beside what was sent of it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +95,7 @@ def show_exchange(
             if request is None:
                 row = await store.exchange(exchange)
             else:
-                row = await _numbered(store, await find_session(store, exchange, tenant), request)
+                row = await _numbered(store, await find_session(store, exchange, tenant, dialect), request)
             session = await store.session_at(row.session_key) if row is not None else None
             if row is None or session is None:
                 raise NotFound(f"There is no exchange {exchange!r}.")

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from proxy.cli.commands import AsJson, Config, Tenant, numbered, plain, print_table
 from proxy.config import Policies, Settings, load
-from proxy.dialects import Message
+from proxy.dialects import DIALECTS, Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
+    erase_tenant,
     open_services,
     read_lines,
     session_document,
@@ -42,6 +43,7 @@ from proxy.summaries import Caller
 
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
+Dialect = Annotated[str | None, typer.Option(help="chat, responses or messages, where several sessions have the id.")]
 _PAGE: Final = 200  # exchanges that are read at once
 
 app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
@@ -119,12 +121,13 @@ def show(
         str | None, typer.Option(help="Node at the end of the branch. Default: that of the last request.")
     ] = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the messages of a branch, and how many branches there are."""
 
     async def work(store: Store) -> tuple[SessionRow, list[Message], list[BranchRow]]:
-        row = await find_session(store, session, tenant)
+        row = await find_session(store, session, tenant, dialect)
         nodes = await store.path(row.key, branch or row.head)
         if branch is not None and not nodes:
             raise InvalidRequest(f"There is no node {branch!r} in this session.", param="--branch")
@@ -152,13 +155,14 @@ def list_exchanges(
     session: Session,
     config: Config = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     limit: Annotated[int, typer.Option(min=1, help="Largest number of exchanges: the last ones.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List a session's exchanges, the last one at the end. `exchange show` takes their ids."""
 
     async def work(store: Store) -> tuple[list[ExchangeRow], int, list[dict[str, Any]]]:
-        found = await find_session(store, session, tenant)
+        found = await find_session(store, session, tenant, dialect)
         every = await all_exchanges(store, found)
         rows = every[-limit:]
         past = await past_of(rows, store) if as_json else None
@@ -183,12 +187,13 @@ def export(
     session: Session,
     config: Config = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
 ) -> None:
     """Write the whole session as JSON Lines, for `import`."""
 
     async def work(store: Store) -> None:
-        row = await find_session(store, session, tenant)
+        row = await find_session(store, session, tenant, dialect)
         with nullcontext(sys.stdout.buffer) if out is None else opened_file(out) as file:
             async for line in write_lines(store.export(row.key)):
                 file.write(line)
@@ -220,19 +225,21 @@ def delete(
     session: Session,
     config: Config = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")] = False,
 ) -> None:
-    """Delete a session and everything that belongs to it, for good."""
+    """Delete a session and everything that belongs to it, for good; in each dialect that has it, if none is named."""
+    removed: set[str] = set()
 
     async def work(store: Store) -> SessionRow:
-        row = await find_session(store, session, tenant)
+        row = await find_session(store, session, tenant, dialect)
         if sys.stdin.isatty() and not yes:
             typer.confirm(f"Delete {_title(row)}, for good?", abort=True)
-        await store.delete(row.key)
+        removed.update(await store.delete_named(row.tenant, row.id, dialect))
         return row
 
     row = with_store(config, work)
-    spool_at(load(config)).drop(row.key)
+    spool_at(load(config)).drop(lambda key, _: key in removed)
     typer.echo(f"{row.id} ({row.tenant}) is deleted.")
 
 
@@ -247,7 +254,7 @@ def erase(
         typer.confirm(f"Delete everything of the tenant {plain(tenant)}, for good?", abort=True)
 
     async def work(store: Store) -> int:
-        return await store.erase(tenant)
+        return await erase_tenant(store, spool_at(load(config)), tenant)
 
     number = with_store(config, work)
     typer.echo(f"{numbered(number, 'session')} of {plain(tenant)} {'is' if number == 1 else 'are'} deleted.")
@@ -260,12 +267,13 @@ def fork(
     at: Annotated[str | None, typer.Option(help="Last node of the shared history. Default: all.")] = None,
     config: Config = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a session that shares the history of another one."""
 
     async def work(store: Store) -> SessionRow:
-        row = await find_session(store, session, tenant)
+        row = await find_session(store, session, tenant, dialect)
         return await store.fork(row.tenant, row.key, at or row.head, valid_id(as_id, "--as"))
 
     row = with_store(config, work)
@@ -278,6 +286,7 @@ def compact_session(
     policy: Annotated[str | None, typer.Option(help="Policy to use. Default: the session's own.")] = None,
     config: Config = None,
     tenant: Tenant = None,
+    dialect: Dialect = None,
     as_json: AsJson = False,
 ) -> None:
     """Summarize the history now. The session's next request uses the summary.
@@ -289,7 +298,7 @@ def compact_session(
         settings = load(config)
         require_store(settings)
         async with open_services(settings) as means:
-            row = await find_session(means.store, session, tenant)
+            row = await find_session(means.store, session, tenant, dialect)
             now = await session_view(row, policy, Policies(settings.policies), means)
             if now.policy is None:
                 raise InvalidRequest("The policy 'off' has no summaries. Name another policy.", param="--policy")
@@ -358,16 +367,20 @@ async def all_exchanges(store: Store, session: SessionRow) -> list[ExchangeRow]:
     return rows[::-1]
 
 
-async def find_session(store: Store, session: str, tenant: str | None) -> SessionRow:
-    """Return the session of this id; the tenant must be named if several have it."""
-    rows = [row for row in await store.find(session) if tenant is None or row.tenant == tenant]
+async def find_session(store: Store, session: str, tenant: str | None, dialect: str | None = None) -> SessionRow:
+    """Return the session of this id; the tenant must be named if several have it.
+
+    Of one tenant's in several dialects it is the first, Chat Completions before the others.
+    """
+    if dialect is not None and dialect not in DIALECTS:
+        raise InvalidRequest(f"--dialect is {' or '.join(DIALECTS)}, not {dialect!r}.", param="--dialect")
+    rows = [row for row in await store.find(session) if tenant in {None, row.tenant} and dialect in {None, row.dialect}]
     if not rows:
         raise NotFound(f"There is no session {session!r}. `palimpsest sessions list` shows all sessions.")
-    if len(rows) > 1:
-        raise InvalidRequest(
-            f"Several tenants have a session {session!r}. Name one with --tenant: "
-            + ", ".join(row.tenant for row in rows)
-        )
+    tenants = list(dict.fromkeys(row.tenant for row in rows))
+    if len(tenants) > 1:
+        named = f"Several tenants have a session {session!r}. Name one with --tenant: "
+        raise InvalidRequest(named + ", ".join(tenants))
     return rows[0]
 
 

@@ -25,6 +25,7 @@ from proxy.dialects.base import (
     Facts,
     JoinedTexts,
     JsonObject,
+    KnownMessages,
     MarkKind,
     Message,
     Overflow,

@@ -23,14 +23,18 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.jsontext import FIELDS, members_of, write
+from proxy.dialects.generations import Generations, SharedRoom
+from proxy.dialects.jsontext import FIELDS, members_of, mended, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
 Kind = TypeVar("Kind", bound=StrEnum)
+Made = TypeVar("Made")
 
 JsonObject: TypeAlias = dict[str, Any]
 SpokenRole: TypeAlias = Literal["system", "user", "assistant"]
+ReadMessage: TypeAlias = "Callable[[int, bytes], tuple[Facts, JsonObject]]"
+"""Reads a message at a position of a request."""
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
 """What of a reply's reasoning is sent back: all, none, or (`auto`) what providers want back."""
 
@@ -156,6 +160,16 @@ class Message(ABC):
     def of(cls, data: Mapping[str, Any]) -> Self:
         """Return the message with the content of `data`, as compact JSON in its key order."""
         return cls(write(dict(data)))
+
+    @classmethod
+    def as_stored(cls, data: Mapping[str, Any]) -> Self:
+        """Return the message with the content of `data`; what no parser would take again is mended."""
+        made = cls.of(data)
+        try:
+            made.data  # noqa: B018 - it is parsed here, or never
+        except orjson.JSONDecodeError:
+            return cls.of(mended(data))
+        return made
 
     @property
     def data(self) -> JsonObject:
@@ -386,6 +400,36 @@ class Message(ABC):
         The very same message where it has none; None where nothing is left of it.
         """
         return self
+
+
+_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
+_FACTS_ROOM: Final = SharedRoom(24 * 1024 * 1024)  # bytes in one process, for all dialects
+
+
+class KnownMessages(Generations[bytes, Facts]):
+    """What is known of the messages of one dialect, by their texts: a text that was read before is not read again."""
+
+    def __init__(self) -> None:
+        """Begin empty, in the room that all dialects share."""
+        super().__init__(_FACTS_ROOM, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+
+    def messages(
+        self, texts: Sequence[bytes], make: Callable[[bytes, JsonObject | None, Facts | None], Made], read: ReadMessage
+    ) -> tuple[list[Facts], tuple[Made, ...]]:
+        """Return the messages, and what is known of each; `read` reads a text that is new, at its position."""
+        known: list[Facts] = []
+        new: dict[bytes, Facts] = {}
+        messages: list[Made] = []
+        for text, remembered in zip(texts, self.recall(texts), strict=True):
+            facts, data = remembered or new.get(text), None
+            if facts is None:
+                facts, data = read(len(known), text)
+                new[text] = facts
+            known.append(facts)
+            messages.append(make(facts.raw, data, facts))
+        for text, facts in new.items():
+            self.put(text, facts)
+        return known, tuple(messages)
 
 
 # ------------------------------------------------------------------------------------------ requests

@@ -71,7 +71,3 @@ class Generations(Generic[Key, Value]):
     def grow_old(self) -> None:
         """Forget the older generation; the younger one takes its place."""
         self._old, self._young = self._young, {}
-
-
-FACTS: Final = SharedRoom(24 * 1024 * 1024)
-"""For what is remembered of messages in any dialect: some 24 MB in one process."""

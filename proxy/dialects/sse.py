@@ -12,9 +12,11 @@ The events' bytes put together are the stream, whatever it holds and however it 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
+
+from proxy.dialects.jsontext import read
 
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")  # a line's end and the blank line after it
@@ -36,6 +38,16 @@ class Event(Struct, frozen=True, kw_only=True):
     name: str | None = None  # its `event` field; None where it has none
     complete: bool = True  # whether its end came; False for what a stream that broke off leaves
     is_done: bool = False  # whether it says that the stream is at its end
+
+    @property
+    def value(self) -> Any:
+        """Its data, parsed; None where there are none, or they are no JSON."""
+        if self.data is None:
+            return None
+        try:
+            return read(self.data)
+        except ValueError:
+            return None
 
 
 class EventDecoder:

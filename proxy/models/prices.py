@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
 _MILLION: Final = 1_000_000
+_MOST: Final = 10**12  # tokens; a larger number is no number of tokens, and would fit no column
 
 _Paths = tuple[tuple[str, ...], ...]  # places in a usage object. The first that holds a number above 0 counts.
 # OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot beside `prompt_tokens`.
@@ -84,14 +85,14 @@ class Used(Struct, frozen=True, kw_only=True):
 
 
 def used(usage: Mapping[str, Any] | None) -> Used | None:
-    """Read a usage in the form of Chat Completions; None if it does not say how long the prompt was.
+    """Read a usage in the form of Chat Completions; None if it does not say, believably, how long the prompt was.
 
     Tokens that are read from a cache or written to one are part of `prompt_tokens`, unless they are more than those.
     """
     if usage is None:
         return None
     prompt = usage.get("prompt_tokens")
-    if not isinstance(prompt, int) or isinstance(prompt, bool) or prompt < 0:
+    if not isinstance(prompt, int) or isinstance(prompt, bool) or not 0 <= prompt <= _MOST:
         return None
     (read, reports), (written, _) = _reported(usage, _READ), _reported(usage, _WRITTEN)
     total = prompt if read + written <= prompt else prompt + read + written
@@ -136,7 +137,7 @@ def _reported(usage: Mapping[str, Any], paths: _Paths) -> tuple[int, bool]:
         for name in path:
             # Every request comes here: no call is made to ask.
             value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
             if value:
                 return value, True
             is_there = True

@@ -77,6 +77,17 @@ def decode(content: bytes) -> SpooledExchange:
     return spooled
 
 
+async def erase_tenant(store: Store, spool: Spool | None, tenant: str) -> int:
+    """Delete all that is stored of a tenant, and all that waits; return how many stored sessions there were."""
+
+    def is_theirs(_: str, content: bytes | None) -> bool:
+        return content is not None and _DECODER.decode(content).opening.tenant == tenant
+
+    if spool is not None:
+        await asyncio.to_thread(spool.drop, is_theirs)
+    return await store.erase(tenant)
+
+
 def _encode_other(value: Any) -> Any:
     if isinstance(value, Message):
         return (value.dialect.name, value.raw)

@@ -197,6 +197,7 @@ def session_document(
     return {
         "id": row.id,
         "tenant": row.tenant,
+        "dialect": row.dialect,
         "created_at": timestamp(row.created_at),
         "updated_at": timestamp(row.updated_at),
         "messages": row.messages,

@@ -53,6 +53,7 @@ class Exchange:
         self._stored = prepared.stored
         self._waits = prepared.history.unplaced is not None  # whether it can only be stored later
         self._settled = False
+        self._counted = False
 
     def mark(self, event: str) -> float:
         """Note when something happened; return the milliseconds from the request's arrival."""
@@ -240,7 +241,10 @@ class Exchange:
         return figures_of(self, answered, self._services.knowledge.now, used(answered.usage), caches=caches)
 
     def _count(self, figures: ExchangeFigures, status: Status) -> None:
-        """Count the exchange for Prometheus. Adding to an array costs less than a call of something that does."""
+        """Count the exchange for Prometheus, once. Adding to an array costs less than a call of something that does."""
+        if self._counted:  # the store refused it as it ended: it is settled again, as failed
+            return
+        self._counted = True
         prepared, report, counts = self.prepared, self.report, self._services.counts
         like = (prepared.call.dialect.name, prepared.history.arrival.kind.value, status.value, figures.policy)
         at = counts.exchanges.get(like) or counts.of_exchanges(*like)

@@ -15,12 +15,13 @@ from fastapi.routing import APIRoute
 from msgspec import Struct
 
 from proxy.config import Policies, Reload, Settings
+from proxy.dialects import DIALECTS
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
 from proxy.server.budgets import Budgets
 from proxy.server.limits import MemoryBudget
-from proxy.store import SessionRow
+from proxy.store import SessionRow, Store
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
 
@@ -93,6 +94,9 @@ AUTHENTICATED: Final = (Depends(caller_of), Depends(check_query))
 OpenServices = Annotated[Services, Depends(open_services_of)]
 CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
+DialectName = Annotated[
+    str | None, Query(alias="dialect", description="chat, responses or messages, where several sessions have the id.")
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[str | None, Query(description="The `next` of the page before.")]
 
@@ -107,16 +111,24 @@ def tenant_of(caller: Identity, tenant: str | None) -> str | None:
 
 
 async def session_of(
-    session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None
+    session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None, dialect: DialectName = None
 ) -> SessionRow:
     """Return the session that the path names, if the caller may see it; else raise `NotFound`."""
-    name = unquote(session)
-    owner = tenant_of(caller, tenant)
-    if owner is not None:
-        row = await services.app.store.session(owner, name)
+    return await found_session(services.app.store, unquote(session), tenant_of(caller, tenant), dialect)
+
+
+async def found_session(store: Store, name: str, owner: str | None, dialect: str | None) -> SessionRow:
+    """Return the session of this id; raise `NotFound` if there is none, `InvalidRequest` if several tenants have it.
+
+    Of one tenant's in several dialects it is the first, Chat Completions before the others.
+    """
+    if dialect is not None and dialect not in DIALECTS:
+        raise InvalidRequest(f"`dialect` is {' or '.join(DIALECTS)}, not {dialect!r}.", param="dialect")
+    if owner is not None and dialect is None:
+        row = await store.session(owner, name)
         rows = [] if row is None else [row]
     else:
-        rows = await services.app.store.find(name)
+        rows = [row for row in await store.find(name) if owner in {None, row.tenant} and dialect in {None, row.dialect}]
     if not rows:
         raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
     if len(tenants := {row.tenant for row in rows}) > 1:

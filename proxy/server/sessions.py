@@ -21,6 +21,7 @@ from proxy.pipeline import (
     DEFAULT_TENANT,
     compact,
     compute,
+    erase_tenant,
     last_answered,
     preview,
     read_lines,
@@ -38,6 +39,7 @@ from proxy.server.dependencies import (
     AUTHENTICATED,
     After,
     CallerDependency,
+    DialectName,
     FoundSession,
     Limit,
     OpenServices,
@@ -238,17 +240,17 @@ async def import_session(
 
 
 @router.delete("/sessions/{session}")
-async def delete_session(found: FoundSession, services: OpenServices) -> Response:
-    """Delete a session with everything that belongs to it, for good."""
-    await services.app.store.delete(found.key)
+async def delete_session(found: FoundSession, services: OpenServices, dialect: DialectName = None) -> Response:
+    """Delete a session with everything that belongs to it, for good; in each dialect that has it, if none is named."""
+    await services.app.store.delete_named(found.tenant, found.id, dialect)
     return json_response({"id": found.id, "deleted": True})
 
 
 @router.delete("/tenants/{tenant}")
-async def erase_tenant(tenant: str, services: OpenServices, caller: CallerDependency) -> Response:
+async def delete_tenant(tenant: str, services: OpenServices, caller: CallerDependency) -> Response:
     """Delete everything that is stored of a tenant, for good. For the administrator, and for the tenant itself."""
     owner = tenant_of(caller, unquote(tenant)) or unquote(tenant)
-    number = await services.app.store.erase(owner)
+    number = await erase_tenant(services.app.store, services.app.store.spool, owner)
     return json_response({"tenant": owner, "deleted": number})
 
 

@@ -7,16 +7,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from proxy.errors import NotFound
 from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import StatsRequest, query_of, statistics
 from proxy.server.dependencies import (
     AUTHENTICATED,
     After,
     CallerDependency,
+    DialectName,
     Limit,
     OpenServices,
     Tenant,
+    found_session,
     json_response,
     tenant_of,
 )
@@ -43,14 +44,12 @@ async def show_stats(
     asked: Annotated[StatsRequest, Depends(stats_request)],
     session: Annotated[str | None, Query(description="Only this session.")] = None,
     tenant: Tenant = None,
+    dialect: DialectName = None,
 ) -> Response:
     """Return sums over the exchanges of a time, by group and in total."""
     owner, key, store = tenant_of(caller, tenant), None, services.app.store
     if session is not None:
-        rows = [row for row in await store.find(session) if owner in {None, row.tenant}]
-        if len(rows) != 1:
-            raise NotFound(f"There is no session {session!r}, or several tenants have one.", param="session")
-        key = rows[0].key
+        key = (await found_session(store, session, owner, dialect)).key
     return json_response(await statistics(store, query_of(asked, datetime.now(UTC), owner, key)))
 
 

@@ -20,7 +20,7 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -209,15 +209,18 @@ class Spool:
             os.close(file)
         return path
 
-    def drop(self, key: str) -> int:
-        """Erase what waits of a session; return how many records that were."""
+    def drop(self, is_meant: Callable[[str, bytes | None], bool]) -> int:
+        """Erase records that wait, where `is_meant`; return how many that were.
+
+        It is asked with the key and the content, which is None where it was damaged.
+        """
         if not self._path.exists():
             return 0
         erased = 0
         with self._opened(), self._locked():
             self._find_end()
             for start, state, found, content, after in list(self._records(self._stored_until())):
-                if state == _WAITS and found == key:
+                if state == _WAITS and is_meant(found, content):
                     # First its state, so that half of a record that was erased is never taken for a damaged one.
                     os.pwrite(self._file, bytes([_DROPPED]), start)
                     os.fsync(self._file)

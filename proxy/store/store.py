@@ -234,7 +234,7 @@ class Store:
         return await self._read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
 
     async def find(self, session: str) -> list[SessionRow]:
-        """Return the sessions with this id, whoever owns them."""
+        """Return the sessions with this id, whoever owns them; of one owner's that of Chat Completions comes first."""
         if not is_plain(session):
             return []
         return await self._read(partial(tree.sessions_named, session=session))
@@ -243,11 +243,17 @@ class Store:
         """Delete a session for good, with everything it has; return whether there was one."""
         return bool(await self._delete([key]))
 
+    async def delete_named(self, tenant: str, session: str, dialect: str | None = None) -> list[str]:
+        """Delete a tenant's sessions of this id, in each dialect unless one is named; return their internal names."""
+        rows = [row for row in await self.find(session) if row.tenant == tenant and dialect in {None, row.dialect}]
+        keys = [row.key for row in rows]
+        await self._delete(keys)
+        return keys
+
     async def _delete(self, keys: Sequence[str]) -> int:
         """Delete sessions; return how many there were."""
-        for key in keys:
-            if self.spool is not None and self.spool.flag[0]:
-                await asyncio.to_thread(self.spool.drop, key)
+        if self.spool is not None and self.spool.flag[0]:
+            await asyncio.to_thread(self.spool.drop, lambda key, _: key in keys)
         return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
 
     async def finish_removals(self) -> None:

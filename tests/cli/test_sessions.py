@@ -75,6 +75,26 @@ def test_an_id_of_two_tenants_needs_the_tenant(run: Run, command: str) -> None:
     assert listed(run) == before
 
 
+def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, config: Path) -> None:
+    async def fill() -> None:
+        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        for dialect in ("responses", "chat"):
+            asked = body("user", dialect)
+            talk = Talk(store=store, tenant="anne", session="twice")
+            exchange = await talk.begin(asked, dialect=dialect)
+            await talk.settle(exchange, asked, replies=(body("assistant", "ok"),), dialect=dialect)
+        await store.close()
+
+    asyncio.run(fill())
+    assert "chat" in run("sessions", "show", "twice")[1]
+    code, out, _ = run("sessions", "show", "twice", "--dialect", "responses")
+    assert (code, "responses" in out) == (0, True)
+    code, _, errors = run("sessions", "show", "twice", "--dialect", "prose")
+    assert (code, "chat or responses or messages" in errors) == (2, True)
+    assert run("sessions", "delete", "twice", "--yes")[0] == 0
+    assert ("anne", "twice") not in listed(run)
+
+
 def test_show_prints_the_messages(run: Run) -> None:
     code, out, _ = run("sessions", "show", "shared", "--tenant", "bert", "--json")
     shown = json.loads(out)

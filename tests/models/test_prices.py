@@ -287,13 +287,16 @@ def test_reasoning_is_part_of_the_output_unless_the_sum_says_otherwise() -> None
         {"prompt_tokens": 1.5},
         {"prompt_tokens": True},
         {"prompt_tokens": -1},
+        {"prompt_tokens": 2**63},
     ],
 )
 def test_the_cost_is_unknown_without_a_number_of_prompt_tokens(usage: dict[str, Any] | None) -> None:
     assert cost(usage, SIMPLE) is None
 
 
-@pytest.mark.parametrize("details", [None, 7, "many", [], {}, {"cached_tokens": "60"}, {"cached_tokens": -5}])
+@pytest.mark.parametrize(
+    "details", [None, 7, "many", [], {}, {"cached_tokens": "60"}, {"cached_tokens": -5}, {"cached_tokens": 2**62}]
+)
 def test_malformed_details_are_ignored(details: Any) -> None:
     assert in_millionths({"prompt_tokens": 100, "prompt_tokens_details": details}) == 200
 

@@ -10,17 +10,21 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, StoreUnavailable
-from proxy.pipeline import ClientRequest
+from proxy.pipeline import ClientRequest, erase_tenant
 from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode
-from proxy.store import Status, Withholder, session_key
+from proxy.store import Settled, Settlement, Status, Withholder, session_key
 from tests.support.house import Heard, House, opened
+from tests.support.talk import opening
 from tests.support.upstream import Upstream as Provider
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
+
+OTHERS = opening("exc_1")
 
 
 @asynccontextmanager
@@ -254,12 +258,39 @@ async def test_emptying_again_from_the_beginning_changes_nothing(house: House) -
     assert len(rows) == 3
 
 
+async def test_what_the_store_refuses_as_it_ended_is_kept_as_failed_and_counted_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, counts = house.store.settle, house.services.counts
+
+    async def refuses(settlement: Settlement, opening: Any) -> Settled:
+        if settlement.status is Status.COMPLETE:
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+        return await settle(settlement, opening)
+
+    monkeypatch.setattr(house.store, "settle", refuses)
+    assert (await say(house, [user("one")])).status == 200
+    await house.services.background.drain()
+    (row,), _ = await house.store.exchanges(session_key("t", "s"), limit=10)
+    assert row.status == Status.FAILED
+    assert counts.values[counts.under_way] == 0
+
+
 async def test_a_session_that_is_deleted_leaves_nothing_in_the_spool(house: House) -> None:
     history = [user("one")]
     async with away(house):
         await say(house, history, x_session_mode="full")
-        assert house.spool.drop(session_key("t", "s")) == 1
+        assert house.spool.drop(lambda key, _: key == session_key("t", "s")) == 1
     assert await house.store.session("t", "s") is None
+
+
+async def test_a_tenant_that_is_erased_leaves_nothing_in_the_spool(house: House) -> None:
+    async with away(house):
+        await say(house, [user("one")], x_session_mode="full")
+        await house.spool.append("another's", encode(replace(decode(house.spool.read()[0].content), opening=OTHERS)))
+        with pytest.raises(StoreUnavailable):
+            await erase_tenant(house.store, house.spool, "t")
+        assert [record.key for record in house.spool.read()] == ["another's"]
 
 
 async def test_what_is_not_stored_is_not_sent_on_from_amid_a_history_either(house: House) -> None:

@@ -166,6 +166,23 @@ def test_the_same_id_in_another_dialect_is_another_session(proxy: Proxy, toys: T
     toys.says(TALK[6])
     talk(proxy, TALK[:6])
     assert len(toys.got[-1].body["talk"]) == 6
+    assert [proxy.get("/sessions/s", dialect=name)["messages"] for name in ("toy", "chat")] == [6, 2]
+    assert proxy.get("/stats", session="s")["total"]["requests"] == 1
+    assert proxy.get("/stats", session="s", dialect="toy")["total"]["requests"] == 2
+    refused = proxy.client.get("/sessions/s?dialect=prose")
+    assert refused.status_code == 400
+    assert "chat or responses or messages or toy" in refused.text
+    assert proxy.client.delete("/sessions/s?dialect=toy").status_code == 200
+    assert [each["messages"] for each in proxy.get("/sessions")["data"]] == [2]
+
+
+def test_what_is_deleted_by_its_id_is_deleted_in_every_dialect(proxy: Proxy, toys: ToyProvider) -> None:
+    toys.says(TALK[4])
+    talk(proxy, TALK[:4])
+    toys.answers.append(Told(body=b'{"choices":[{"message":{"role":"assistant","content":"Hi."}}]}'))
+    proxy.chat("s", "Hello.")
+    assert proxy.client.delete("/sessions/s").status_code == 200
+    assert proxy.get("/sessions")["data"] == []
 
 
 def test_a_talk_is_exported_and_imported(proxy: Proxy, toys: ToyProvider) -> None:

@@ -433,9 +433,9 @@ def test_a_million_spaces_take_no_time() -> None:
     ("call", "name", "words"),
     [
         ("/sessions?limt=5", "limt", "It can be: after, limit, min_tokens, model, since, sort, tenant, until."),
-        ("/sessions/s?branch=x", "branch", "It can be: tenant."),
-        ("/sessions/s/messages?brnch=x", "brnch", "It can be: after, branch, channel, limit, meta, tenant."),
-        ("/sessions/s/exchanges?since=1", "since", "It can be: after, limit, tenant."),
+        ("/sessions/s?branch=x", "branch", "It can be: dialect, tenant."),
+        ("/sessions/s/messages?brnch=x", "brnch", "It can be: after, branch, channel, dialect, limit, meta, tenant."),
+        ("/sessions/s/exchanges?since=1", "since", "It can be: after, dialect, limit, tenant."),
         ("/exchanges/e?diff=true", "diff", "This call takes none."),
         ("/tokens/cache?all=1", "all", "This call takes none."),
         ("/healthz?verbose=1", "verbose", "This call takes none."),

@@ -21,7 +21,7 @@ import orjson
 from msgspec import Struct, field
 
 from proxy.dialects import JsonObject, Message, Replies
-from proxy.dialects.chat.message import as_stored
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.jsontext import is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
@@ -78,7 +78,7 @@ def read_body(body: bytes) -> Replies:
 
 def _replies(found: Completion) -> Replies:
     return Replies(
-        messages=tuple([as_stored(choice.message) for choice in found.choices]),
+        messages=tuple([ChatMessage.as_stored(choice.message) for choice in found.choices]),
         finish_reasons=tuple([choice.finish_reason for choice in found.choices]),
         usage=found.usage,
         model=found.model,

@@ -10,7 +10,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, mended, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
@@ -294,16 +294,6 @@ def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
         else:
             texts.append(write(part).decode())
     return media, small_images
-
-
-def as_stored(message: JsonObject) -> ChatMessage:
-    """Return a message that was made from parsed JSON: what no parser would take again is mended."""
-    made = ChatMessage.of(message)
-    try:
-        made.data  # noqa: B018 - it is parsed here, or never
-    except orjson.JSONDecodeError:
-        return ChatMessage.of(mended(message))
-    return made
 
 
 def text_of(content: Any) -> str:

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
-from proxy.dialects.chat.message import ChatMessage, as_stored, without_unfinished_calls
+from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.jsontext import ITEMS, RawFields, added, emitted, is_array, is_object, read, with_field, write
 
 # ------------------------------------------------------------------------------------- the offer
@@ -200,7 +200,7 @@ def own_calls(message: JsonObject, names: Collection[str], finish_reason: str | 
     """Return the calls of a reply, told apart by the names of the proxy's tools."""
     calls = parted(message, names, finish_reason)
     sent, own = answerable(message, calls)
-    return OwnCalls(message=as_stored({**sent, "role": "assistant"}), own=own, others=calls.others)
+    return OwnCalls(message=ChatMessage.as_stored({**sent, "role": "assistant"}), own=own, others=calls.others)
 
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
@@ -314,7 +314,7 @@ class ToolBodyFilter:
         self._finish = ""
         self._usage: JsonObject | None = None
         self.again = False
-        self.last: Message = as_stored({"role": "assistant"})
+        self.last: Message = ChatMessage.as_stored({"role": "assistant"})
 
     @property
     def calls(self) -> OwnCalls:
@@ -328,7 +328,7 @@ class ToolBodyFilter:
         self._body = body
         self._message, self._finish, self._usage = message, finish, _ = _only_reply(body)
         calls = parted(message, self._names, finish)
-        self.last = as_stored({**message, "role": "assistant"})
+        self.last = ChatMessage.as_stored({**message, "role": "assistant"})
         if not message or not (self._said or calls.own or calls.broken):
             return body
         said = any(says_something({"content": content}) for content in self._said)
@@ -354,7 +354,7 @@ class ToolBodyFilter:
     def _shown(self, last: JsonObject, finish: str) -> bytes:
         """Return the reply that ends with the round `last`, in the body of that round."""
         message, names = self._message, self._names
-        self.last = as_stored({**last, "role": "assistant"})
+        self.last = ChatMessage.as_stored({**last, "role": "assistant"})
         content = _joined([*self._said, last.get("content")])
         items, found = _calls(message)
         kept = [place for place, call in enumerate(found) if call.name not in names]

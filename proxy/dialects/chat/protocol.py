@@ -29,7 +29,7 @@ from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSi
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
-from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties, as_stored
+from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties
 from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
@@ -209,7 +209,7 @@ class ChatDialect(Dialect):
         return ChatMessage.of({"role": role, "content": text})
 
     def result(self, call: str, text: str) -> ChatMessage:
-        return as_stored({"role": "tool", "tool_call_id": call, "content": text})
+        return ChatMessage.as_stored({"role": "tool", "tool_call_id": call, "content": text})
 
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)

@@ -23,6 +23,7 @@ from proxy.dialects import (
     Facts,
     JoinedTexts,
     JsonObject,
+    KnownMessages,
     Message,
     Request,
     body_id,
@@ -30,7 +31,6 @@ from proxy.dialects import (
 )
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.generations import FACTS, Generations
 from proxy.dialects.jsontext import (
     FIELDS,
     ITEMS,
@@ -47,8 +47,7 @@ from proxy.errors import InvalidRequest
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
-_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
-_KNOWN: Final = Generations[bytes, Facts](FACTS, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+_KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
 _MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -280,22 +279,8 @@ def _levels(value: Any) -> int:
     return levels
 
 
-def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message, ...]]:
-    """Read the messages, and what is known of each; a text that was read before is not read again."""
-    texts = list(map(bytes, items))
-    known: list[Facts] = []
-    new: dict[bytes, Facts] = {}
-    messages: list[Message] = []
-    for text, facts in zip(texts, _KNOWN.recall(texts), strict=True):
-        data = None
-        if facts is None and (facts := new.get(text)) is None:
-            facts, data = _message(f"messages[{len(known)}]", text)  # noqa: PLW2901 - what was not known of it
-            new[text] = facts
-        known.append(facts)
-        messages.append(ChatMessage(facts.raw, data, facts))
-    for text, facts in new.items():
-        _KNOWN.put(text, facts)
-    return known, tuple(messages)
+def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMessage, ...]]:
+    return _KNOWN.messages(list(map(bytes, items)), ChatMessage, lambda at, text: _message(f"messages[{at}]", text))
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:

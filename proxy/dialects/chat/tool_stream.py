@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import Struct, field, structs
 
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.message import as_stored
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.own_tools import STOPPED, ending, gap, own_calls, parted, says_something, without_own
-from proxy.dialects.jsontext import added, is_array, is_object, read, write
+from proxy.dialects.jsontext import added, is_array, is_object, write
 from proxy.dialects.sse import Event
 
 
@@ -166,7 +165,7 @@ class ToolStreamFilter:
 
     @property
     def last(self) -> Message:
-        return as_stored({**without_own(self.message, self._names), "role": "assistant"})
+        return ChatMessage.as_stored({**without_own(self.message, self._names), "role": "assistant"})
 
     @property
     def ended(self) -> bool:
@@ -191,10 +190,7 @@ class ToolStreamFilter:
         self._round = _StreamRound(calls=StreamedCalls(names=self._names))
 
     def take(self, event: Event) -> bytes:
-        chunk: Any = None
-        if event.data is not None:
-            with suppress(ValueError):
-                chunk = read(event.data)
+        chunk = event.value
         if not is_object(chunk):  # a comment, or something unreadable
             self.said = True
             return event.raw

@@ -18,7 +18,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, mended, with_field, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -350,16 +350,6 @@ class MessagesMessage(Message):
 def result_blocks(message: Message) -> list[bytes]:
     """Return the texts of the blocks of a message that holds results."""
     return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
-
-
-def as_stored(message: JsonObject) -> MessagesMessage:
-    """Return a message that was made from parsed JSON: what no parser would take again is mended."""
-    made = MessagesMessage.of(message)
-    try:
-        made.data  # noqa: B018 - it is parsed here, or never
-    except orjson.JSONDecodeError:
-        return MessagesMessage.of(mended(message))
-    return made
 
 
 def _wrapped(result: bytes) -> MessagesMessage:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
 from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
-from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, as_stored, is_call
+from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import usage_of
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
@@ -90,12 +90,12 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
     @property
     def says(self) -> bool:
         """Whether it has anything to read."""
-        return as_stored({"role": "assistant", "content": self.content}).has_content
+        return MessagesMessage.as_stored({"role": "assistant", "content": self.content}).has_content
 
     @property
     def last(self) -> Message:
         """What it says to the client."""
-        return as_stored({"role": "assistant", "content": self.shown})
+        return MessagesMessage.as_stored({"role": "assistant", "content": self.shown})
 
     @property
     def calls(self) -> OwnCalls:
@@ -106,7 +106,7 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
                 kept.append(block)
             elif not self._is_broken(block):
                 kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
-        message: MessagesMessage = as_stored({"role": "assistant", "content": kept})
+        message: MessagesMessage = MessagesMessage.as_stored({"role": "assistant", "content": kept})
         own: tuple[Call, ...] = tuple([call for call in message.calls if call.name in self.names])
         return OwnCalls(message=message, own=own, others=self.others)
 
@@ -160,7 +160,7 @@ class MessagesBodyFilter:
         self._data: JsonObject = {}
         self._round = ReplyRound()
         self.again = False
-        self.last: Message = as_stored({"role": "assistant", "content": []})
+        self.last: Message = MessagesMessage.as_stored({"role": "assistant", "content": []})
 
     @property
     def calls(self) -> OwnCalls:
@@ -195,7 +195,7 @@ class MessagesBodyFilter:
     def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
         """Return the reply that ends with these blocks, in the body of the last round."""
         said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
-        self.last = as_stored({"role": "assistant", "content": said})
+        self.last = MessagesMessage.as_stored({"role": "assistant", "content": said})
         usage = added(self._usage_before, self._round.usage)
         shown = self._data | {"content": [*self._said, *said], "stop_reason": how.stop}
         return write(shown | ({"usage": usage} if usage is not None else {}))

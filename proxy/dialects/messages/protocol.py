@@ -27,7 +27,7 @@ from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical
-from proxy.dialects.messages.message import BlockTies, MessagesMessage, as_stored
+from proxy.dialects.messages.message import BlockTies, MessagesMessage
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
 from proxy.dialects.messages.reply import CALLING, MessageReader, error_body, error_words, made_answer, read_body
 from proxy.dialects.messages.request import compose, parse_messages_request
@@ -242,7 +242,7 @@ class MessagesDialect(Dialect):
 
     def result(self, call: str, text: str) -> MessagesMessage:
         block = {"type": "tool_result", "tool_use_id": call, "content": text}
-        return as_stored({"role": "user", "content": [block]})
+        return MessagesMessage.as_stored({"role": "user", "content": [block]})
 
     def question(self, model: str, instructions: str, text: str) -> bytes:
         asked = {"role": "user", "content": text}

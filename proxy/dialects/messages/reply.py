@@ -17,7 +17,7 @@ from msgspec import Struct
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import is_array, is_object, read
-from proxy.dialects.messages.message import UNFINISHED, as_stored
+from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
@@ -43,7 +43,7 @@ def read_body(body: bytes) -> Replies:
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
     stop, usage = data.get("stop_reason"), data.get("usage")
     return Replies(
-        messages=(as_stored({"role": "assistant", "content": content}),),
+        messages=(MessagesMessage.as_stored({"role": "assistant", "content": content}),),
         finish_reasons=(stop if isinstance(stop, str) and stop else None,),
         usage=usage_of(usage) if is_object(usage) else None,
         model=_text(data.get("model")),
@@ -127,7 +127,7 @@ class MessageReader:
         content = self.content
         some = bool(content) or self.stop is not None
         return Replies(
-            messages=(as_stored({"role": "assistant", "content": content}),) if some else (),
+            messages=(MessagesMessage.as_stored({"role": "assistant", "content": content}),) if some else (),
             finish_reasons=(self.stop,) if some else (),
             usage=usage_of(self.spent) if self.spent else None,
             model=self._model,

@@ -12,9 +12,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from proxy.dialects import OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
 from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
-from proxy.dialects.generations import FACTS, Generations
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
 from proxy.dialects.messages.cache_marks import MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical
@@ -24,8 +23,7 @@ from proxy.errors import InvalidRequest
 MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
 """What the receipt says of a request that has the provider trim, too."""
 
-_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
-_KNOWN: Final = Generations[bytes, Facts](FACTS, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+_KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
 _ELSEWHERE: Final = "This is a body for {}: send it there. At /v1/messages the Messages API of Anthropic is spoken."
 _OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions, which this API has not
@@ -182,22 +180,8 @@ def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
     return fields, items
 
 
-def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Message, ...]]:
-    """Read the messages, and what is known of each; a text that was read before is not read again."""
-    texts = list(map(bytes, items))
-    known: list[Facts] = []
-    new: dict[bytes, Facts] = {}
-    messages: list[Message] = []
-    for text, remembered in zip(texts, _KNOWN.recall(texts), strict=True):
-        facts, data = remembered or new.get(text), None
-        if facts is None:
-            facts, data = _message(f"messages[{len(known)}]", text)
-            new[text] = facts
-        known.append(facts)
-        messages.append(MessagesMessage(facts.raw, data, facts))
-    for text, facts in new.items():
-        _KNOWN.put(text, facts)
-    return known, tuple(messages)
+def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[MessagesMessage, ...]]:
+    return _KNOWN.messages(list(map(bytes, items)), MessagesMessage, lambda at, text: _message(f"messages[{at}]", text))
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.own_tools import STOPPED
-from proxy.dialects.jsontext import added, is_object, is_one_of, read, write
+from proxy.dialects.jsontext import added, is_object, is_one_of, write
 from proxy.dialects.messages.message import is_call
 from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
@@ -80,12 +80,7 @@ class MessagesStreamFilter:
         self._begin()
 
     def take(self, event: Event) -> bytes:
-        data: Any = None
-        if event.data is not None:
-            try:
-                data = read(event.data)
-            except ValueError:
-                data = None
+        data = event.value
         kind = data.get("type") if is_object(data) else None
         if not is_object(data) or kind == "ping":
             return event.raw

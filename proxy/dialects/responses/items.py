@@ -30,7 +30,7 @@ from proxy.dialects.base import (
     Message,
     ReasoningMode,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, mended, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 TURN: Final = "turn"
 INSTRUCTIONS: Final = "instructions"
@@ -440,16 +440,6 @@ def role_of(data: JsonObject) -> str:
         return "tool"
     role = data.get("role")
     return role if kind in {"message", INSTRUCTIONS} and isinstance(role, str) else ""
-
-
-def as_stored(item: JsonObject) -> Item:
-    """Return an item that was made from parsed JSON: what no parser would take again is mended."""
-    made = Item.of(item)
-    try:
-        made.data  # noqa: B018 - it is parsed here, or never
-    except orjson.JSONDecodeError:
-        return Item.of(mended(item))
-    return made
 
 
 def _field_of(data: JsonObject) -> str:

@@ -11,7 +11,6 @@ the events after it are numbered anew.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -325,12 +324,7 @@ class ItemStreamFilter:
         self._begin()
 
     def take(self, event: Event) -> bytes:
-        data: Any = None
-        if event.data is not None:
-            try:
-                data = read(event.data)
-            except ValueError:
-                data = None
+        data = event.value
         if not is_object(data):  # a comment, or something unreadable
             self.said = True
             return event.raw
@@ -364,10 +358,7 @@ class ItemStreamFilter:
         if event is not None:
             self._whole.take(event)
         self._read_round()
-        data: Any = None
-        if event is not None and event.data is not None:
-            with suppress(ValueError):
-                data = read(event.data)
+        data: Any = None if event is None else event.value
         response = data.get("response") if is_object(data) else None
         if event is not None and is_object(data) and is_object(response):
             self._response, self._end = response, event.raw

@@ -35,7 +35,7 @@ from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
-from proxy.dialects.responses.items import CALLS, Item, Placed, as_stored, call_id_of, kind_of, turn_of
+from proxy.dialects.responses.items import CALLS, Item, Placed, call_id_of, kind_of, turn_of
 from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
 from proxy.dialects.responses.reply import (
     DONE,
@@ -160,7 +160,7 @@ class _ItemWalk:
 
 def result(call: str, kind: str, text: str) -> Item:
     """Return a result of this type for the call with this id."""
-    return as_stored({"type": kind, "call_id": call, "output": text})
+    return Item.as_stored({"type": kind, "call_id": call, "output": text})
 
 
 def _cache_decided(fields: Mapping[str, bytes]) -> bool:

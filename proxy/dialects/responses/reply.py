@@ -15,7 +15,7 @@ import orjson
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
-from proxy.dialects.responses.items import Item, as_stored, kind_of, turn_of
+from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError
 
@@ -50,7 +50,7 @@ def _output_of(body: bytes, data: Any) -> list[bytes]:
             return raws
     except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
         pass
-    return [as_stored(item).raw for item in output if is_object(item)]
+    return [Item.as_stored(item).raw for item in output if is_object(item)]
 
 
 def _replies(data: Any, output: list[bytes]) -> Replies:
@@ -182,7 +182,7 @@ class ResponseReader:
     def _items(self) -> list[bytes]:
         """Return the items as far as they have come."""
         places = sorted({*self._done, *self._begun})
-        return [self._done.get(at) or as_stored(self._under_way(at)).raw for at in places]
+        return [self._done.get(at) or Item.as_stored(self._under_way(at)).raw for at in places]
 
     def _under_way(self, at: int) -> JsonObject:
         item = dict(self._begun[at])
@@ -206,7 +206,7 @@ def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
         text = bytes(FIELDS.decode(raw)[name])
         orjson.loads(text)
     except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
-        return as_stored(value).raw
+        return Item.as_stored(value).raw
     return text
 
 

@@ -12,9 +12,18 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import INSTRUCTION_ROLES, OWN_FIELDS, Facts, JsonObject, Message, Request, body_id, hash_of
+from proxy.dialects import (
+    INSTRUCTION_ROLES,
+    OWN_FIELDS,
+    Facts,
+    JsonObject,
+    KnownMessages,
+    Message,
+    Request,
+    body_id,
+    hash_of,
+)
 from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
-from proxy.dialects.generations import FACTS, Generations
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
@@ -33,8 +42,7 @@ from proxy.errors import InvalidRequest
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
 """Fields that name a state which the provider keeps: the request says only what is new."""
 _LISTED: Final = "input"
-_FACTS_ENTRY_BYTES: Final = 1000  # what one entry takes beside its text, about
-_KNOWN: Final = Generations[bytes, Facts](FACTS, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
+_KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.conversation import content_hash
 from proxy.dialects import Call
 from proxy.dialects.messages import DIALECT as MESSAGES
-from proxy.dialects.messages.message import UNFINISHED, MessagesMessage, as_stored
+from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
@@ -218,7 +218,7 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
 
 
 def test_what_no_parser_takes_is_mended() -> None:
-    assert as_stored({"role": "user", "content": "a\ud800b"}).text == "a\ufffdb"
+    assert MessagesMessage.as_stored({"role": "user", "content": "a\ud800b"}).text == "a\ufffdb"
 
 
 # -------------------------------------------------------------------------------------------- marks

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import Message, ReasoningMode, dialect_named
 from proxy.dialects.responses.canonical import canonical
-from proxy.dialects.responses.items import Item, as_stored, turn_of
+from proxy.dialects.responses.items import Item, turn_of
 from proxy.dialects.responses.request import parse_responses_request
 
 API = dialect_named("responses")
@@ -144,8 +144,8 @@ def test_broken_turns_of_an_import_are_read() -> None:
 
 
 def test_what_no_parser_takes_again_is_mended() -> None:
-    assert as_stored({"type": "message", "role": "user", "content": "\ud83d"}).text == "\ufffd"
-    assert as_stored({"role": "user"}) == item({"role": "user"})
+    assert Item.as_stored({"type": "message", "role": "user", "content": "\ud83d"}).text == "\ufffd"
+    assert Item.as_stored({"role": "user"}) == item({"role": "user"})
 
 
 # ------------------------------------------------------------------------------------------ rewriting
