@@ -183,7 +183,9 @@ _NUMBER_UNDER_KEY: Final = 3.5
 _TERM: Final = 6  # what a CJK term is worth that stands alone, or is short
 _TERM_LETTERS: Final = 4
 _ONE_WORD: Final = 3  # what a leaf of one ordinary word is worth
-_TIME_OF_DAY: Final = 1.5
+_TIME_OF_DAY: Final = 1.5  # what a time is worth, with its date or without
+_MEASURE: Final = 0.1  # what a number is worth that was measured: it has more decimals than these
+_PLACES: Final = 2
 _WHOLE: Final = 1.3  # by how much more a value is worth that is all that stands under its key
 _NAMES: Final = 1.5  # by how much more one under a key that says it names something
 _TELLS: Final = 0.35  # by how much less one under a key that says it describes something
@@ -363,11 +365,11 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     elif kind == "number":
         digits = len(text) if text.isdecimal() else len(_DIGIT.findall(text))
         worth = 0 if digits < _SHORTEST else _NUMBER_UNDER_KEY if whole else _WORTH[kind]
+        worth = _MEASURE if len(text.partition(".")[2]) > _PLACES else worth
     elif kind == "cjk":
         worth = _TERM if whole or len(text) <= _TERM_LETTERS else _WORTH[kind]
     else:
-        is_time = kind == "date" and ":" in text and "-" not in text
-        worth = (_TIME_OF_DAY if is_time else _WORTH[kind]) * (_WHOLE if whole else 1)
+        worth = (_TIME_OF_DAY if kind == "date" and ":" in text else _WORTH[kind]) * (_WHOLE if whole else 1)
     return worth * _factor(key) if key is not None else worth
 
 

@@ -247,10 +247,12 @@ def test_what_a_program_defines_stands_with_the_words_that_define_it() -> None:
         ({"user_id": "alpha"}, {"remark": "alpha"}),
         ({"remark": "alpha"}, {"description": "alpha"}),
         ({"day": "2026-01-02"}, {"day": "10:30"}),
+        ({"day": "2026-01-02"}, {"day": "2026-01-02T10:30:00Z"}),
+        ({"remark": 12.25}, {"remark": 12.254}),
         ({"remark": "two words"}, {"remark": "one"}),
     ],
 )
-def test_worth(more: dict[str, str], less: dict[str, str]) -> None:
+def test_worth(more: dict[str, str | float], less: dict[str, str | float]) -> None:
     most = [max(each.worth for each in candidates_of(json.dumps(text))) for text in (more, less)]
     assert most[0] > most[1]
 
