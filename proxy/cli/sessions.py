@@ -36,7 +36,17 @@ from proxy.pipeline import (
 )
 from proxy.pipeline.inspection import past_of, receipt_document, search_texts
 from proxy.pipeline.statistics import sessions_asked
-from proxy.store import BranchRow, ExchangeRow, ListedSession, SessionRow, SqliteFile, Store, SummaryRow, address_of
+from proxy.store import (
+    BranchRow,
+    ExchangeRow,
+    ListedSession,
+    Masker,
+    SessionRow,
+    SqliteFile,
+    Store,
+    SummaryRow,
+    address_of,
+)
 from proxy.store import downgrade as migrate_back
 from proxy.store import upgrade as migrate_forward
 from proxy.summaries import Caller
@@ -210,8 +220,10 @@ def import_session(
 ) -> None:
     """Store an exported session. Its id must be free."""
     records = read_lines(file.read_bytes())
-    if load(config).store.content == "none":
+    kept = load(config).store
+    if kept.content == "none":
         raise InvalidRequest("An import holds content, and none is stored (store.content: none).")
+    Masker(kept.mask, b"").check(records)
 
     async def work(store: Store) -> SessionRow:
         return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)

@@ -2,7 +2,8 @@
 
     place  the reply behind the same history, however short it is
     id     a random id of a tool call, or one that the provider gave the reply
-    text   the text of the reply, wherever it stands; only a long one tells anything alone
+    text   the text of the reply, wherever it stands; only a long one tells anything alone. Calls without a random id
+           are the text of a reply that says nothing else, and tell nothing alone: many call the same
 
 A piece of evidence is a number, made of one of these, the tenant and the dialect: no tenant meets another's.
 """
@@ -10,10 +11,11 @@ A piece of evidence is a number, made of one of these, the tenant and the dialec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
+import orjson
 from msgspec import Struct
 
 from proxy.dialects import Message
@@ -51,17 +53,89 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     def marks(self, message: Message) -> Iterator[Evidence]:
         """Give the pieces that do not depend on the place."""
-        for name in message.ids:
-            if is_random(name):
-                yield self._evidence("id", name)
-        text = squeezed(message.text) if message.role == "assistant" else ""
-        if text:
-            yield self._evidence("text", text, tells=len(text) >= TELLING)
+        names = [name for name in message.ids if is_random(name)]
+        for name in names:
+            yield self._evidence("id", name)
+        if message.role == "assistant":
+            text = squeezed(message.text)
+            if text:
+                yield self._evidence("text", text, tells=len(text) >= TELLING)
+            elif not names and (text := said(message)):
+                yield self._evidence("text", text, tells=False)
+
+    def parts(self, message: Message) -> Iterator[Evidence]:
+        """Give the long texts of a reply one by one: a client may have put several replies into one."""
+        if message.role == "assistant" and len(message.texts) > 1:
+            for text in map(squeezed, message.texts):
+                if len(text) >= TELLING:
+                    yield self._evidence("text", text)
 
     def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
         named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")
         digest = blake2b(named, digest_size=8, person=b"palimpsest-evid").digest()
         return Evidence(piece=int.from_bytes(digest, "big", signed=True), kind=kind, tells=tells)
+
+
+def said(message: Message) -> str:
+    """Return what a user or the model says, but for white space; calls where it is nothing else, and "" for results."""
+    if message.role == "assistant":
+        calls = message.calls
+        return squeezed(message.text) or "\n".join([f"{call.name} {_arguments(call.arguments)}" for call in calls])
+    if message.is_result:
+        return squeezed(message.beside)
+    return squeezed(message.text) if message.role == "user" else ""
+
+
+def _arguments(text: str) -> str:
+    """Return arguments of a call as clients that write them anew leave them."""
+    try:
+        return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
+    except (ValueError, TypeError):  # free text, or nested too deeply
+        return squeezed(text)
+
+
+def continues(messages: Sequence[Message], branch: Sequence[Message], *, from_root: bool, silent: bool = False) -> bool:
+    """Tell whether a branch, from its root or from later on, ends with these messages as a client may send them.
+
+    A reminder may have been taken off a question, calls left out, results cleared. Short texts tell enough together,
+    or where nothing else stands before them in the branch; `silent`: all that the model said were calls, left out.
+    """
+    stored = [(message, text) for message in branch if (text := said(message))]
+    alike = 0
+    for message in reversed(messages):
+        text = said(message)
+        if not text:
+            continue
+        while stored and not _is_same(stored[-1], message, text):
+            passed, _ = stored.pop()
+            if not passed.calls or not (silent or alike):
+                return False
+        if not stored:
+            return not from_root and alike >= TELLING
+        stored.pop()
+        alike += len(text)
+    return (alike >= TELLING and not silent) or (alike > 0 and from_root and not stored)
+
+
+def _is_same(stored: tuple[Message, str], message: Message, text: str) -> bool:
+    before, there = stored
+    by_model = message.role == "assistant"
+    if (before.role == "assistant") is not by_model:
+        return False
+    return there == text or (not by_model and is_longer(there, text))
+
+
+def is_longer(text: str, part: str) -> bool:
+    """Tell whether a text begins or ends with another one, and not in the middle of a word."""
+    if not part or len(text) <= len(part):
+        return False
+    return (text.startswith(part) and _parts_words(part[-1], text[len(part)])) or (
+        text.endswith(part) and _parts_words(text[-len(part) - 1], part[0])
+    )
+
+
+def _parts_words(before: str, after: str) -> bool:
+    return not (before.isalnum() and after.isalnum())
 
 
 def squeezed(text: str, window: int = 65_536) -> str:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from proxy.dashboard.render import Page, as_csv, as_json, form_of, html
 from proxy.errors import Forbidden, InvalidRequest, PalimpsestError, Unauthenticated
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import services_of
+from proxy.server.dependencies import audited, services_of
 from proxy.server.endpoint import bounded
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
@@ -119,7 +119,7 @@ async def visitor_of(request: Request) -> Visitor:
     if visitor.identity is None and services.settings.auth.mode == "none":
         visitor = replace(visitor, identity=authenticator.admit(first, request.method, sent))
     if visitor.identity is not None and visitor.identity.admin:
-        _AUDIT.info("the administrator asks: %s %s", request.method, request.scope["path"])
+        _AUDIT.info("the administrator asks: %s", audited(request))
     request.state.visitor = visitor
     return visitor
 
@@ -189,7 +189,7 @@ async def context_of(request: Request, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "path": request.url.path,
-        "address": str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
+        "address": _address_of(request),
         "theme": theme if theme in THEMES else "auto",
         "csrf": visitor.csrf,
         "reader": None
@@ -198,6 +198,10 @@ async def context_of(request: Request, title: str) -> dict[str, Any]:
         "open": services_of(request).settings.auth.mode == "none",
         "has_admin": services_of(request).in_force.auth.admin_key is not None,
     }
+
+
+def _address_of(request: Request) -> str:
+    return str(request.url.path) + (f"?{request.url.query}" if request.url.query else "")
 
 
 class PageRoute(APIRoute):
@@ -227,7 +231,7 @@ async def _refused(request: Request, why: PalimpsestError | RequestValidationErr
     if form_of(request) != "html":
         raise why
     if isinstance(why, Unauthenticated) and request.method == "GET":
-        target = f"/ui/login?next={quote(str(request.url.path), safe='')}"
+        target = f"/ui/login?next={quote(_address_of(request), safe='')}"
         if "hx-request" in request.headers:
             return Response(status_code=204, headers={"hx-redirect": target})
         return Response(status_code=303, headers={"location": target})

@@ -43,7 +43,7 @@ _NONE: Final = "baseline:none"
 _MOST_MESSAGES: Final = 600  # of a session, that are replayed
 _MOST_BYTES: Final = 4 << 20  # of their texts
 _REPLAY_BYTES: Final = 8 << 20  # so that it runs in a thread
-_SHOWN: Final = 100  # messages of a view
+_SHOWN: Final = 50  # messages of a view, and lines of its plan
 _COLUMNS: Final = ("policy", "requests", "tokens_before", "tokens_sent", "largest", "trims", "cost", "recall")
 
 

@@ -108,6 +108,7 @@ def _environment() -> Environment:
         when=text.when,
         hour=text.hour,
         clip=text.clip,
+        returned=text.returned,
         segment=_address,
         json=lambda value: orjson.dumps(value).decode(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urlsplit
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -35,14 +35,15 @@ from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import write_lines
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import OpenServices, Tenant, check_query, session_of, tenant_of
-from proxy.store import SessionRow, session_key
+from proxy.server.dependencies import OpenServices, Tenant, check_query, found_session, session_of, tenant_of
+from proxy.store import ListedSession, SessionListQuery, SessionRow
 
 router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, include_in_schema=False)
 
 _CHECKED: Final = [Depends(reader_of), Depends(check_query)]
 _ENDINGS: Final = ("", ".json", ".csv")
 PageLimit = Annotated[int, Query(ge=1, le=200)]
+_MOST_ROWS: Final = 100  # of a list that is shown: ids may be long
 Endpoint = Callable[..., Any]
 
 
@@ -66,14 +67,7 @@ async def _session_in_path(
     dialect: Annotated[str, Query(description="Its dialect, where it is not chat.")] = "",
 ) -> SessionRow:
     """Return the session that the path names; its ending is none of the name."""
-    name = session.removesuffix(f".{form_of(request)}")
-    found = await session_of(name, services, reader, tenant)
-    if not dialect or found.dialect == dialect:
-        return found
-    other = await services.app.store.session_at(session_key(found.tenant, found.id, dialect))
-    if other is None:
-        raise NotFound(f"There is no session {found.id!r} of the dialect {dialect!r}.", param="dialect")
-    return other
+    return await session_of(session.removesuffix(f".{form_of(request)}"), services, reader, tenant, dialect or None)
 
 
 PathSession = Annotated[SessionRow, Depends(_session_in_path)]
@@ -227,7 +221,8 @@ async def sessions(
 ) -> Response:
     """List the sessions, or the messages that hold a text."""
     asked = replace(asked, failed=failed)
-    query = asked.query(datetime.now(UTC), sort, limit=limit, after=after or None)
+    most = _MOST_ROWS if form_of(request) == "html" else limit
+    query = asked.query(datetime.now(UTC), sort, limit=min(limit, most), after=after or None)
     found = await read_sessions(services.app.store, query, asked)
     return await rendered(request, sessions_page(found, deleted))
 
@@ -242,13 +237,22 @@ async def compare(
     tenant: Tenant = None,
 ) -> Response:
     """Compare two sessions."""
-    one = await _named(a, services, reader, tenant)
-    other = await _named(b, services, reader, tenant)
-    return await rendered(request, compare_page(one, other, await common_messages(services.app.store, one, other)))
+    one, other = [await _named(name, services, reader, tenant) for name in (a, b)]
+    store = services.app.store
+    common, listed = await common_messages(store, one, other), list[ListedSession]()
+    for each in (one, other):
+        listed += (await store.listed(SessionListQuery(key=each.key)))[0]
+    if len(listed) < len((one, other)):  # deleted meanwhile
+        raise NotFound("One of the sessions is not there any more.")
+    return await rendered(request, compare_page(listed[0], listed[1], common))
 
 
 async def _named(name: str, services: OpenServices, reader: Identity, tenant: str | None) -> SessionRow:
-    return await session_of(name.replace("%", "%25"), services, reader, tenant or None)
+    store, owner = services.app.store, tenant_of(reader, tenant or None)
+    try:
+        return await found_session(store, name, owner, None)
+    except NotFound:  # forms percent-encode a name that cannot be seen
+        return await found_session(store, unquote(name), owner, None)
 
 
 @router.get("/sessions/{session}", dependencies=_CHECKED)

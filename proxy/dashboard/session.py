@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from proxy.dashboard.render import Page
-from proxy.dashboard.text import CLIPPED, WHOLE, difference
+from proxy.dashboard.text import CLIPPED, WHOLE, clip, difference
 from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import AppServices, session_document, summary_document, timestamp
@@ -24,6 +24,7 @@ _MOST_REQUESTS: Final = 5_000  # of a session, the newest ones
 _MOST_POINTS: Final = 600  # of a chart
 _NEAR: Final = 4
 _MOST_BRANCHES: Final = 100
+_MOST_REPLIES: Final = 20  # to one request
 _AT_ONCE: Final = 1_000
 _SENT: Final = {"state": "sent", "edit": None, "reason": None, "sent": None}
 _UNSTORED: Final = {"node": None, "agent": None, "partial": False, "created_at": None}
@@ -154,7 +155,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     rows = await store.path(session.key, last, below=start) if last is not None else []
     replies: list[NodeRow] = []
     if chosen is not None:
-        for node in chosen.replies[:_MOST_BRANCHES]:
+        for node in chosen.replies[:_MOST_REPLIES]:
             replies += await store.path(session.key, node, below=depth)
     dialect = dialect_named(session.dialect)
     window = services.knowledge.facts(session.model, dialect).context_window if session.model else None
@@ -276,7 +277,8 @@ def _said(row: NodeRow) -> dict[str, Any]:
 
 def _clipped(message: Message, most: int = CLIPPED) -> dict[str, Any]:
     text = message.readable()
-    return {"role": message.role, "text": text[:most], "more": max(0, len(text) - most)}
+    shown = clip(text, most)
+    return {"role": message.role, "text": shown, "more": len(text) - len(shown)}
 
 
 def _message(found: SessionData, place: int) -> dict[str, Any]:
@@ -372,17 +374,17 @@ async def read_message(
 
 def message_page(session: SessionRow, row: NodeRow, sent: Message | None, exchange: str | None) -> Page:
     """Return one message, whole as far as a page takes it, and its difference from what was sent in its place."""
-    text = row.message.readable()
-    said = _said(row) | {"text": text[:WHOLE], "more": max(0, len(text) - WHOLE)}
+    most = WHOLE if sent is None else WHOLE // 2
+    said, there = _said(row) | _clipped(row.message, most), None if sent is None else clip(sent.readable(), most)
     data: dict[str, Any] = {
         "session": {"id": session.id, "tenant": session.tenant, "dialect": session.dialect},
         "message": said,
         "exchange": exchange,
-        "sent": None if sent is None else sent.readable()[:WHOLE],
+        "sent": there,
         "pieces": [],
     }
-    if sent is not None:
-        pieces = difference(text[:WHOLE], sent.readable()[:WHOLE])
+    if there is not None:
+        pieces = difference(said["text"], there)
         data["pieces"] = [{"kind": piece.kind, "text": piece.text} for piece in pieces]
     columns = ("position", "role", "tokens", "text")
     return Page(template="message.html", title=f"Message {row.depth}", data=data, columns=columns, rows=[said])

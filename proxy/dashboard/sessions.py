@@ -95,10 +95,10 @@ def _line(row: SessionRow, saved: float | None = None) -> dict[str, Any]:
     return session_document(row, (), saved) | {"model": row.model, "dialect": row.dialect}
 
 
-def compare_page(one: SessionRow, other: SessionRow, common: int) -> Page:
+def compare_page(one: ListedSession, other: ListedSession, common: int) -> Page:
     """Return two sessions beside each other; `common` is the number of messages that they begin with alike."""
-    pair = [_line(one), _line(other)]
-    names = ("requests", "messages", "rounds", "tokens", "tokens_sent", "tokens_saved", "cost")
+    pair = [_line(each.row, each.cost_saved) for each in (one, other)]
+    names = ("requests", "messages", "rounds", "tokens", "tokens_sent", "tokens_saved", "cost", "cost_saved")
     rows = [{"figure": name, "one": pair[0][name], "other": pair[1][name]} for name in names]
     data = {"pair": pair, "common": common, "figures": rows}
     return Page(template="compare.html", title="Two sessions", data=data, columns=("figure", "one", "other"), rows=rows)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from typing import Any, Final
+from urllib.parse import quote
 
+from markupsafe import escape
 from msgspec import Struct
 
 CLIPPED: Final = 1_200  # characters that are shown of a text in a list
 WHOLE: Final = 200_000  # characters that are shown of a text on its own
 NOTHING: Final = "–"
+_ROOM: Final = 3  # bytes of a page for each character; one that is spelled out takes up to nine
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
@@ -40,8 +43,20 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def clip(text: str, most: int = CLIPPED) -> str:
-    """Return the beginning of a text."""
-    return text if len(text) <= most else text[:most]
+    """Return the beginning of a text: at most so many characters, fewer where they take much room on a page."""
+    shown, room = text[:most], _ROOM * most
+    while (size := _size(shown)) > room:
+        shown = shown[: len(shown) * room // size]
+    return shown
+
+
+def _size(text: str) -> int:
+    return len(escape(visible(text)).encode())
+
+
+def returned(text: str) -> str:
+    """Return what a form holds to send a name back; one with signs that cannot be seen is percent-encoded."""
+    return text if visible(text) == text else quote(text, safe="", errors="surrogatepass")
 
 
 def number(value: float | None) -> str:

@@ -317,9 +317,10 @@ def configuration(folder: Path, base_url: str) -> str:
     """Return the configuration: the store in `folder`, the upstream at `base_url`."""
     # JSON strings are YAML strings.
     url = orjson.dumps(f"sqlite+aiosqlite:///{folder.resolve() / STORE}").decode()
+    spool = orjson.dumps(str(folder.resolve() / "palimpsest-spool")).decode()
     return (
         "# Written by `palimpsest demo`. Its upstream ended with the demonstration.\n"
-        f"store: {{url: {url}}}\n"
+        f"store: {{url: {url}, spool: {spool}}}\n"
         f"upstream: {{base_url: {orjson.dumps(base_url).decode()}}}\n"
         + (_DATA / "policies.yaml").read_text(encoding="utf-8")
     )

@@ -6,6 +6,8 @@ responses/   Responses
 messages/    Messages
 headers      header names, which headers pass in which direction, how values are encoded
 sse          a byte stream as server-sent events
+bodies       what the dialects share of requests: reading, errors, changed fields
+own_tools    what the dialects share of the proxy's own tools
 jsontext     JSON from strangers: reading, writing, and changing a text without parsing it
 json_size    how many values a JSON text has, before any object is made of them
 generations  a cache bounded by size
@@ -45,4 +47,5 @@ from proxy.dialects.base import (
     body_id,
     dialect_named,
     hash_of,
+    one_line,
 )

@@ -49,6 +49,7 @@ INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
+_SHOWN: Final = 200  # characters of a name or an address that are shown at most
 LONG_BODY: Final = 16 * 1024
 """Bytes of the shortest request body that is worth comparing with the one before; shorter ones are read as fast."""
 
@@ -111,6 +112,12 @@ def repair_notes(problems: Iterable[tuple[int, Kind]], kinds: type[Kind], cures:
     """Return the notes of a repair; `cures` says how a problem was cured where the message was not left out."""
     found = Counter([problem for _, problem in problems])
     return tuple([f"repaired: {found[kind]} x {kind}, {cures.get(kind, 'left out')}" for kind in kinds if found[kind]])
+
+
+def one_line(text: str) -> str:
+    """Return a name that others gave on one line, cut where it is very long."""
+    line = " ".join(text[: 2 * _SHOWN].split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def hash_of(canonical: bytes) -> bytes:

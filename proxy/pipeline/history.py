@@ -140,7 +140,8 @@ class HistoryLoader:
         if context.session is not None:
             return await self._load(request, incoming, context.session, context, whole=whole, known=known)
         found = Inferred()
-        if incoming.replies or incoming.answers:
+        speaks = bool(incoming.replies) or incoming.answers
+        if speaks or len(kept.messages) > 1:
             found = await self._store.infer(
                 UnnamedRequest(
                     tenant=context.tenant,
@@ -152,6 +153,8 @@ class HistoryLoader:
                 )
             )
             if found.session is not None:
+                if not speaks:  # it brings the whole history all the same
+                    incoming = replace(incoming, mode=Mode.FULL)
                 return await self._load(request, incoming, found.session, context, whole=whole)
         new = f"ses_{secrets.token_hex(16)}"
         made = await self._load(request, incoming, new, context, whole=whole)

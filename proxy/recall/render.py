@@ -15,7 +15,7 @@ from typing import Any, Final
 import re2  # type: ignore[import-untyped]  # the package ships no types
 from msgspec import Struct
 
-from proxy.dialects import Message
+from proxy.dialects import Message, one_line
 from proxy.errors import InvalidRequest
 
 _RE2: Final[Any] = re2
@@ -29,7 +29,6 @@ LONGEST: Final = 2_000  # characters of a line; a longer one counts as several l
 _AROUND: Final = 150  # characters that are shown before and after a match in a long line
 _SHORT: Final = 400  # characters up to which a line with a match is shown whole
 _FOUND: Final = 3  # matches that are shown of a long line
-_LONGEST_NAME: Final = 200  # characters of a name that are shown
 _ROLES: Final = {
     "user": "what the user said",
     "assistant": "what the assistant said",
@@ -188,15 +187,9 @@ def described(message: Message, tool: str = "") -> str:
     role, agent = message.role, message.agent
     named = tool or message.name
     if role == "tool" and named:
-        return f"the result of the tool {_name(named)}"
-    told = _ROLES.get(role, f"a message of {_name(role)}" if role else "a message")
-    return f"{told} (agent {_name(agent)})" if agent else told
-
-
-def _name(text: str) -> str:
-    """Return a name on one line, cut if it is very long."""
-    line = " ".join(text[: 2 * _LONGEST_NAME].split())
-    return line if len(line) <= _LONGEST_NAME else f"{line[:_LONGEST_NAME]}…"
+        return f"the result of the tool {one_line(named)}"
+    told = _ROLES.get(role, f"a message of {one_line(role)}" if role else "a message")
+    return f"{told} (agent {one_line(agent)})" if agent else told
 
 
 def original(ref: str, message: Message, span: slice, pattern: Any | None) -> str:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 import orjson
 from fastapi import Depends, Query, Request, Response
@@ -24,6 +24,7 @@ from proxy.server.limits import MemoryBudget
 from proxy.store import SessionRow, Store
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
+_NAMING: Final = frozenset({"tenant", "session", "a", "b", "exchange"})  # parameters that name whose data is asked for
 
 
 class Services(Struct, frozen=True, kw_only=True):
@@ -66,10 +67,17 @@ async def caller_of(request: Request) -> Identity:
     authenticator = services_of(request).authenticator
     caller = authenticator.admit(first, request.method, sent)
     if caller.admin:
-        _AUDIT.info("the administrator asks: %s %s", request.method, request.scope["path"])
+        _AUDIT.info("the administrator asks: %s", audited(request))
     if b"content-length" in first or b"transfer-encoding" in first:
         authenticator.check_content_type(first)
     return caller
+
+
+def audited(request: Request) -> str:
+    """Return what the audit says of a request: its path, and whose data its query names; not what is searched."""
+    named = [(name, value) for name, value in request.query_params.multi_items() if name in _NAMING]
+    path = f"{request.method} {request.scope['path']}"
+    return f"{path}?{urlencode(named)}" if named else path
 
 
 async def check_query(request: Request) -> None:

@@ -234,6 +234,8 @@ async def import_session(
         await compute(len(lines), limits.check, lines)
         memory.add(0, await compute(len(lines), count_of, lines, b"{"))
         records = await compute(len(lines), lambda: read_lines(lines))
+        if (masker := services.app.store.masker) is not None:
+            await compute(len(lines), masker.check, records)
         name = valid_id(session or session_id_of(records), "as")
         row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
     return json_response(session_document(row), 201)

@@ -1,9 +1,10 @@
 """Which session a request without an id belongs to, by the replies of the proxy that it sends back.
 
 A piece of evidence that exactly one session has is enough. Of several sessions, the one wins at whose head the request
-ends; then the one that alone has a piece; then the one with the most evidence; then the one whose head is the newest
-evidence. Where texts alone tell, the one wins that has most of the request's messages, then the one whose head is its
-newest reply, as the answer to the same question. Else nobody knows which is meant.
+ends; then the one that ends as the request does, but for what clients change; then the one that alone has a piece; then
+the one with the most evidence; then the one whose head is the newest evidence. Where texts alone tell, the one wins
+that has most of the request's messages, then the one whose head is its newest reply, as the answer to the same
+question. Where only short texts are known, a session has to end as the request does. Else nobody knows which is meant.
 
 Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
 """
@@ -20,7 +21,17 @@ from msgspec.structs import replace
 from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, select
 from sqlalchemy.dialects import postgresql
 
-from proxy.conversation import ROOT, Evidence, Witness, content_key, earlier_names, known_prefix, squeezed
+from proxy.conversation import (
+    ROOT,
+    Evidence,
+    Witness,
+    content_key,
+    continues,
+    earlier_names,
+    is_longer,
+    known_prefix,
+    squeezed,
+)
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
@@ -30,6 +41,8 @@ _NEAR: Final = 32  # newest replies whose evidence is looked up together; older 
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
 _TRIED: Final = 16  # sessions that are looked at more closely, of those that are equally likely
 _ASKED: Final = 64  # messages before a reply among which its question is looked for
+_ENDS: Final = 64  # newest messages of a session that are compared with the request's
+_BRIEF: Final = 64  # sessions that may have the same short reply; of more nobody looks which is meant
 
 _HELD: Final = (
     select(EVIDENCE.c.piece, EVIDENCE.c.session)
@@ -134,8 +147,10 @@ def evidence_rows(
 
 def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
     """Return the session that a request belongs to, or why there is none."""
-    found = _Inference(connection, request).session()
     messages = request.messages
+    if not any(message.role == "assistant" or message.answered for message in messages):
+        return _Inference(connection, request).silent()
+    found = _Inference(connection, request).session()
     if found.session is None and any(each.facts is None or each.facts.reshaped for each in messages):
         names = earlier_names(ROOT, messages)  # it may have begun under an older version
         if names != list(request.names):
@@ -153,7 +168,7 @@ class _Inference:
             place for place, message in enumerate(request.messages) if message.role == "assistant" or message.answered
         ]
         replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
-        self._newest = (replies or self._spoken)[-1]
+        self._newest = (replies or self._spoken or [0])[-1]
         """Position of the newest reply, or of the newest result where there is none."""
         self._pieces: dict[int, list[Evidence]] = {}
         self._sessions: dict[str, _Session] = {}
@@ -173,7 +188,21 @@ class _Inference:
                     break
             if holders and places is near:
                 break
+        brief = None if holders else self._brief()
+        if brief is not None:
+            return Inferred(session=brief.id)
         return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
+
+    def silent(self) -> Inferred:
+        """Return the one session that holds all questions but the newest, and calls alone as replies.
+
+        The client left these out. Several questions in a row are no evidence where anything else was said.
+        """
+        turns = [place for place, message in enumerate(self._request.messages) if message.role == "user"]
+        asked = self._request.messages[: turns[-1]] if turns else ()
+        keys = self._held_by_few([self._witness.place(self._request.names[0]).piece]) if asked else set[str]()
+        found = self._only_one(self._ending_alike(keys, asked))
+        return Inferred(session=found.id if found is not None else None)
 
     # --------------------------------------------------------------------------------- what is held by whom
 
@@ -183,7 +212,7 @@ class _Inference:
             message, node = self._request.messages[place], self._request.names[place]
             # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
-            found = self._pieces[place] = list(of)
+            found = self._pieces[place] = [*of, *self._witness.parts(message)]
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -230,9 +259,10 @@ class _Inference:
             return None
         if told[0][0].kind == "text":
             return self._told_by_text(counts, holders)
+        ending = self._ending_alike(likely) if len(likely) > 1 else likely
         sole = {key for _, keys in told if len(keys) == 1 for key in keys}
         most = {key for key in likely if counts[key] == max(counts.values())}
-        return self._only_one(likely, sole, most, self._with_newest_head(most) if len(most) > 1 else most)
+        return self._only_one(ending, sole, most, self._with_newest_head(most) if len(most) > 1 else most)
 
     def _only_one(self, *better: Collection[str]) -> _Session | None:
         """Return the session of the first of some sets that holds but one; None where there is no such set."""
@@ -241,16 +271,50 @@ class _Inference:
     def _told_by_text(self, counts: Counter[str], holders: Mapping[int, set[str]]) -> _Session | None:
         """Return the session that texts tell: in other hands each may be a common phrase, or an example."""
         tried = {key for key, _ in counts.most_common(_TRIED)} | set(self._newest_of(counts))
-        same = {key for key in tried if self._sessions[key].instructions == self._request.instructions}
+        same = {key for key in tried if self._agrees(key)}
         likely = {key for key in same if self._unknown(key, self._newest_held(key, holders)) is None}
         if not likely:  # instructions with the time of day in them are others at each request
             return self._only_one({key for key in self._with_newest_head(tried - same) if self._has_all(key)})
-        if len(likely) == 1:
-            return self._only_one(likely)
+        ending = likely if len(likely) == 1 else self._ending_alike(likely)
+        if len(ending) == 1:
+            return self._only_one(ending)
         known = {key: len(self._known(key, range(self._newest + 1))) for key in likely}
         most = {key for key in likely if known[key] == max(known.values())}
         standing = self._with_newest_head(most) if len(most) > 1 else most
         return self._only_one(most, standing) or self._only_one(self._asked_alike(standing))
+
+    def _ending_alike(self, keys: Collection[str], asked: Sequence[Message] = ()) -> set[str]:
+        """Return those of some sessions that end as the request does up to its newest reply, or as what it `asked`."""
+        found: set[str] = set()
+        for key in self._newest_of(keys):
+            head = self._sessions[key].head
+            depth = max([row.depth for row in tree.rows_of(self._connection, key, [head])], default=0)
+            rows = tree.path_to(self._connection, key, head, below=max(depth - _ENDS, 0))
+            if continues(
+                asked or self._request.messages[: self._newest + 1],
+                [row.message for row in rows],
+                from_root=depth <= _ENDS,
+                silent=bool(asked),
+            ):
+                found.add(key)
+        return found
+
+    def _brief(self) -> _Session | None:
+        """Return the one session that ends as the request does, with a reply too short to tell anything alone."""
+        same = self._held_by_few([each.piece for each in self._evidence(self._newest) if not each.tells])
+        return self._only_one(self._ending_alike(same))
+
+    def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
+        """Return the sessions with the request's instructions that hold any of some pieces, if they are few."""
+        keys: set[str] = {row.session for row in self._connection.execute(_HELD, {"pieces": pieces})}
+        if len(keys) > _BRIEF:
+            return set()
+        self._read_sessions(keys)
+        same = {key for key in keys & self._sessions.keys() if self._agrees(key)}
+        return same if len(same) <= _TRIED else set()
+
+    def _agrees(self, key: str) -> bool:
+        return self._sessions[key].instructions == self._request.instructions
 
     def _has_all(self, key: str) -> bool:
         """Tell whether a session has all messages up to the newest reply.
@@ -320,7 +384,7 @@ class _Inference:
             asked = _question([row.message for row in tree.path_to(self._connection, key, head, below=depth - _ASKED)])
             if asked == question != "":
                 equal.add(key)
-            elif _is_longer(asked, question) or _is_longer(question, asked):
+            elif is_longer(asked, question) or is_longer(question, asked):
                 alike.add(key)
         return equal or alike
 
@@ -378,16 +442,3 @@ class _Inference:
 def _question(messages: Sequence[Message]) -> str:
     """Return what a user said last, but for white space; "" where no user did."""
     return squeezed(next((message.text for message in reversed(messages) if message.begins_turn), ""))
-
-
-def _is_longer(text: str, part: str) -> bool:
-    """Tell whether a text begins or ends with another one, and not in the middle of a word."""
-    if not part or len(text) <= len(part):
-        return False
-    return (text.startswith(part) and _parts_words(part[-1], text[len(part)])) or (
-        text.endswith(part) and _parts_words(text[-len(part) - 1], part[0])
-    )
-
-
-def _parts_words(before: str, after: str) -> bool:
-    return not (before.isalnum() and after.isalnum())

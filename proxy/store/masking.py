@@ -43,6 +43,10 @@ _NAMES: Final = frozenset({"role", "type", "id", "name", "status", "call_id", "t
 _LONGEST_NAME: Final = 200
 _DATA: Final = frozenset({"arguments", "input", "parameters", "input_schema", "function_call", "schema"})
 """Fields that hold whatever the client or the model likes."""
+_FREE: Final = _DATA | {"metadata"}
+"""Fields in which names are content, too."""
+_KINDS: Final = frozenset({"role", "type"})
+"""Fields that say what a message or a part is, whatever a pattern would find there."""
 MARK: Final = "[masked:"
 PRESETS: Final[Mapping[str, str]] = {
     "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
@@ -56,6 +60,8 @@ PRESETS: Final[Mapping[str, str]] = {
     "pem": r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
 }
 """Patterns of common keys, by the names under which `store.mask` has them; `keys` means all of them."""
+_SAID: Final = frozenset({"text", "reply"})
+"""Fields of an export's records that are texts and no ids."""
 _REMEMBERED: Final = 20_000
 _LONGEST: Final = 100_000  # bytes of a text that is remembered
 
@@ -104,17 +110,26 @@ class Masker:
         digest = hmac.new(self._secret, found.encode("utf-8", "surrogatepass"), sha256).hexdigest()
         return f"{MARK}{digest[:12]}]"
 
-    def data(self, value: Any) -> Any:
-        """Return JSON data with all its texts masked; the same object where there is nothing to mask."""
+    def data(self, value: Any, *, free: bool = False) -> Any:
+        """Return JSON data with all its texts masked; the same object where there is nothing to mask.
+
+        `free`: somebody chose the names of its members as they liked, and they are masked too.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             members = cast("Mapping[str, Any]", value)
-            masked = {name: self.data(each) for name, each in members.items()}
-            return masked if any(masked[name] is not each for name, each in members.items()) else members
+            masked = {
+                name: each if name in _KINDS and not free else self.data(each, free=free or name in _FREE)
+                for name, each in members.items()
+            }
+            changed = any(masked[name] is not each for name, each in members.items())
+            if free and any(self.text(name) != name for name in members):
+                return {self.text(name): each for name, each in masked.items()}
+            return masked if changed else members
         if isinstance(value, list | tuple):
             items = cast("Sequence[Any]", value)
-            done = [self.data(each) for each in items]
+            done = [self.data(each, free=free) for each in items]
             return done if any(new is not old for new, old in zip(done, items, strict=True)) else items
         return value
 
@@ -148,6 +163,15 @@ class Masker:
     def tools(self, tools: bytes | None) -> bytes | None:
         """Return the text of tools masked."""
         return None if tools is None else self.text(tools.decode()).encode()
+
+    def check(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Raise `InvalidRequest` if records of an export hold what is masked: their ids are made of their texts."""
+        for line, record in enumerate(records, 1):
+            told = {name: value for name, value in record.items() if name in _SAID or not isinstance(value, str)}
+            if self.data(told, free=True) is not told:
+                raise InvalidRequest(
+                    f"Line {line} of the import holds what store.mask masks, and an import is stored unchanged."
+                )
 
     # ------------------------------------------------------------------------------ what goes into the store
 
@@ -229,7 +253,7 @@ class Withholder(Masker):
         digest = self._digest(bare)
         return f"[content not stored: {digest[:16]}]" if len(bare) >= _SHORT else f"[not stored: {digest[:8]}]"
 
-    def data(self, value: Any) -> Any:
+    def data(self, value: Any, *, free: bool = False) -> Any:  # noqa: ARG002 - what is free is withheld whole
         """Return a message, or a part of one, without what it says."""
         if isinstance(value, str):
             return self.text(value)

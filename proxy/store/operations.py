@@ -15,15 +15,16 @@ from proxy.dialects import Message
 from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.packing import encode_exchange
-from proxy.store.records import FAILURES, SessionRow, dialect_of
+from proxy.store.records import SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
-from proxy.store.schema import KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
+from proxy.store.schema import HAS_FAILED, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,18})\.([^\x00\ud800-\udfff]{1,200})")
 _NANO: Final = 1_000_000_000  # dollars are compared in billionths
+_FEW: Final = 2_000  # sessions with errors that are looked up by their names
 
 
 class SessionListQuery(Struct, frozen=True, kw_only=True):
@@ -53,6 +54,8 @@ class ListedSession(Struct, frozen=True, kw_only=True):
 def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
     """Return a page of sessions, and the cursor of the next one."""
     found = _ordered(query)
+    if query.failed:
+        found = found.where(_has_failed(connection))
     rows = connection.execute(found.limit(query.limit + 1)).all()
     page = rows[: query.limit]
     keys = [row.session for row in page]
@@ -106,9 +109,15 @@ def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
     if query.agent is not None:
         spoke = select(NODES.c.node).where(NODES.c.session == SESSIONS.c.session, NODES.c.agent == query.agent)
         yield spoke.exists()
-    if query.failed:
-        sums = SESSION_ROLLUPS.c
-        yield select(sums.session).where(sums.session == SESSIONS.c.session, sums.status.in_(FAILURES)).exists()
+
+
+def _has_failed(connection: StoreConnection) -> ColumnElement[bool]:
+    """Return what makes a session have requests that failed: where few have, they are named instead of looked for."""
+    failed = select(SESSION_ROLLUPS.c.session).where(HAS_FAILED)
+    few = list(connection.execute(failed.distinct().limit(_FEW)).scalars())
+    if len(few) < _FEW:
+        return SESSIONS.c.session.in_(few)
+    return failed.where(SESSION_ROLLUPS.c.session == SESSIONS.c.session).exists()
 
 
 def _saved() -> Any:

@@ -263,12 +263,16 @@ ROLLUPS: Final = Table(
 )
 """Sums over exchanges that were settled, by hour. They stay when sessions are deleted. Of no session."""
 
+HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial')")
+"""Which sums are of requests that failed or broke off (`records.FAILURES`). A query says the same words."""
+
 SESSION_ROLLUPS: Final = Table(
     "session_rollups",
     METADATA,
     *_keys(BigInteger, "hour"),
     *_columns(Text, "model", "policy", "kind", "status", primary_key=True),
     *_sums(),
+    Index(None, "session", sqlite_where=HAS_FAILED, postgresql_where=HAS_FAILED),
     sqlite_with_rowid=False,
 )
 """The same sums by session: for what sessions cost, and how many there were."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.conversation import TELLING, Witness
+from proxy.conversation import TELLING, Witness, continues, is_longer
 from proxy.conversation.evidence import is_random, squeezed
 from proxy.dialects.chat.message import ChatMessage
 
@@ -17,6 +17,15 @@ LONG = "This sentence is long enough to tell."
 def said(content: Any, *ids: str, role: str = "assistant") -> ChatMessage:
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ids]
     return ChatMessage.of({"role": role, "content": content} | ({"tool_calls": calls} if calls else {}))
+
+
+def called(name: str, arguments: str) -> ChatMessage:
+    call = {"id": name, "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def asked(text: str) -> ChatMessage:
+    return said(text, role="user")
 
 
 def kinds(message: ChatMessage) -> list[str]:
@@ -46,7 +55,25 @@ def test_ids_that_others_have_too_are_no_evidence(name: str, random: bool) -> No
 
 def test_a_reply_is_known_by_its_place_its_ids_and_its_text() -> None:
     assert kinds(said(LONG, "call_9f86d081884c7d659a2feaa0", "call_1")) == ["place", "id", "text"]
-    assert kinds(said(None, "call_1")) == ["place"]
+    assert kinds(said(None, "call_9f86d081884c7d659a2feaa0")) == ["place", "id"]
+    assert kinds(said(None)) == ["place"]
+
+
+def test_calls_without_a_random_id_are_a_text_that_tells_nothing_alone() -> None:
+    made = [*OURS.marks(called("call_1", '{"a": 1, "b": 2}'))]
+    assert [(evidence.kind, evidence.tells) for evidence in made] == [("text", False)]
+    assert made == [*OURS.marks(called("call_9", '{"b":2,"a":1}'))]
+    assert made != [*OURS.marks(called("call_1", '{"a": 1, "b": 3}'))]
+    assert [*OURS.marks(called("call_1", "ls  -la"))] == [*OURS.marks(called("call_1", "ls -la"))]
+    deep = "[" * 500 + "]" * 500
+    assert [*OURS.marks(called("call_1", deep))] == [*OURS.marks(called("call_2", f" {deep}"))]
+
+
+def test_the_long_texts_of_a_reply_are_known_one_by_one() -> None:
+    parts = [{"type": "text", "text": LONG}, {"type": "text", "text": "short"}]
+    assert list(OURS.parts(said(parts))) == list(OURS.marks(said(LONG)))
+    assert not list(OURS.parts(said(LONG)))
+    assert not list(OURS.parts(said(parts, role="user")))
 
 
 def test_the_result_of_a_call_is_known_by_the_id_of_the_call() -> None:
@@ -82,3 +109,49 @@ def test_nobody_meets_the_evidence_of_another_tenant_or_dialect() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
 def test_white_space_is_squeezed_window_by_window(text: str, window: int) -> None:
     assert squeezed(text, window) == " ".join(text.split())
+
+
+RESULT = ChatMessage.of({"role": "tool", "tool_call_id": "call_1", "content": "seen"})
+BRANCH = [asked("hi (be brief)"), said("ok"), asked("look"), called("call_1", "{}"), RESULT, said("done")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        (BRANCH, True),
+        ([asked("hi"), *BRANCH[1:]], True),  # the reminder was taken off
+        ([BRANCH[0], BRANCH[1], BRANCH[2], BRANCH[5]], True),  # the calls were left out
+        ([asked("hi (be"), *BRANCH[1:]], True),
+        ([asked("hi (b"), *BRANCH[1:]], False),  # in the middle of a word
+        ([asked("hi (be brief) now"), *BRANCH[1:]], False),
+        ([*BRANCH[:5], said("other")], False),
+        (BRANCH[:4], False),  # the branch goes on
+        ([asked("before"), *BRANCH], False),
+        (BRANCH[2:], False),  # short, and something else stands before it
+        ([], False),
+    ],
+)
+def test_a_branch_goes_on_with_what_clients_change_of_it(messages: list[ChatMessage], found: bool) -> None:
+    assert continues(messages, BRANCH, from_root=True) is found
+
+
+def test_the_end_of_a_branch_has_to_say_enough() -> None:
+    long = [*BRANCH, asked("and now something longer?"), said("yes")]
+    assert continues(long[-2:], long, from_root=True)
+    assert continues([asked("before"), *long[-2:]], long[-2:], from_root=False)
+    assert not continues([asked("before"), *long[-2:]], long[-2:], from_root=True)
+    assert not continues([asked("before"), *BRANCH[-1:]], BRANCH[-1:], from_root=False)
+
+
+def test_a_branch_of_which_all_replies_were_left_out_has_to_be_the_whole_conversation() -> None:
+    silent = [asked("look at this, please, at once"), called("call_1", "{}")]
+    assert continues(silent[:1], silent, from_root=True, silent=True)
+    assert not continues(silent[:1], silent, from_root=True)
+    assert not continues(silent[:1], silent, from_root=False, silent=True)
+    assert not continues(BRANCH[:1], BRANCH, from_root=True, silent=True)
+
+
+def test_a_text_is_longer_where_whole_words_stand_before_or_behind_it() -> None:
+    assert is_longer("Today is Monday. How deep?", "How deep?")
+    assert not is_longer("how", "how")
+    assert not is_longer("how", "")

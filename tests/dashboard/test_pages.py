@@ -202,7 +202,7 @@ def test_a_session_whose_only_request_failed_can_be_read(filled: Proxy) -> None:
 def test_two_sessions_are_compared(filled: Proxy) -> None:
     found = filled.client.get("/ui/compare.json?a=warehouse&b=night%20shift").json()
     assert found["common"] == 1  # the question; the calls have ids of their own
-    assert {each["figure"] for each in found["figures"]} >= {"requests", "tokens_sent", "cost"}
+    assert {each["figure"] for each in found["figures"]} >= {"requests", "tokens_sent", "cost", "cost_saved"}
 
 
 # ---------------------------------------------------------------------------------------------------- hostile texts
@@ -241,6 +241,26 @@ def test_a_very_long_line_is_shown_in_part(filled: Proxy) -> None:
     node = filled.client.get("/ui/sessions/long.json").json()["messages"][0]["node"]
     whole = filled.client.get(f"/ui/sessions/long/messages/{node}")
     assert len(whole.content) < 1_000_000
+
+
+def test_pages_stay_small_whatever_is_said(filled: Proxy) -> None:
+    said = [{"role": role, "content": "\u202e" * 200_000} for role in ("user", "assistant")]
+    assert filled.chat("unseen", [*said * 30, said[0]], model="say:ok").status_code == 200
+    node = filled.client.get("/ui/sessions/unseen.json").json()["messages"][0]["node"]
+    for path in ("sessions/unseen", f"sessions/unseen/messages/{node}", "policies/lab?session=unseen&policy=gentle"):
+        page = filled.client.get(f"/ui/{path}")
+        assert page.status_code == 200
+        assert len(page.content) < 1_000_000, path
+
+
+def test_sessions_are_compared_whatever_their_ids_are(filled: Proxy) -> None:
+    for name in ("a%E2%80%AEb", "50%25"):
+        assert filled.chat(name, "hello").status_code == 200
+    page = filled.client.get("/ui/sessions").text
+    assert 'value="a%E2%80%AEb"' in page
+    for one, other in (("a%25E2%2580%25AEb", "50%25"), ("a%E2%80%AEb", "50%25")):
+        found = filled.client.get(f"/ui/compare.json?a={one}&b={other}").json()
+        assert [each["id"] for each in found["pair"]] == ["a\u202eb", "50%"]
 
 
 def test_an_id_with_an_ending_or_a_slash_is_found(filled: Proxy) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
-from proxy.dashboard.text import difference, hour, visible, when
+from proxy.dashboard.text import clip, difference, hour, returned, visible, when
 
 UNSEEN = "\x00\x07\x08\x1b\x7f\x85\u200b\u200e\u200f\u202a\u202e\u2066\u2069\ufeff\ud800\U000e0041"
 
@@ -47,3 +50,17 @@ def test_times_are_written_for_people() -> None:
     assert when("2026-11-02T12:00:00.123Z") == "2026-11-02 12:00:00"
     assert hour("2026-11-02T12:00:00Z") == "2026-11-02 12:00"
     assert when(None) == "–"
+
+
+@pytest.mark.parametrize("text", ["\U000e0041" * 5_000, '"' * 5_000, ("word <" + "\u202e" * 9) * 500])
+def test_a_text_takes_little_room_whatever_is_in_it(text: str) -> None:
+    shown = clip(text)
+    assert 300 < len(shown) < 1_200
+    assert text.startswith(shown)
+    assert len(escape(visible(shown)).encode()) <= 3_600
+    assert clip("中文" * 5_000) == "中文" * 600
+
+
+def test_a_form_sends_back_what_cannot_be_seen() -> None:
+    assert returned("night shift 50%") == "night shift 50%"
+    assert unquote(returned("a\u202eb")) == "a\u202eb" != returned("a\u202eb")

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from proxy.dialects.chat.request import MAX_LEVELS
+from proxy.dialects.bodies import MAX_LEVELS
 from tests.e2e.conftest import Serve
 from tests.support.answers import Answering, options_of
 from tests.support.api_rules import Refused, check

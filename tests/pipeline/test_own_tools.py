@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import BLANK_LINE, BROKE_OFF, SAID_NOTHING, STOPPED
+from proxy.dialects.chat.own_tools import BLANK_LINE
+from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.errors import StoreUnavailable, UpstreamUnreachable
 from proxy.pipeline.own_tools import MOST_ASKS, TOO_LONG
 from proxy.pipeline.relay import Answered

@@ -184,6 +184,72 @@ async def test_of_many_with_the_same_reply_the_one_counts_that_gave_it_to_this_q
     assert (await infer(store, conversation("How wide is it?", LONG, "on"), instructions=same)).session is None
 
 
+async def test_a_short_reply_counts_where_the_session_ends_as_the_request_does(store: Store) -> None:
+    same = version_of(BRIEF)
+    await hold(store, "a", *conversation("How deep? (Be brief.)", "ok"), instructions=BRIEF)
+    later = conversation("How deep?", "ok", "on")
+    assert (await infer(store, later, instructions="v2")).session is None
+    assert (await infer(store, conversation("How wide?", "ok", "on"), instructions=same)).session is None
+    assert (await infer(store, [*conversation("x", "y"), *later], instructions=same)).session is None
+    assert (await infer(store, later, instructions=same)).session == "a"
+    await hold(store, "b", *conversation("How deep? (Be kind.)", "ok"), instructions=BRIEF)
+    assert (await infer(store, later, instructions=same)).session is None
+
+
+async def test_a_window_of_short_replies_counts_where_the_session_ends_with_it(store: Store) -> None:
+    said_before = conversation(
+        "hi", "hello", "What is the longest river?", "the Nile", "and the deepest one?", "the Congo"
+    )
+    await hold(store, "a", *said_before)
+    await hold(store, "b", *conversation("hi", "hello", "and the deepest one?", "the Congo"))
+    assert (await infer(store, [*said_before[2:], said("user", "on")])).session == "a"
+    assert (await infer(store, [*said_before[4:], said("user", "on")])).session is None  # both end with it
+
+
+async def test_of_equal_conversations_with_reminders_the_one_counts_that_ends_there(store: Store) -> None:
+    asked = conversation("hi (be brief)", LONG)
+    head = await hold(store, "a", *asked, instructions=BRIEF)
+    await hold(store, "a", *conversation("so", "well"), base=head, instructions=BRIEF)
+    await hold(store, "b", *asked, instructions=BRIEF)
+    later = conversation("hi", LONG, "so")
+    assert (await infer(store, later, instructions=version_of(BRIEF))).session == "b"
+    name = "call_9f86d081884c7d659a2feaa0"
+    called = [said("user", "hey (be brief)"), said("assistant", "", name)]
+    head = await hold(store, "c", *called)
+    await hold(store, "c", *conversation("so", "well"), base=head)
+    await hold(store, "d", *called)
+    assert (await infer(store, [said("user", "hey"), called[1], said("user", "so")])).session == "d"
+
+
+async def test_questions_alone_count_where_the_session_answered_with_calls_alone(store: Store) -> None:
+    called = said("assistant", "", "call_1")
+    head = await hold(store, "a", said("user", "look"), called)
+    asked = [said("user", "look"), said("user", "again")]
+    assert (await infer(store, asked)).session == "a"
+    assert (await infer(store, [*asked, said("user", "more")])).session is None
+    await hold(store, "a", said("user", "again"), called, base=head)
+    assert (await infer(store, asked)).session is None
+    assert (await infer(store, [*asked, said("user", "more")])).session == "a"
+    assert (await infer(store, asked[:1])).session is None
+    assert (await infer(store, [message("system", "x")])).session is None
+    await hold(store, "b", *conversation("hi", "ok"))
+    assert (await infer(store, [said("user", "hi"), said("user", "on")])).session is None
+
+
+async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.evidence._BRIEF", 3)
+    for number in range(3):
+        await hold(store, f"s{number}", *conversation(f"number {number} (be brief)", "ok"))
+    later = conversation("number 1", "ok", "on")
+    assert (await infer(store, later)).session == "s1"
+    monkeypatch.setattr("proxy.store.evidence._TRIED", 2)
+    assert (await infer(store, later)).session is None
+    await hold(store, "s3", *conversation("number 3 (be brief)", "ok"))
+    assert (await infer(store, later)).session is None
+
+
 async def test_old_replies_are_looked_up_where_the_newest_tell_nothing(store: Store) -> None:
     await hold(store, "a", *conversation("hi", "ok"))
     strange = [text for number in range(40) for text in (f"q {number}", f"a {number}")]

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.conversation import content_hash
 from proxy.dialects import Message, dialect_named
+from proxy.errors import InvalidRequest
 from proxy.store import Masker, Settlement, Status, Withholder, is_withheld
 
 SECRET = b"s" * 32
@@ -138,3 +139,23 @@ def test_a_masked_request_names_the_tools_as_they_are_stored() -> None:
     masked = Masker(["openai"], SECRET).tools(tools)
     assert masked is not None
     assert b"[masked:" in masked
+
+
+def test_names_in_what_a_tool_is_called_with_are_masked_and_roles_are_not() -> None:
+    masker = Masker(["plumbus", "user", "tool_use"], SECRET)
+    asked = {"type": "tool_use", "id": "t", "name": "f", "input": {"plumbus": {"a": ["plumbus"]}, "b": 1}}
+    made = masker.message(message({"role": "assistant", "content": [asked]}, "messages"))
+    assert b"plumbus" not in made.raw
+    assert [each.name for each in made.calls] == ["f"]
+    said = masker.message(message({"role": "user", "content": "plumbus of the user"}))
+    assert said.role == "user"
+    assert b"plumbus" not in said.raw
+
+
+def test_an_import_that_holds_what_is_masked_is_refused() -> None:
+    masker = Masker(["plumbus"], SECRET)
+    held = {"record": "body", "body": "plumbus", "data": {"role": "user", "content": "hello"}}
+    masker.check([held])  # an id is no text
+    for field, value in (("data", {"role": "user", "content": "a plumbus"}), ("text", "a plumbus")):
+        with pytest.raises(InvalidRequest, match=r"Line 2 of the import holds what store\.mask masks"):
+            masker.check([held, {**held, field: value}])

@@ -9,7 +9,17 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
+from proxy.dialects.base import (
+    Attachment,
+    Call,
+    Countable,
+    Dialect,
+    Facts,
+    JsonObject,
+    Message,
+    ReasoningMode,
+    one_line,
+)
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
@@ -31,7 +41,6 @@ _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_bl
 _BOUND: Final = ("reasoning_details", "thinking_blocks")
 """Reasoning that is signed or encrypted: providers take it only behind what it was made behind. Plain text is not."""
 
-_DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
 _SCHEME: Final = 16  # characters in which an address has its scheme; what has none is base64
 _HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a part may hold what it is about
 
@@ -186,7 +195,7 @@ class ChatMessage(Message):
             elif _holds_no_text(part):
                 attachment = _attachment(at, part)
                 lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
-        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
@@ -420,7 +429,7 @@ def _holds_no_text(part: Any) -> bool:
 
 def _attachment(place: int, part: JsonObject) -> Attachment:
     kind = part.get("type")
-    named = _cut(kind) if isinstance(kind, str) and kind else "part"
+    named = one_line(kind) if isinstance(kind, str) and kind else "part"
     inner: Any = part.get(named) or part.get("source") or part
     return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(inner))
 
@@ -438,12 +447,6 @@ def _described(inner: Any) -> str:
     if head.startswith("data:"):
         kind, held = head.removeprefix("data:").partition(";")[0], data
     elif "://" in head[:_SCHEME]:
-        return _cut(held)
-    known = _cut(kind) if isinstance(kind, str) and kind else "unknown type"
+        return one_line(held)
+    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
     return f"{known}, {len(held.rstrip('=')) * 3 // 4} bytes"
-
-
-def _cut(text: str) -> str:
-    """Return a name on one line, cut where it is very long."""
-    line = " ".join(text[: 2 * _DESCRIBED].split())
-    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"

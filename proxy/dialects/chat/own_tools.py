@@ -20,10 +20,10 @@ from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDef
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.jsontext import ITEMS, RawFields, added, emitted, is_array, is_object, read, with_field, write
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
 
 # ------------------------------------------------------------------------------------- the offer
 
-MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
 _LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
     "tool_choice": (None, "auto", "required"),
     "n": (None, 1),
@@ -40,24 +40,14 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     `functions` or has too many tools; and not a tool whose name is one of the client's. Where all functions
     of the client's are strict, these are: some providers take strict functions only beside others.
     """
-    plain = ToolOffer(names=(), tools=request.tools)
     for name, fine in _LEAVES_ROOM.items():
         text = request.fields.get(name)
         if (None if text is None else orjson.loads(text)) not in fine:
-            return plain
+            return ToolOffer(names=(), tools=request.tools)
     theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
-    taken = {_name_of(tool) for tool in theirs}
-    added = [tool for tool in own if tool.name not in taken]
-    if not added or len(theirs) + len(added) > MOST_TOOLS:
-        return plain
     functions = [tool["function"] for tool in theirs if is_object(tool) and is_object(tool.get("function"))]
     strict = bool(functions) and all(function.get("strict") is True for function in functions)
-    ours = b",".join([_definition(tool, strict=strict) for tool in added])
-    names = tuple([tool.name for tool in added])
-    if not theirs or request.tools is None:
-        return ToolOffer(names=names, tools=b"[%b]" % ours)
-    end = request.tools.rindex(b"]")
-    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+    return offer(request, own, theirs, set(map(_name_of, theirs)), lambda tool: _definition(tool, strict=strict))
 
 
 @lru_cache
@@ -87,15 +77,6 @@ def _name_of(tool: Any) -> Any:
 # ------------------------------------------------------------------------------------- the calls
 
 CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that may have cut a call in two
-STOPPED: Final = (
-    "(No answer was written: this reply took as many steps as it may. "
-    "Please ask again, perhaps for one thing at a time.)"
-)
-"""What a reply says that would end with calls of the proxy's tools, when upstream may not be asked again."""
-BROKE_OFF: Final = "(No answer was written: the reply was cut off before it came to that. Please ask again.)"
-"""What a reply says that was cut off in a call of the proxy's tools, and says nothing beside it."""
-SAID_NOTHING: Final = "(No answer was written: the model ended its reply without one. Please ask again.)"
-"""What a reply says whose calls were answered, and of which nothing came then."""
 BLANK_LINE: Final = "\n\n"
 
 
@@ -135,32 +116,21 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     return changed
 
 
-class Ending(Struct, frozen=True, kw_only=True):
-    """How one round of a reply ends for the client."""
-
-    again: bool = False  # not at all: another round follows, and the client is not told of this end
-    text: str = ""  # what is said at its end that the model did not say
-    finish: str  # its `finish_reason`
-
-
 def ending(
     message: JsonObject, names: Collection[str], finish: str, *, later: bool, said: bool, may_ask: bool
-) -> Ending:
-    """Decide how a round ends.
-
-    `message` is all that the round says, `finish` its `finish_reason` as upstream gives it. `later`: rounds
-    came before it; `said`: the client has text from those; `may_ask`: upstream may be asked once more.
-    """
+) -> RoundEnding:
+    """Decide how a round ends that says `message`; see `RoundCalls.ending`. `finish` is its `finish_reason`."""
     calls = parted(message, names, finish)
-    if calls.others:
-        return Ending(finish=finish)
-    if not calls.own and not calls.broken:
-        empty = later and not said and not says_something(message) and finish not in CUT_OFF
-        return Ending(text=SAID_NOTHING if empty else "", finish=finish)
-    if may_ask and not calls.broken:
-        return Ending(again=True, finish="")
-    text = "" if says_something(message) else BROKE_OFF if calls.broken else STOPPED
-    return Ending(text=text, finish=finish if finish in CUT_OFF else "stop")
+    told = RoundCalls(
+        own=bool(calls.own),
+        broken=bool(calls.broken),
+        others=calls.others,
+        says=says_something(message),
+        cut=finish in CUT_OFF,
+        finish=finish,
+        whole="stop",
+    )
+    return told.ending(later=later, said=said, may_ask=may_ask)
 
 
 def says_something(message: JsonObject) -> bool:

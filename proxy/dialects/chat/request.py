@@ -6,14 +6,12 @@ nothing is changed, the client's own bytes are the body.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-import orjson
 from msgspec import Struct
 
 from proxy.dialects import (
@@ -29,28 +27,15 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
+from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.jsontext import (
-    FIELDS,
-    ITEMS,
-    RawFields,
-    emitted,
-    is_array,
-    is_object,
-    members_of,
-    with_field,
-    without_member,
-)
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
-
-MAX_LEVELS: Final = 200
-"""Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
 _KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
 _MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _CONTENT: Final = "a string, an array of content parts, or null"
 
 
@@ -69,7 +54,11 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
             resumed = None  # what is wrong is told by who reads the whole
         if resumed is not None:
             return resumed
-    fields, items = _split(body)
+    fields, items = split(
+        body,
+        elsewhere="A request with `input` belongs to /v1/responses.",
+        empty="Expected an array with minimum length 1, but got an empty array instead.",
+    )
     values = {name: value_of(name, text) for name, text in fields.without("messages").items()}
     facts, messages = _messages(items)
     lead = 0
@@ -102,21 +91,16 @@ def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk
     """Return the request; `values` are those of all fields but the messages."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
-    tools = values.pop("tools", None)
-    if tools is not None and not is_array(tools):
-        raise wrong_type("tools", "an array of objects", tools)
-    model, stream = model_of(values), values.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise wrong_type("stream", "a boolean or null", stream)
+    common = common_fields(values)
     return Request(
         raw=body,
         fields=fields,
         instructions=talk.instructions,
         messages=talk.messages,
-        model=model,
-        stream=bool(stream),
-        has_tools=bool(tools),
-        tools=fields["tools"] if tools else None,
+        model=common.model,
+        stream=common.stream,
+        has_tools=bool(common.tools),
+        tools=fields["tools"] if common.tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
         replies=talk.replies,
@@ -141,8 +125,7 @@ def compose(
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
     Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself. `add_usage`
-    and `cache_key` count where the client says nothing about them. `drop_fields` are dotted paths of members
-    ("metadata.session_id"), which are left out with the objects that get empty by that.
+    and `cache_key` count where the client says nothing about them; `drop_fields`: see `drop_members`.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     given = (*request.instructions, *request.messages)
@@ -154,11 +137,7 @@ def compose(
         sent, listed = (request.joined or JoinedTexts()).sent(asked)
         if sent != given:
             changes["messages"] = b"[%b]" % listed
-    for path in drop_fields:
-        name, *rest = path.split(".")
-        text = changes.get(name, request.fields.get(name))
-        if name != "messages" and text is not None and (left := without_member(text, rest)) != text:
-            changes[name] = left
+    drop_members(changes, request, drop_fields, but=("messages",))
     if add_usage and request.wants_usage is None:
         options = members_of(request.fields.get("stream_options"))
         changes["stream_options"] = msgspec.json.encode(options | {"include_usage": msgspec.Raw(b"true")})
@@ -171,29 +150,6 @@ def compose(
     if changes.keys() == {"stream_options"}:
         return with_field(request.raw, request.fields, "stream_options", changes["stream_options"])
     return emitted({name: changes.get(name) or request.fields[name] for name in request.fields} | changes)
-
-
-def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
-    """Return the top-level fields, and the texts of the messages."""
-    try:
-        fields = RawFields(body)
-        messages = fields.span("messages")
-        if messages is None and "input" in fields:
-            raise missing("messages", "A request with `input` belongs to /v1/responses.")
-        if messages is None:
-            raise missing("messages", "Send an array of at least one message.")
-        if bytes(messages[:1]) != b"[":
-            raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
-        items = ITEMS.decode(messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise unreadable(body) from why
-    if not items:
-        raise InvalidRequest(
-            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-            param="messages",
-            code="empty_array",
-        )
-    return fields, items
 
 
 def _ends(body: bytes, fields: RawFields, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -253,32 +209,6 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
     return _request(body, fields, values, talk)
 
 
-def value_of(param: str, text: bytes) -> Any:
-    """Return the value of a JSON text that is not nested too deeply."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as why:  # JSON by its grammar, such as 1e999
-        advice = " Send the body as JSON encoded in UTF-8." if _NOT_UTF8 in why.msg else ""
-        raise InvalidRequest(f"'{param}' cannot be read: {why.msg}.{advice}", param=param, code="invalid_json") from why
-    # Length and number of brackets find nearly all texts to be shallow; brackets may stand in strings too.
-    may_be_deep = len(text) > 2 * MAX_LEVELS and text.count(b"[") + text.count(b"{") > MAX_LEVELS
-    if may_be_deep and _levels(value) > MAX_LEVELS:
-        raise _too_deep(param, MAX_LEVELS)
-    return value
-
-
-def _levels(value: Any) -> int:
-    """Return how deep objects and arrays lie in each other; 1 for one that holds none."""
-    levels, level = 0, [value] if is_object(value) or is_array(value) else []
-    while level:
-        below: list[Any] = []
-        for item in level:
-            below.extend(item.values() if is_object(item) else item)
-        level = [item for item in below if is_object(item) or is_array(item)]
-        levels += 1
-    return levels
-
-
 def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMessage, ...]]:
     return _KNOWN.messages(list(map(bytes, items)), ChatMessage, lambda at, text: _message(f"messages[{at}]", text))
 
@@ -308,22 +238,6 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     return facts, data
 
 
-def model_of(values: Mapping[str, Any]) -> str:
-    """Return the model that a request names; "" where it names none."""
-    model = values.get("model", "")
-    if not isinstance(model, str):
-        raise wrong_type("model", "a string", model)
-    if _CONTROL.search(model):
-        raise InvalidRequest(
-            "Invalid 'model': it holds control characters. Send the name alone.", param="model", code="invalid_value"
-        )
-    if not model and "model" in values:
-        raise InvalidRequest(
-            "Invalid 'model': empty string. Name a model, or leave the field out.", param="model", code="empty_string"
-        )
-    return model
-
-
 def _wants_usage(options: Any) -> bool | None:
     """Return what `stream_options` says of the usage; what is of the wrong type is upstream's to refuse."""
     if options is None:
@@ -339,104 +253,3 @@ def _reply_tokens(values: Mapping[str, Any]) -> int | None:
         if type(limit) is int and limit > 0:
             return limit
     return None
-
-
-_KINDS: Final = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    type(None): "null",
-}
-
-_NOT_UTF8: Final = "not valid UTF-8"  # what orjson says of bytes in another encoding
-
-
-def missing(param: str, advice: str) -> InvalidRequest:
-    """Return the error for a field that must be there and is not."""
-    return InvalidRequest(
-        f"Missing required parameter: '{param}'. {advice}", param=param, code="missing_required_parameter"
-    )
-
-
-def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
-    """Return the error for a JSON value of the wrong type; `expected` says what may stand there."""
-    return InvalidRequest(
-        f"Invalid type for '{param}': expected {expected}, but got {_KINDS[type(value)]} instead.",
-        param=param,
-        code="invalid_type",
-    )
-
-
-def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
-    """Return the error for JSON with too many levels; `levels` is how many may be."""
-    where = f"'{param}'" if param is not None else "The request"
-    limit = f" Send at most {levels} levels." if levels is not None else " Send it with fewer levels."
-    return InvalidRequest(f"{where} is nested too deeply.{limit}", param=param, code="invalid_json")
-
-
-def unreadable(body: bytes, listed: str = "messages") -> InvalidRequest:
-    """Find out why a body was refused, however slowly, and return the error; `listed` is its field of entries."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as why:
-        if _NOT_UTF8 in why.msg:
-            return InvalidRequest(
-                "We could not parse the JSON body of your request: it is not UTF-8. "
-                "Send the body as JSON encoded in UTF-8.",
-                code="invalid_json",
-            )
-        if "depth" in why.msg:
-            return _too_deep(None)
-        if "surrogate" in why.msg:
-            return _lone_surrogate(body, why, listed)
-        return _no_json(why)
-    if is_object(value):  # some hundred levels, which are too many for one reader and not for the other
-        return _too_deep(None)
-    return InvalidRequest(
-        f"Invalid body: expected a JSON object, but got {_KINDS[type(value)]} instead.", code="invalid_type"
-    )
-
-
-def _no_json(why: orjson.JSONDecodeError) -> InvalidRequest:
-    return InvalidRequest(
-        f"We could not parse the JSON body of your request: {why}. "
-        "(HINT: This likely means you aren't using your HTTP library correctly. "
-        "Send one JSON object, encoded in UTF-8.)",
-        code="invalid_json",
-    )
-
-
-def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError, listed: str) -> InvalidRequest:
-    """Return the error for half of a character, naming the message that holds it."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):  # it is wrong in other ways too
-        return _no_json(why)
-    param: str | None = None  # as where it is the name of a field
-    for name, field in fields.items() if is_object(fields) else ():
-        if name == listed and is_array(field):
-            found = (f"{listed}[{at}]" for at, message in enumerate(field) if _holds_surrogate(message))
-            param = next(found, None)
-        elif _holds_surrogate(field) and not _holds_surrogate(name):
-            param = name
-        if param is not None:
-            break
-    where = f"'{param}'" if param is not None else "The body"
-    return InvalidRequest(
-        f"{where} holds a lone surrogate, the half of a character that UTF-16 writes in two "
-        "(such as an emoji cut in the middle). Remove it, or replace it by U+FFFD: cut texts between "
-        "characters, not between UTF-16 units.",
-        param=param,
-        code="invalid_json",
-    )
-
-
-def _holds_surrogate(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False

@@ -28,8 +28,9 @@ from msgspec import Struct, field, structs
 from proxy.dialects import JsonObject, Message, OwnCalls
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import STOPPED, ending, gap, own_calls, parted, says_something, without_own
+from proxy.dialects.chat.own_tools import ending, gap, own_calls, parted, says_something, without_own
 from proxy.dialects.jsontext import added, is_array, is_object, write
+from proxy.dialects.own_tools import STOPPED
 from proxy.dialects.sse import Event
 
 

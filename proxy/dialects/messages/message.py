@@ -17,7 +17,17 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import Attachment, Call, Countable, Dialect, Facts, JsonObject, Message, ReasoningMode
+from proxy.dialects.base import (
+    Attachment,
+    Call,
+    Countable,
+    Dialect,
+    Facts,
+    JsonObject,
+    Message,
+    ReasoningMode,
+    one_line,
+)
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
@@ -28,7 +38,6 @@ UNFINISHED: Final = "partial_json"
 _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
 _MEDIA: Final = ("image", "document", "container_upload")
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
-_DESCRIBED: Final = 200  # characters of an address, a name or a type that are shown at most
 
 
 class BlockTies(Struct, frozen=True, kw_only=True):
@@ -183,7 +192,7 @@ class MessagesMessage(Message):
                 lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
             elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
                 lines.append(f"[{write(leaf).decode()}]")
-        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
@@ -511,7 +520,7 @@ def _ties(data: JsonObject) -> BlockTies:
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:
-    kind = _cut(leaf["type"])
+    kind = one_line(leaf["type"])
     return Attachment(place=place, kind=kind, is_image=kind == "image", description=_described(leaf))
 
 
@@ -521,16 +530,10 @@ def _described(leaf: JsonObject) -> str:
     source: JsonObject = found if is_object(found) else leaf
     for name in ("url", "file_id"):
         if isinstance(source.get(name), str):
-            return _cut(source[name])
+            return one_line(source[name])
     kind, held = source.get("media_type"), source.get("data")
     if not isinstance(held, str):
         return "no address"
-    known = _cut(kind) if isinstance(kind, str) and kind else "unknown type"
+    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
     size = len(held.rstrip("=")) * 3 // 4 if source.get("type") == "base64" else len(held)
     return f"{known}, {size} bytes"
-
-
-def _cut(text: str) -> str:
-    """Return a name on one line, cut where it is very long."""
-    line = " ".join(text[: 2 * _DESCRIBED].split())
-    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"

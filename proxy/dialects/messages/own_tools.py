@@ -14,10 +14,10 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
 from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import usage_of
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
@@ -31,21 +31,12 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name is
     one of the client's.
     """
-    plain = ToolOffer(names=(), tools=request.tools)
     choice = request.parameters.get("tool_choice")
     if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
-        return plain
+        return ToolOffer(names=(), tools=request.tools)
     theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
     taken = [tool.get("name") for tool in theirs if is_object(tool)]  # a name may be any JSON
-    offered = [tool for tool in own if tool.name not in taken]
-    if not offered or len(theirs) + len(offered) > MOST_TOOLS:
-        return plain
-    ours = b",".join([_definition(tool) for tool in offered])
-    names = tuple([tool.name for tool in offered])
-    if not theirs or request.tools is None:
-        return ToolOffer(names=names, tools=b"[%b]" % ours)
-    end = request.tools.rindex(b"]")
-    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+    return offer(request, own, theirs, taken, _definition)
 
 
 @lru_cache
@@ -118,28 +109,17 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
         return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
 
     def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how the round ends for the client.
-
-        `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
-        """
-        own, broken = bool(self.own), self.broken
-        if self.others:
-            return RoundEnding(stop=self.stop)
-        if not own and not broken:
-            empty = later and not said and not self.says and self.stop not in CUT_OFF
-            return RoundEnding(text=SAID_NOTHING if empty else "", stop=self.stop)
-        if may_ask and not broken:
-            return RoundEnding(again=True, stop="")
-        text = "" if self.says else BROKE_OFF if broken else STOPPED
-        return RoundEnding(text=text, stop=self.stop if self.stop in CUT_OFF else ENDED)
-
-
-class RoundEnding(Struct, frozen=True, kw_only=True):
-    """How one round of a reply ends for the client."""
-
-    again: bool = False  # not at all: another round follows, and the client is not told of this end
-    text: str = ""  # what is said at its end that the model did not say
-    stop: str  # its `stop_reason`
+        """Decide how the round ends for the client; see `RoundCalls.ending`."""
+        told = RoundCalls(
+            own=bool(self.own),
+            broken=self.broken,
+            others=self.others,
+            says=self.says,
+            cut=self.stop in CUT_OFF,
+            finish=self.stop,
+            whole=ENDED,
+        )
+        return told.ending(later=later, said=said, may_ask=may_ask)
 
 
 def says_something(blocks: Sequence[Any]) -> bool:
@@ -190,14 +170,14 @@ class MessagesBodyFilter:
 
     def give_up(self) -> bytes:
         self.next(may_ask=False)
-        return self._shown([], RoundEnding(text=STOPPED, stop=ENDED))
+        return self._shown([], RoundEnding(text=STOPPED, finish=ENDED))
 
     def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
         """Return the reply that ends with these blocks, in the body of the last round."""
         said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
         self.last = MessagesMessage.as_stored({"role": "assistant", "content": said})
         usage = added(self._usage_before, self._round.usage)
-        shown = self._data | {"content": [*self._said, *said], "stop_reason": how.stop}
+        shown = self._data | {"content": [*self._said, *said], "stop_reason": how.finish}
         return write(shown | ({"usage": usage} if usage is not None else {}))
 
 

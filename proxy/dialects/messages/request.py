@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
-from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
-from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
+from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
+from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, write
 from proxy.dialects.messages.cache_marks import MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical
 from proxy.dialects.messages.message import MessagesMessage, blocks_of, is_call, role_of
@@ -38,15 +38,12 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, has a field of the wrong type, or is a request of
     another API.
     """
-    fields, items = _split(body)
+    elsewhere = _ELSEWHERE.format("/v1/responses")
+    fields, items = split(body, elsewhere=elsewhere, empty="Send at least one message.")
     values = {name: value_of(name, bytes(text)) for name, text in fields.items() if name != "messages"}
     facts, messages = _messages(items)
     _refuse_other_apis(values, messages)
-    tools, stream = values.pop("tools", None), values.get("stream")
-    if tools is not None and not is_array(tools):
-        raise wrong_type("tools", "an array of objects", tools)
-    if stream is not None and not isinstance(stream, bool):
-        raise wrong_type("stream", "a boolean or null", stream)
+    common = common_fields(values)
     limit = values["max_tokens"]
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
@@ -58,17 +55,17 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         fields=fields,
         instructions=(_instruction(fields["system"]),) if system else (),
         messages=messages,
-        model=model_of(values),
-        stream=bool(stream),
-        has_tools=bool(tools),
-        tools=fields["tools"] if tools else None,
+        model=common.model,
+        stream=common.stream,
+        has_tools=bool(common.tools),
+        tools=fields["tools"] if common.tools else None,
         wants_usage=True,  # it always comes
         reply_tokens=limit if limit > 0 else None,
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
-        binds_loop=_UNBOUND.search(model_of(values)) is None,
+        binds_loop=_UNBOUND.search(common.model) is None,
         untouched=_goes_on(values.get("thread")),
         notes=(MANAGED,) if values.get("context_management") else (),
     )
@@ -101,11 +98,7 @@ def compose(
         changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
     if lead != request.instructions:
         changes["system"] = _system_of(lead)
-    for path in drop_fields:
-        name, *rest = path.split(".")
-        text = changes.get(name, request.fields.get(name))
-        if name != "messages" and text is not None and (left := without_member(text, rest)) != text:
-            changes[name] = left
+    drop_members(changes, request, drop_fields, but=("messages",))
     if tools is not None and tools != request.fields.get("tools"):
         changes["tools"] = tools
     if not changes:
@@ -157,27 +150,6 @@ def _system_of(instructions: Sequence[Message]) -> bytes:
 
 def _instruction(system: bytes) -> MessagesMessage:
     return MessagesMessage(b'{"role":"system","content":%b}' % system)
-
-
-def _split(body: bytes) -> tuple[RawFields, list[msgspec.Raw]]:
-    """Return the top-level fields, and the texts of the messages."""
-    try:
-        fields = RawFields(body)
-        messages = fields.span("messages")
-        if messages is None and "input" in fields:
-            raise missing("messages", _ELSEWHERE.format("/v1/responses"))
-        if messages is None:
-            raise missing("messages", "Send an array of at least one message.")
-        if bytes(messages[:1]) != b"[":
-            raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
-        items = ITEMS.decode(messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
-        raise unreadable(body, "messages") from why
-    if not items:
-        raise InvalidRequest(
-            "Invalid 'messages': empty array. Send at least one message.", param="messages", code="empty_array"
-        )
-    return fields, items
 
 
 def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[MessagesMessage, ...]]:

@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from proxy.dialects import JsonObject, Message, OwnCalls
-from proxy.dialects.chat.own_tools import STOPPED
 from proxy.dialects.jsontext import added, is_object, is_one_of, write
 from proxy.dialects.messages.message import is_call
-from proxy.dialects.messages.own_tools import ENDED, ReplyRound, RoundEnding
+from proxy.dialects.messages.own_tools import ENDED, ReplyRound
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
+from proxy.dialects.own_tools import STOPPED
 from proxy.dialects.sse import Event
 
 _BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_stop")
@@ -142,12 +142,12 @@ class MessagesStreamFilter:
             self.said = True
             return self._as_it_came(event, data)
         round_, said = self._round, any(message.has_content for message in self.reply.replies.messages)
-        how: RoundEnding = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
+        how = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
         self.again = how.again
         if how.again:
             return b""
         delta, usage = data.get("delta"), data.get("usage")
-        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.stop}}
+        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.finish}}
         if is_object(usage) and (spent := self._spent) is not None:
             told["usage"] = {name: spent.get(name, value) for name, value in usage.items()}
         self.said = True

@@ -29,6 +29,7 @@ from proxy.dialects.base import (
     JsonObject,
     Message,
     ReasoningMode,
+    one_line,
 )
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
@@ -59,7 +60,6 @@ _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS: Final = ("input_text", "output_text", "text")
 _IMAGES: Final = ("input_image", "computer_screenshot")
 _HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # where a part may hold what it is about
-_DESCRIBED: Final = 200  # characters of an address or a name that are shown at most
 
 
 def kind_of(item: JsonObject) -> str:
@@ -298,7 +298,7 @@ class Item(Message):
         lines = [self.text] if self.text else []
         lines += _refusals(self.slots)
         lines += [f"[{each.kind}: {each.description}; only text can be shown here]" for each in self.attachments]
-        lines += [f"[call of {_cut(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
         lines += [f"[{kind_of(item)}]" for item in self.items if kind_of(item) not in _KNOWN_SHAPES | {"reasoning"}]
         return "\n".join(lines)
 
@@ -560,7 +560,7 @@ def _with_field(raw: bytes, name: str, value: Any) -> bytes:
 
 def _attachment(place: int, part: JsonObject) -> Attachment:
     kind = part.get("type")
-    named = _cut(kind) if isinstance(kind, str) and kind else "part"
+    named = one_line(kind) if isinstance(kind, str) and kind else "part"
     held = next((part[name] for name in _HELD if part.get(name)), None)
     return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(held))
 
@@ -572,11 +572,5 @@ def _described(held: Any) -> str:
     head, comma, data = held.partition(",")
     if head.startswith("data:") and comma:
         kind = head.removeprefix("data:").partition(";")[0]
-        return f"{_cut(kind) or 'unknown type'}, {len(data.rstrip('=')) * 3 // 4} bytes"
-    return _cut(held)
-
-
-def _cut(text: str) -> str:
-    """Return a name on one line, cut where it is very long."""
-    line = " ".join(text[: 2 * _DESCRIBED].split())
-    return line if len(line) <= _DESCRIBED else f"{line[:_DESCRIBED]}…"
+        return f"{one_line(kind) or 'unknown type'}, {len(data.rstrip('=')) * 3 // 4} bytes"
+    return one_line(held)

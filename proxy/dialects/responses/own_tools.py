@@ -18,8 +18,8 @@ import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
 from proxy.dialects.jsontext import RawFields, added, is_object, is_one_of, read, with_field, write
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
 from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
@@ -35,22 +35,13 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name
     is one of the client's. Where all functions of the client's are strict, these are.
     """
-    plain = ToolOffer(names=(), tools=request.tools)
     if request.parameters.get("tool_choice") not in _LEAVES_ROOM:
-        return plain
+        return ToolOffer(names=(), tools=request.tools)
     theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
     taken = [tool.get("name") for tool in theirs if is_object(tool)]  # a name may be any JSON
-    offered = [tool for tool in own if tool.name not in taken]
-    if not offered or len(theirs) + len(offered) > MOST_TOOLS:
-        return plain
     functions = [tool for tool in theirs if is_object(tool) and tool.get("type") == "function"]
     strict = bool(functions) and all(function.get("strict") is True for function in functions)
-    ours = b",".join([_definition(tool, strict=strict) for tool in offered])
-    names = tuple([tool.name for tool in offered])
-    if request.tools is None:
-        return ToolOffer(names=names, tools=b"[%b]" % ours)
-    end = request.tools.rindex(b"]")
-    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+    return offer(request, own, theirs, taken, lambda tool: _definition(tool, strict=strict))
 
 
 @lru_cache
@@ -73,13 +64,6 @@ def _definition(tool: ToolDefinition, *, strict: bool) -> bytes:
 
 
 # ------------------------------------------------------------------------------------- one round
-
-
-class _Ending(Struct, frozen=True, kw_only=True):
-    """How one round of a reply ends for the client."""
-
-    again: bool = False  # not at all: another round follows
-    text: str = ""  # what is said at its end that the model did not say
 
 
 class _Round(Struct, kw_only=True, eq=False):
@@ -153,17 +137,18 @@ class _Round(Struct, kw_only=True, eq=False):
         message = self.turn.keeping(complete).with_paired_reasoning()
         return OwnCalls(message=message, own=tuple(answered), others=self.others)
 
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> _Ending:
-        """Decide how it ends. `later`: rounds came before it; `said`: the client has text from those."""
-        if self.others:
-            return _Ending()
-        if not self.own and not self.broken:
-            return _Ending(
-                text=SAID_NOTHING if later and not said and not self.turn.has_content and not self.cut else ""
-            )
-        if may_ask and not self.broken:
-            return _Ending(again=True)
-        return _Ending(text="" if self.turn.has_content else BROKE_OFF if self.broken else STOPPED)
+    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
+        """Decide how it ends; see `RoundCalls.ending`. A response says nothing of why."""
+        told = RoundCalls(
+            own=bool(self.own),
+            broken=bool(self.broken),
+            others=self.others,
+            says=self.turn.has_content,
+            cut=self.cut,
+            finish="",
+            whole="",
+        )
+        return told.ending(later=later, said=said, may_ask=may_ask)
 
 
 def _is_json_object(text: Any) -> bool:

@@ -23,8 +23,8 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
-from proxy.dialects.chat.request import missing, model_of, unreadable, value_of, wrong_type
-from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member, write
+from proxy.dialects.bodies import common_fields, drop_members, missing, unreadable, value_of, wrong_type
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
     CALLS,
@@ -156,12 +156,7 @@ def _instructions(text: bytes) -> bytes:
 def _request(
     body: bytes, fields: RawFields, values: dict[str, Any], instructions: tuple[Item, ...], messages: tuple[Item, ...]
 ) -> Request:
-    tools = values.pop("tools", None)
-    if tools is not None and not is_array(tools):
-        raise wrong_type("tools", "an array of objects", tools)
-    model, stream = model_of(values), values.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise wrong_type("stream", "a boolean or null", stream)
+    common = common_fields(values)
     limit, state = values.get("max_output_tokens"), _state_of(values)
     references = _references(messages)
     pointers = _pointers(messages)
@@ -170,10 +165,10 @@ def _request(
         fields=fields,
         instructions=instructions,
         messages=messages,
-        model=model,
-        stream=bool(stream),
-        has_tools=bool(tools),
-        tools=fields["tools"] if tools else None,
+        model=common.model,
+        stream=common.stream,
+        has_tools=bool(common.tools),
+        tools=fields["tools"] if common.tools else None,
         wants_usage=True,  # it always comes
         reply_tokens=limit if type(limit) is int and limit > 0 else None,
         replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
@@ -231,15 +226,7 @@ def compose(
             listed = [kept for message in listed if (kept := _without_unkept(message)) is not None]
         if listed != [message for message in (*request.instructions, *request.messages) if not message.is_field]:
             changes[_LISTED] = b"[%b]" % b",".join([raw for message in listed for raw in message.listed])
-    for path in drop_fields:
-        name, *rest = path.split(".")
-        text = request.fields.get(name)
-        if (
-            name not in {_LISTED, "instructions"}
-            and text is not None
-            and (rest_of := without_member(text, rest)) != text
-        ):
-            changes[name] = rest_of
+    drop_members(changes, request, drop_fields, but=(_LISTED, "instructions"))
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
     if tools is not None and tools != request.fields.get("tools"):

@@ -11,11 +11,7 @@ import pytest
 from proxy.dialects import Call
 from proxy.dialects.chat.own_tools import (
     BLANK_LINE,
-    BROKE_OFF,
-    SAID_NOTHING,
-    STOPPED,
     Correction,
-    Ending,
     Parted,
     ToolBodyFilter,
     answerable,
@@ -27,6 +23,7 @@ from proxy.dialects.chat.own_tools import (
     without_own,
 )
 from proxy.dialects.jsontext import added
+from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED, RoundEnding
 
 Data = dict[str, Any]
 NAMES = frozenset({"ours"})
@@ -72,26 +69,26 @@ def test_a_message_without_the_proxys_calls() -> None:
 @pytest.mark.parametrize(
     ("message", "finish", "how", "expected"),
     [
-        (reply(OURS), "tool_calls", {}, Ending(again=True, text="", finish="")),
-        (reply(OURS), "length", {}, Ending(again=True, text="", finish="")),
-        (reply(OURS, THEIRS), "tool_calls", {}, Ending(again=False, text="", finish="tool_calls")),
-        (reply(OURS), "tool_calls", {"may_ask": False}, Ending(again=False, text=STOPPED, finish="stop")),
-        (reply(CUT), "length", {}, Ending(again=False, text=BROKE_OFF, finish="length")),
+        (reply(OURS), "tool_calls", {}, RoundEnding(again=True, text="", finish="")),
+        (reply(OURS), "length", {}, RoundEnding(again=True, text="", finish="")),
+        (reply(OURS, THEIRS), "tool_calls", {}, RoundEnding(again=False, text="", finish="tool_calls")),
+        (reply(OURS), "tool_calls", {"may_ask": False}, RoundEnding(again=False, text=STOPPED, finish="stop")),
+        (reply(CUT), "length", {}, RoundEnding(again=False, text=BROKE_OFF, finish="length")),
         (
             reply(OURS, CUT),
             "content_filter",
             {"may_ask": False},
-            Ending(again=False, text=BROKE_OFF, finish="content_filter"),
+            RoundEnding(again=False, text=BROKE_OFF, finish="content_filter"),
         ),
-        (reply(CUT, content="So"), "length", {}, Ending(again=False, text="", finish="length")),
-        ({"content": ""}, "stop", {}, Ending(again=False, text="", finish="stop")),
-        ({"content": " "}, "stop", {"later": True}, Ending(again=False, text=SAID_NOTHING, finish="stop")),
-        ({"content": ""}, "length", {"later": True}, Ending(again=False, text="", finish="length")),
-        ({}, "stop", {"later": True, "said": True}, Ending(again=False, text="", finish="stop")),
-        ({"content": "So"}, "stop", {"later": True}, Ending(again=False, text="", finish="stop")),
+        (reply(CUT, content="So"), "length", {}, RoundEnding(again=False, text="", finish="length")),
+        ({"content": ""}, "stop", {}, RoundEnding(again=False, text="", finish="stop")),
+        ({"content": " "}, "stop", {"later": True}, RoundEnding(again=False, text=SAID_NOTHING, finish="stop")),
+        ({"content": ""}, "length", {"later": True}, RoundEnding(again=False, text="", finish="length")),
+        ({}, "stop", {"later": True, "said": True}, RoundEnding(again=False, text="", finish="stop")),
+        ({"content": "So"}, "stop", {"later": True}, RoundEnding(again=False, text="", finish="stop")),
     ],
 )
-def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: Ending) -> None:
+def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: RoundEnding) -> None:
     assert ending(message, NAMES, finish, **{"later": False, "said": False, "may_ask": True, **how}) == expected
 
 

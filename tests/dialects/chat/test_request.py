@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import JoinedTexts, Message, Request
-from proxy.dialects.chat import request as refusals
+from proxy.dialects import JoinedTexts, Message, Request, bodies
+from proxy.dialects.bodies import MAX_LEVELS
+from proxy.dialects.chat import request as chat_request
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.request import MAX_LEVELS, compose, parse_chat_request
+from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.errors import InvalidRequest
 
 HELLO = b'{"role":"user","content":"hi"}'
@@ -426,14 +427,14 @@ def test_our_own_fields_are_left_out_of_a_known_message_too() -> None:
     ids=range(23),
 )
 def test_a_body_is_refused_with_its_reason_and_place(body: bytes, param: str | None, code: str, words: str) -> None:
-    error = refusals.unreadable(body)
+    error = bodies.unreadable(body, "messages")
 
     assert words in error.message
     assert (error.param, error.code, error.status) == (param, code, 400)
 
 
 def test_errors_have_the_words_and_codes_of_the_api() -> None:
-    assert refusals.missing("messages", "Send some.").body() == {
+    assert bodies.missing("messages", "Send some.").body() == {
         "error": {
             "message": "Missing required parameter: 'messages'. Send some.",
             "type": "invalid_request_error",
@@ -441,7 +442,7 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
             "code": "missing_required_parameter",
         }
     }
-    assert refusals.wrong_type("tools", "an array of objects", "x").message == (
+    assert bodies.wrong_type("tools", "an array of objects", "x").message == (
         "Invalid type for 'tools': expected an array of objects, but got a string instead."
     )
     with pytest.raises(InvalidRequest) as raised:
@@ -450,7 +451,7 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
     with pytest.raises(InvalidRequest) as raised:
         parse_chat_request(b'{"model": "", "messages": [{"role": "user"}]}')
     assert raised.value.param == "model"
-    assert "at most 7 levels" in refusals._too_deep("user", 7).message
+    assert "at most 7 levels" in bodies._too_deep("user", 7).message
 
 
 # ------------------------------------------------------------------- a body that begins like the one before
@@ -516,7 +517,7 @@ def _read_both_ways(before: Request, raw: bytes) -> None:
 @given(st.data())
 def test_a_body_is_read_alike_from_its_known_beginning_on(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refusals, "LONG_BODY", 0)
+        patch.setattr(chat_request, "LONG_BODY", 0)
         _read_some_bodies(data)
 
 
@@ -551,7 +552,7 @@ _SHORT_BODY = b'{"model":"m","messages":[%b, %b],"tools":[{"type":"function"}],"
 @pytest.fixture
 def outlined(monkeypatch: pytest.MonkeyPatch) -> Request:
     """Return a request that is short, and whose messages' places are noted all the same."""
-    monkeypatch.setattr(refusals, "LONG_BODY", 0)
+    monkeypatch.setattr(chat_request, "LONG_BODY", 0)
     return parse_chat_request(_SHORT_BODY % (b",".join(_SHORT_TALK[:2]), HELLO))
 
 

@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from proxy.dialects import Request, ToolDefinition
-from proxy.dialects.chat.own_tools import MOST_TOOLS, offer_tools
+from proxy.dialects.chat.own_tools import offer_tools
 from proxy.dialects.chat.request import compose, parse_chat_request
+from proxy.dialects.own_tools import MOST_TOOLS
 
 OWN = (
     ToolDefinition(

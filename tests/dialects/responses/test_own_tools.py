@@ -9,7 +9,7 @@ import pytest
 
 from proxy.dialects import ToolDefinition, dialect_named
 from proxy.dialects.base import BodyFilter, StreamFilter
-from proxy.dialects.chat.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
+from proxy.dialects.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
 from proxy.dialects.responses.reply import event_of, item_events
 from proxy.dialects.sse import Event, EventDecoder
 from tests.dialects.responses.test_items import REASONING, said
