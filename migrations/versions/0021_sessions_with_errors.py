@@ -13,7 +13,7 @@ branch_labels = None
 depends_on = None
 
 _INDEX: Final = "ix_session_rollups_session"
-_FAILED: Final = sa.text("status IN ('failed', 'interrupted', 'partial')")
+_FAILED: Final = sa.text("status IN ('failed', 'interrupted', 'partial') AND kind <> 'summary'")
 
 
 def upgrade() -> None:

@@ -59,9 +59,10 @@ KEEP_ALIVE_SECONDS: Final = 75
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
-_SWITCH_SECONDS: Final = 0.0005
+_SWITCH_SECONDS: Final = 0.0001
 """How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
-thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session."""
+thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. Whoever releases
+the lock by himself more often than this, as counting tokens does, keeps the others waiting on and on."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start

@@ -112,6 +112,7 @@ def _environment() -> Environment:
         segment=_address,
         json=lambda value: orjson.dumps(value).decode(),
     )
+    cast("dict[str, Any]", made.tests)["tall"] = text.is_tall
     cast("dict[str, Any]", made.globals).update(query=_query, percent=text.percent, asset=_asset)
     return made
 

@@ -15,6 +15,8 @@ from msgspec import Struct
 CLIPPED: Final = 1_200  # characters that are shown of a text in a list
 WHOLE: Final = 200_000  # characters that are shown of a text on its own
 NOTHING: Final = "–"
+_LOW_CHARACTERS: Final = 250
+_LOW_LINES: Final = 7
 _ROOM: Final = 3  # bytes of a page for each character; one that is spelled out takes up to nine
 
 _UNSEEN: Final = re.compile(
@@ -52,6 +54,11 @@ def clip(text: str, most: int = CLIPPED) -> str:
 
 def _size(text: str) -> int:
     return len(escape(visible(text)).encode())
+
+
+def is_tall(text: str) -> bool:
+    """Tell whether a text may be higher than its place on a page, where it is scrolled and must be reached."""
+    return len(visible(text)) > _LOW_CHARACTERS or text.count("\n") > _LOW_LINES
 
 
 def returned(text: str) -> str:

@@ -581,7 +581,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Makes the body to send of a request: the client's bytes, with nothing else changed than what is asked for.
 
     By name, each as the client sent it where it is not given: instructions, messages, add_usage, drop_fields,
-    cache_key, tools. Our own fields never go out.
+    cache_key, cache_newest, tools. Our own fields never go out.
     """
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
@@ -598,6 +598,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]  # puts messages in such an order
     refuses_usage: Callable[[bytes], bool]
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
+    refuses_caching: Callable[[bytes], bool]
+    """Tells whether the body of an error speaks of the option that `cache_newest` adds."""
     state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
     resolved: Callable[[Request, Sequence[Message]], Request] | None = None
     """Puts items of these replies in the place of the `pointers` to them. None: the API has no such thing."""

@@ -179,7 +179,7 @@ class ExchangeHandler:
         if isinstance(requested, SummaryRow):
             row = as_requested(requested, services.knowledge.now)
             # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
-            services.background.start(services.store.keep_summary(prepared.key, row))
+            services.background.start(services.store.keep_summary(prepared.key, row, None))
             return
         wanted = exchange.report.plan.summary_request if self._settings.summarizer.background else None
         if (request := requested or wanted) is not None:
@@ -211,6 +211,7 @@ def summary_work(
         edit=policy.summarizing,
         model=prepared.request.model,
         caller=call.caller,
+        policy=prepared.report.plan.policy,
         asked=asked,
         has_target=has_target(policy),
         exchange=prepared.report.exchange,

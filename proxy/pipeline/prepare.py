@@ -31,7 +31,7 @@ from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
 from proxy.pipeline.receipt import PlanReport, observed, report_of
 from proxy.pipeline.services import AppServices
 from proxy.recall import offered
-from proxy.store import MARK, Doubt, StandingCut, SummaryRow, SummaryStatus, session_key
+from proxy.store import MARK, Doubt, Packing, StandingCut, SummaryRow, SummaryStatus, session_key
 from proxy.trimming import (
     Cut,
     Entry,
@@ -79,6 +79,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     tools: bytes | None  # the JSON text of all tools that are offered; None without any
     finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
     removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
+    packing: Packing | None = None  # of its new messages, for the store, which goes on while it is planned
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
 
@@ -113,6 +114,7 @@ class Preparer:
         self._coalescer = PlanCoalescer()
         self._prefixes = KnownPrefixes(settings.sessions.headers)
         self._process_mark = process_mark
+        self._leaves_tools_out = any(policy.tools.remove for policy in settings.policies.values())
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
         self._unnamed: set[str] = set()  # types of clients that were told of
@@ -142,13 +144,14 @@ class Preparer:
             own, tools = offer.names, offer.tools
         policy = context.policy
         observes = policy is not None and policy.mode == "observe"
-        removed = policy.tools.remove if policy is not None else ()
         offered_tools, without = tools, tuple[str, ...]()
-        whole = observes
+        whole, packing = observes, None
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            packing = packing or self._pack(call, history)
             if history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the store
+            removed = await self._removed(call, request, history, policy)
             tools, without = without_tools(offered_tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
@@ -192,8 +195,32 @@ class Preparer:
             tools=tools,
             finishing=finishing,
             removed_tools=without,
+            packing=packing,
             no_summary=no_summary,
         )
+
+    def _pack(self, call: ClientRequest, history: History) -> Packing | None:
+        """Begin to pack the new messages of a long request."""
+        if history.id is None or history.unplaced is not None:
+            return None
+        return self._services.store.pack(session_key(call.tenant, history.id, call.dialect.name), history.fresh)
+
+    async def _removed(
+        self, call: ClientRequest, request: Request, history: History, policy: Policy | None
+    ) -> Collection[str]:
+        """Return which tools are left out: of those that a session's first request with tools had, the same ones."""
+        if policy is None or policy.mode == "observe":
+            return ()
+        removed = policy.tools.remove
+        self._leaves_tools_out = self._leaves_tools_out or bool(removed)
+        new = history.id is None or history.unplaced is not None or history.arrival.kind is Kind.FIRST
+        if new or request.tools is None or not self._leaves_tools_out:
+            return removed
+        first = await self._services.store.first_tools(session_key(call.tenant, history.id or "", call.dialect.name))
+        if first is None:
+            return removed
+        known = {tool_name(text) for text in msgspec.json.decode(first.tools, type=list[Raw])}
+        return {*first.removed, *(name for name in removed if name not in known)}
 
     def _warnings(
         self,

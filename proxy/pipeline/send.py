@@ -75,6 +75,7 @@ class Attempt(Struct, kw_only=True):
     orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
     rounds: Sequence[Message] = ()
     sent_bytes: int = 0
+    caches_newest: bool = False  # whether the provider may be asked to cache up to the newest message by itself
 
 
 class Sent(Struct, frozen=True, kw_only=True):
@@ -103,6 +104,8 @@ class UpstreamSender:
         self._drop_fields = tuple([path for path in settings.sessions.body_fields if path not in _PROVIDERS_OWN])
         self._refuses_usage: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to be asked for their usage."""
+        self._refuses_caching: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
+        """(address, model) of those that refuse to cache up to the newest message by themselves."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
         self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
@@ -121,7 +124,15 @@ class UpstreamSender:
             and self._settings.upstream.include_usage == "auto"
             and model not in self._refuses_usage
         )
-        attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=adds_usage, orders=known)
+        # What is trimmed anew each time is not found again.
+        lasts = policy is not None and not (policy.trigger is not None and policy.trigger.every_request)
+        attempt = Attempt(
+            prepared=prepared,
+            report=prepared.report,
+            adds_usage=adds_usage,
+            caches_newest=lasts and model not in self._refuses_caching,
+            orders=known,
+        )
         answer = await self._ask(attempt)
         if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
             answer = await self._past_opening(attempt, policy, answer, replanned)
@@ -151,18 +162,21 @@ class UpstreamSender:
         return await self._ask(replace(sent.attempt, rounds=rounds))
 
     async def _ask(self, attempt: Attempt) -> Answer:
-        """Send once, and again without asking for usage where an upstream refuses that."""
+        """Send once, and again without the option of ours that an upstream refuses."""
         answer = await self._post(attempt)
-        if not (attempt.adds_usage and answer.status in {400, 422}):
+        if not (attempt.adds_usage or attempt.caches_newest) or answer.status not in {400, 422}:
             return answer
-        if not attempt.prepared.call.dialect.requests.refuses_usage(await _read(answer)):
+        prepared, refusal = attempt.prepared, await _read(answer)
+        if attempt.adds_usage and prepared.call.dialect.requests.refuses_usage(refusal):
+            attempt.adds_usage, refusing = False, self._refuses_usage
+        elif attempt.caches_newest and prepared.call.dialect.requests.refuses_caching(refusal):
+            attempt.caches_newest, refusing = False, self._refuses_caching
+        else:
             return answer
         await answer.aclose()
-        attempt.adds_usage = False
         answer = await self._post(attempt)
         if answer.status < 300:  # it was our option indeed, and nothing of the client's
-            prepared = attempt.prepared
-            self._refuses_usage[prepared.destination.base_url, prepared.request.model] = True
+            refusing[prepared.destination.base_url, prepared.request.model] = True
         return answer
 
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
@@ -303,7 +317,7 @@ class UpstreamSender:
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
             instructions = merged(instructions, made.summary, dialect)
-        lead = len(instructions)
+        lead, newest = len(instructions), False
         if (
             facts.breakpoints != "none"
             and settings.cache.breakpoints == "auto"
@@ -317,6 +331,8 @@ class UpstreamSender:
             if place is not None:
                 whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
+            # Behind instructions that are others at each request nothing is found again.
+            newest = place is None and attempt.caches_newest and facts.breakpoints == "anthropic"
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -335,6 +351,7 @@ class UpstreamSender:
             add_usage=add_usage,
             drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
+            cache_newest=newest,
             tools=prepared.tools if prepared.tools is not request.tools else None,
         )
 

@@ -164,7 +164,7 @@ async def compact(
         if ready is None or ready.asked:
             return ready
         row = as_requested(ready, services.knowledge.now)  # made beside the requests, and not used yet
-        await services.store.keep_summary(session.key, row)
+        await services.store.keep_summary(session.key, row, None)
         return row
     nodes = tuple([row.node for row in now.rows])
     attempt = await services.summaries.make(
@@ -176,6 +176,7 @@ async def compact(
             edit=policy.summarizing,
             model=now.model,
             caller=caller,
+            policy=now.policy_name,
             asked=True,
             has_target=has_target(policy),
             given=Given(messages=tuple([row.message for row in now.rows]), nodes=nodes),

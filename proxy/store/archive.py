@@ -740,8 +740,8 @@ class _Loading:
     def portions(self) -> Iterator[Unit[None]]:
         """Give what stores all but the session's own row, a little at a time."""
         key, archive, places = self.key, self._archive, {ROOT: tree.root_of(None)}
-        for names in portions_of(self._bodies):
-            rows = packed_rows(key, {name: self._bodies[name] for name in names})
+        for bodies in portions_of(self._bodies.values(), lambda body: len(body.message.raw)):
+            rows = packed_rows(key, bodies)
             yield partial(insert_new, table=BODIES, rows=rows)
         versions = [{"session": key} | row for row in archive.instructions.values()]
         for some in _in_parts(versions):

@@ -20,20 +20,18 @@ import orjson
 from msgspec import Struct
 from sqlalchemy import (
     ColumnElement,
-    LargeBinary,
     Select,
     Table,
-    Text,
     and_,
     bindparam,
+    column,
     delete,
     func,
-    literal_column,
     or_,
     select,
     text,
-    type_coerce,
     update,
+    values,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -57,7 +55,7 @@ from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
 from proxy.store.evidence import keep_evidence
-from proxy.store.packing import encode_exchange, encode_name, encode_session
+from proxy.store.packing import encode_exchange, encode_session
 from proxy.store.records import (
     NOTHING_CAME,
     Body,
@@ -95,6 +93,13 @@ def _exchanges(table: Table) -> Select[Any]:
 
 _BY_ID: Final = tuple(_exchanges(table).where(table.c.id == bindparam("exchange")).limit(1) for table in _BOTH)
 
+_FIRST_TOOLS: Final = (
+    select(EXCHANGES.c.tools, EXCHANGES.c.receipt)
+    .where(*matching(EXCHANGES), EXCHANGES.c.tools.is_not(None))
+    .order_by(EXCHANGES.c.id)
+    .limit(1)
+)
+
 _PENDING_IDS: Final = select(PENDING.c.session, PENDING.c.id)
 _PENDING: Final = _PENDING_IDS.where(PENDING.c.id.in_(bindparam("ids", expanding=True)))
 _THE_EXCHANGE: Final = tuple(
@@ -127,6 +132,22 @@ def exchanges_page(
         return rows, None
     last = rows[limit - 1]
     return rows[:limit], str(Cursor(time=last.created_at, name=last.id))
+
+
+class FirstTools(Struct, frozen=True, kw_only=True):
+    """The tools of a session's first request that had any."""
+
+    tools: bytes  # JSON text of those that the client sent
+    removed: tuple[str, ...]  # names of those that were left out
+
+
+def first_tools(connection: StoreConnection, key: str) -> FirstTools | None:
+    """Return the tools of the session's first request that had any; None where none was settled."""
+    row = connection.execute(_FIRST_TOOLS, {"key": key}).one_or_none()
+    text = None if row is None else tree.tools_of(connection, key, row.tools)
+    if row is None or text is None:
+        return None
+    return FirstTools(tools=text, removed=tuple(orjson.loads(row.receipt).get("removed_tools", ())))
 
 
 def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[str] | None = None) -> int:
@@ -173,32 +194,30 @@ _SETTLED: Final = {"status", "settled_at", "base", *NOTHING_CAME}
 @cache
 def _close(dialect: str) -> postgresql.Insert | sqlite.Insert:
     """Return what inserts the row of an exchange that ends; None for `base` leaves the one that was planned."""
-    values: list[ColumnElement[Any]] = []
-    for column in PENDING.columns:
-        told: ColumnElement[Any] = column
-        if column.name in _SETTLED:
-            told = bindparam(f"the_{column.name}", type_=column.type)
-            if column.name == "base":
-                told = func.coalesce(told, column, type_=column.type)
-        values.append(told.label(column.name))
-    columns = [column.name for column in PENDING.columns]
-    made = insert_into(dialect, EXCHANGES).from_select(columns, select(*values).where(_THE_EXCHANGE[0]))
+    row: list[ColumnElement[Any]] = []
+    for each in PENDING.columns:
+        told: ColumnElement[Any] = each
+        if each.name in _SETTLED:
+            told = bindparam(f"the_{each.name}", type_=each.type)
+            if each.name == "base":
+                told = func.coalesce(told, each, type_=each.type)
+        row.append(told.label(each.name))
+    names = [each.name for each in PENDING.columns]
+    made = insert_into(dialect, EXCHANGES).from_select(names, select(*row).where(_THE_EXCHANGE[0]))
     return made.on_conflict_do_nothing()
 
 
 @cache
 def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
     """Return what inserts a row into `pending`, unless the exchange is settled: it may be begun once more."""
-    values = [bindparam(f"new_{column.name}", type_=column.type).label(column.name) for column in PENDING.columns]
+    told = [bindparam(f"new_{each.name}", type_=each.type).label(each.name) for each in PENDING.columns]
     there = and_(
         EXCHANGES.c.session == bindparam("new_session", type_=EXCHANGES.c.session.type),
         EXCHANGES.c.id == bindparam("new_id", type_=EXCHANGES.c.id.type),
     )
-    row = select(*values).where(~select(EXCHANGES.c.id).where(there).exists())
+    row = select(*told).where(~select(EXCHANGES.c.id).where(there).exists())
     return (
-        insert_into(dialect, PENDING)
-        .from_select([column.name for column in PENDING.columns], row)
-        .on_conflict_do_nothing()
+        insert_into(dialect, PENDING).from_select([each.name for each in PENDING.columns], row).on_conflict_do_nothing()
     )
 
 
@@ -268,25 +287,33 @@ _STATE: Final = tuple(
 _BASE: Final = NODES.alias("base")
 _FIRST: Final = NODES.alias("first")
 _BASE_COLUMNS: Final = tuple(_BASE.c[name] for name in ("depth", "round", "tokens_total", "recorded"))
-_ASKED: Final = func.json_each(bindparam("asked", type_=Text)).table_valued("value", name="asked")
+_ASKED: Final = {
+    "asked_session": SESSIONS.c.session.type,
+    "asked_exchange": PENDING.c.id.type,
+    "asked_base": NODES.c.node.type,
+    "asked_first": NODES.c.node.type,
+}
+"""What is asked about for each settlement: its session, its exchange, its base, and its first message as a node."""
 
 
-def _is_asked(column: ColumnElement[str], place: int) -> ColumnElement[bool]:
-    """Tell whether a name is the one that is asked about: a session, an exchange, its base, its first message."""
-    digits = func.json_extract(_ASKED.c.value, literal_column(f"'$[{place}]'"))
-    return type_coerce(column, LargeBinary) == func.palimpsest_bytes(digits, type_=LargeBinary)
+@cache
+def _standings(count: int) -> Select[Any]:
+    """Return what reads how things stand for so many settlements at once, where the one writer holds all.
+
+    PostgreSQL would not read a row anew that is joined to one whose lock it had to wait for.
+    """
+    rows = [tuple([bindparam(f"{name}_{at}", type_=kind) for name, kind in _ASKED.items()]) for at in range(count)]
+    asked = values(*(column(name, kind) for name, kind in _ASKED.items()), name="asked").data(rows).cte().c
+    key = SESSIONS.c.session
+    return (
+        select(SESSIONS, *_STATE[0].selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
+        .join_from(asked.asked_session.table, SESSIONS, key == asked.asked_session)
+        .outerjoin(PENDING, and_(PENDING.c.session == key, PENDING.c.id == asked.asked_exchange))
+        .outerjoin(_BASE, and_(_BASE.c.session == key, _BASE.c.node == asked.asked_base))
+        .outerjoin(_FIRST, and_(_FIRST.c.session == key, _FIRST.c.node == asked.asked_first))
+    )
 
 
-_ALL: Final = (
-    select(SESSIONS, *_STATE[0].selected_columns, *_BASE_COLUMNS, _FIRST.c.node)
-    .select_from(_ASKED)
-    .join(SESSIONS, _is_asked(SESSIONS.c.session, 0))
-    .outerjoin(PENDING, and_(PENDING.c.session == SESSIONS.c.session, _is_asked(PENDING.c.id, 1)))
-    .outerjoin(_BASE, and_(_BASE.c.session == SESSIONS.c.session, _is_asked(_BASE.c.node, 2)))
-    .outerjoin(_FIRST, and_(_FIRST.c.session == SESSIONS.c.session, _is_asked(_FIRST.c.node, 3)))
-)
-"""All at once, where the one writer holds all. PostgreSQL would not read a row anew that is joined to one whose lock it
-had to wait for."""
 _STATE_FROM: Final = len(SESSIONS.columns)
 _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 
@@ -322,19 +349,14 @@ def _state(connection: StoreConnection, key: str, exchange: str) -> ExchangeStat
 
 
 def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
-    asked: list[tuple[str, str, str, str | None]] = []
-    for key, settlement in settlements.items():
+    count = 1 << (len(settlements) - 1).bit_length()  # a few statements serve all numbers
+    asked: dict[str, str | None] = {f"{name}_{at}": None for name in _ASKED for at in range(len(settlements), count)}
+    for at, (key, settlement) in enumerate(settlements.items()):
         first = node_id(settlement.base, settlement.messages[0].message) if settlement.messages else None
-        asked.append(
-            (
-                encode_session(key).hex(),
-                encode_exchange(settlement.exchange).hex(),
-                encode_name(settlement.base).hex(),
-                None if first is None else encode_name(first).hex(),
-            )
-        )
+        asked[f"asked_session_{at}"], asked[f"asked_exchange_{at}"] = key, settlement.exchange
+        asked[f"asked_base_{at}"], asked[f"asked_first_{at}"] = settlement.base, first
     found = dict.fromkeys(settlements, SettleSnapshot())
-    for row in connection.execute(_ALL, {"asked": orjson.dumps(asked).decode()}):
+    for row in connection.execute(_standings(count), asked):
         session, state = tree.there(tree.session_in(row)), row[_STATE_FROM:_BASE_FROM]
         if session is None:
             continue

@@ -8,10 +8,9 @@ before that leaves what the same request finds there when it is sent again, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,60 +21,72 @@ from proxy.store import search, tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
-from proxy.store.packing import pack_text
+from proxy.store.packing import TEXTS, pack_all
 from proxy.store.records import Body, Opening, Settled, Settlement, session_key
-from proxy.store.schema import BODIES, NODES, PENDING, insert_new, matching
+from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 
-_ROWS: Final = 250
-"""Messages of one transaction: they take some 10 ms."""
+_LONG: Final = 256
+"""Messages that are written at once at most: they take some 10 ms, and nobody else writes meanwhile."""
+_ROWS: Final = 512
+"""Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
 _BYTES: Final = 250_000
 """Of their texts: the transaction ends with the message that goes beyond."""
+
+TextRow: TypeAlias = dict[str, Any]
+"""A row of `bodies` with its text packed."""
+Packing: TypeAlias = asyncio.Future[list[TextRow]]
+"""The rows of a request's texts, which are being packed."""
+Stored = TypeVar("Stored")
 
 
 def is_long(messages: Sequence[Body]) -> bool:
     """Tell whether these messages are too many, or too large, for one transaction."""
-    return len(messages) > _ROWS or sum([len(body.message.raw) for body in messages]) > _BYTES
+    return len(messages) > _LONG or sum([len(body.message.raw) for body in messages]) > _BYTES
 
 
 # ------------------------------------------------------------------------------------------------------ begin
 
 
-async def begin_long(database: Database, opening: Opening) -> None:
+async def begin_long(database: Database, opening: Opening, packing: Packing | None = None) -> None:
     """Store a request with its new messages; see `exchanges.begin`."""
     key = session_key(opening.tenant, opening.session, opening.dialect)
-    bodies = await asyncio.to_thread(tree.named_bodies, opening.messages)
+    rows = await (packing or asyncio.to_thread(packed_rows, key, opening.messages))
     made_at: int | None = None
-    for names in portions_of(bodies):
-        rows = await asyncio.to_thread(packed_rows, key, {name: bodies[name] for name in names})
-        made_at = await database.write(partial(_keep_texts, opening=opening, rows=rows, made_at=made_at), durable=False)
+    for some in portions_of(rows, lambda row: len(row["text"])):
+        made_at = await database.write(partial(_keep_texts, opening=opening, rows=some, made_at=made_at), durable=False)
         if made_at is None:
             break
     await database.write(partial(_begin, opening=opening, made_at=made_at), durable=False)
 
 
-def portions_of(bodies: Mapping[str, Body]) -> Iterator[list[str]]:
-    """Give the names of texts in portions."""
-    names: list[str] = []
+def packed_rows(key: str, messages: Iterable[Body]) -> list[TextRow]:
+    """Return the rows of messages' texts, each once, in the order of their names.
+
+    In that order those of a transaction lie side by side in the index; and all that insert do so in one order.
+    """
+    bodies = sorted(tree.named_bodies(messages).items())
+    packed = pack_all([body.message.raw for _, body in bodies], TEXTS)
+    return [
+        {"session": key, "body": name, "tokens": body.tokens, "text": text}
+        for (name, body), text in zip(bodies, packed, strict=True)
+    ]
+
+
+def portions_of(items: Iterable[Stored], size_of: Callable[[Stored], int]) -> Iterator[list[Stored]]:
+    """Give texts, or their rows, in portions; `size_of` tells the bytes of one."""
+    some: list[Stored] = []
     size = 0
-    for name, body in bodies.items():
-        names.append(name)
-        size += len(body.message.raw)
-        if len(names) == _ROWS or size > _BYTES:
-            yield names
-            names, size = [], 0
-    if names:
-        yield names
+    for item in items:
+        some.append(item)
+        size += size_of(item)
+        if len(some) == _ROWS or size > _BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
-def packed_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
-    """Return the rows of messages by the names of their texts, which are packed already; all insert in one order."""
-    rows = [row | {"text": pack_text(row["text"])} for row in tree.body_rows(key, bodies)]
-    return sorted(rows, key=itemgetter("body"))
-
-
-def _keep_texts(
-    connection: StoreConnection, opening: Opening, rows: list[dict[str, Any]], made_at: int | None
-) -> int | None:
+def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRow], made_at: int | None) -> int | None:
     """Store some texts; return when the session was made. None: it is not the one that was made at `made_at`."""
     key = rows[0]["session"]
     if made_at is None:
@@ -83,7 +94,7 @@ def _keep_texts(
     session = tree.locked_session(connection, key)
     if session is None or made_at not in {None, session.created_at}:
         return None
-    insert_new(connection, BODIES, rows)
+    insert_many_new(connection, BODIES, rows)
     return session.created_at
 
 
@@ -130,10 +141,14 @@ async def settle_long(database: Database, settlement: Settlement) -> Settled | N
     stored = await database.read(partial(_look_up, key=key, settlement=settlement, line=line))
     if stored is None:
         return None
+    made = partial(_node_rows, key, settlement, line)
+    rows = await asyncio.to_thread(made, stored)
     for start in range(stored, len(names), _ROWS):
-        nodes, evidence = await asyncio.to_thread(_node_rows, key, settlement, line, start)
+        nodes, evidence = rows
         unit = partial(_keep_nodes, key=key, exchange=settlement.exchange, nodes=nodes, evidence=evidence)
-        if not await database.write(unit, durable=False):
+        # The next ones are made meanwhile.
+        kept, rows = await asyncio.gather(database.write(unit, durable=False), asyncio.to_thread(made, start + _ROWS))
+        if not kept:
             return None
     places = [line.places[name] for name in names]
     return await database.write(partial(settle_placed, settlement=settlement, line=places))
@@ -182,7 +197,7 @@ def _keep_nodes(
     tree.locked_session(connection, key)
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
-    insert_new(connection, NODES, nodes)
+    insert_many_new(connection, NODES, nodes)
     insert_evidence(connection, evidence)
     return True
 

@@ -12,11 +12,12 @@ append-only: the migrations set triggers that refuse an UPDATE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Boolean,
     Column,
@@ -33,12 +34,22 @@ from sqlalchemy import (
     bindparam,
     func,
     literal_column,
+    select,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
-from proxy.store.packing import ExchangeName, HashName, Names, PackedReceipt, PackedRecord, PackedText, SessionName
+from proxy.store.packing import (
+    ExchangeName,
+    HashName,
+    Names,
+    PackedReceipt,
+    PackedRecord,
+    PackedText,
+    SessionName,
+    encoder_of,
+)
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -263,7 +274,7 @@ ROLLUPS: Final = Table(
 )
 """Sums over exchanges that were settled, by hour. They stay when sessions are deleted. Of no session."""
 
-HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial')")
+HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial') AND kind <> 'summary'")
 """Which sums are of requests that failed or broke off (`records.FAILURES`). A query says the same words."""
 
 SESSION_ROLLUPS: Final = Table(
@@ -341,6 +352,29 @@ def insert_new(connection: StoreConnection, table: Table, rows: list[dict[str, A
     if rows:
         # One is told from several faster here than there.
         connection.execute(_insert_new(connection.dialect.name, table), rows[0] if len(rows) == 1 else rows)
+
+
+def insert_many_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Insert hundreds of rows as `insert_new` does. PostgreSQL gets each column as an array, in a third of the time."""
+    if connection.dialect.name != "postgresql" or not rows:
+        insert_new(connection, table, rows)
+        return
+    statement, encoders = _insert_arrays(table, tuple(rows[0]))
+    values = {name: [row[name] for row in rows] for name in rows[0]}
+    for name, encode in encoders.items():
+        values[name] = [None if value is None else encode(value) for value in values[name]]
+    connection.execute(statement, values)
+
+
+@cache
+def _insert_arrays(table: Table, names: tuple[str, ...]) -> tuple[postgresql.Insert, dict[str, Callable[[str], bytes]]]:
+    """Return what inserts rows from arrays with the values of these columns, and what encodes those."""
+    columns = [table.c[name] for name in names]
+    encoders = {each.name: encode for each in columns if (encode := encoder_of(each.type)) is not None}
+    kinds = [LargeBinary() if each.name in encoders else each.type for each in columns]
+    arrays = [bindparam(each.name, type_=ARRAY(kind)) for each, kind in zip(columns, kinds, strict=True)]
+    new = func.unnest(*arrays).table_valued(*names, name="new").render_derived()
+    return postgresql.insert(table).from_select(names, select(*new.c)).on_conflict_do_nothing(), encoders
 
 
 def insert_into(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:

@@ -119,14 +119,8 @@ def connect(path: Path) -> sqlite3.Connection:
         cached_statements=_STATEMENTS,
     )
     connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
-    # What SQLite has from 3.41 on, as `unhex`.
-    connection.create_function("palimpsest_bytes", 1, _bytes_of, deterministic=True)
     connection.executescript(_DURABLE)
     return connection
-
-
-def _bytes_of(digits: str | None) -> bytes | None:
-    return None if digits is None else bytes.fromhex(digits)
 
 
 def sqlite_engine(path: Path, begin: str) -> Engine:

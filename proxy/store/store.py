@@ -17,14 +17,15 @@ from proxy.store.archive import export_session, fork_session, load_session, read
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
-from proxy.store.exchanges import write_exchanges
+from proxy.store.exchanges import FirstTools, write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import begin_long, delete_sessions, is_long, settle_long
+from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
 from proxy.store.records import (
+    Body,
     BranchRow,
     Cursor,
     ExchangeRow,
@@ -383,14 +384,15 @@ class Store:
 
     # --------------------------------------------------------------------------------- summaries
 
-    async def keep_summary(self, key: str, row: SummaryRow) -> bool:
+    async def keep_summary(self, key: str, row: SummaryRow, policy: str | None = "") -> bool:
         """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
 
         It is not where the session is gone, or where another ready one of its recipe covers the same messages.
+        `policy` is the name of the one that asked for it, for the statistics; None: it is counted there already.
         """
         if self.masker is not None:
             row = self.masker.summary(row)
-        return await self._write(partial(summaries.keep_summary, key=key, row=row))
+        return await self._write(partial(summaries.keep_summary, key=key, row=row, policy=policy))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
         """Return every summary by a model that was tried for the session, newest first."""
@@ -476,10 +478,23 @@ class Store:
             return None
         return await self._read(partial(tree.tools_of, key=key, body=body))
 
+    async def first_tools(self, key: str) -> FirstTools | None:
+        """Return the tools of the session's first request that had any; None where none was settled."""
+        return await self._read(partial(exchanges.first_tools, key=key))
+
     # --------------------------------------------------------------------------------- exchanges
 
-    def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
+    def pack(self, key: str, messages: Sequence[Body]) -> Packing | None:
+        """Begin to pack the messages of a long request, for `begin`; None where it packs them itself."""
+        if self.masker is not None or not is_long(messages):
+            return None
+        return self._tasks.start(asyncio.to_thread(packed_rows, key, messages))
+
+    def begin(self, opening: Opening, packing: Packing | None = None) -> asyncio.Future[None]:
+        """Store a request with its new messages; a second time changes nothing. The future tells when that is done.
+
+        `packing` is what `pack` returned.
+        """
         named = ("session", "tenant", "exchange", "model", "agent", "policy")
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
@@ -491,7 +506,7 @@ class Store:
             opening = self.masker.opening(opening)
         # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         if is_long(opening.messages):
-            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
             future = self._database.start(write_exchanges, opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise

@@ -52,7 +52,7 @@ _READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))  # the o
 _TRIED: Final = _places("created_at", "id")  # the newest first
 
 
-def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool:
+def keep_summary(connection: StoreConnection, key: str, row: SummaryRow, policy: str | None = "") -> bool:
     """Keep a summary, or the attempt at one, and book its cost with the session; return whether it is kept.
 
     One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one recipe and
@@ -75,7 +75,9 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow) -> bool
         booked["cost"] = (session.cost or 0.0) + row.cost
     if booked:
         connection.execute(_BOOK, booked | {"the_session": key})
-    attempt = ExchangeFigures(model=row.model, policy="", requests=0, summaries=1, cost_summaries=row.cost or 0.0)
+    if policy is None:
+        return is_kept
+    attempt = ExchangeFigures(model=row.model, policy=policy, requests=0, summaries=1, cost_summaries=row.cost or 0.0)
     add_figures(
         connection,
         [

@@ -89,6 +89,7 @@ class Work(Struct, frozen=True, kw_only=True):
     edit: Summarize
     model: str  # the model that the session's requests ask for, and that will read the summary
     caller: Caller
+    policy: str = ""  # the name of the policy whose edit it is, for the statistics
     asked: bool = False  # whether somebody asked for it: then an earlier refusal does not count
     has_target: bool = True  # whether the policy has a target; without one the room does not limit the size
     exchange: str | None = None  # the exchange that began it
@@ -569,7 +570,7 @@ class Summaries:
             self.used_by(work.caller.tenant, work.caller.key, 0, row.cost)
         if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
             return SummaryAttempt(row=None, reason=_GONE)
-        if not await self._store.keep_summary(work.key, row) and row.status is SummaryStatus.READY:
+        if not await self._store.keep_summary(work.key, row, work.policy) and row.status is SummaryStatus.READY:
             # The lease ended and another worker was faster, or the session is gone.
             faster = (await read_branch(self._store, work, count)).newest
             return SummaryAttempt(row=faster if faster is not None and faster.until >= row.until else row)

@@ -17,7 +17,9 @@ from proxy.dialects import Message, Span
 from proxy.trimming.cost import DEAR, NO_CHANGE, Balance, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
+from proxy.trimming.edits.clear_tool_results import ClearToolResults
 from proxy.trimming.edits.dropping import DropOldest
+from proxy.trimming.edits.edit import ToolOutputEdit
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.history import TrimmedHistory, gaps_of, without_reasoning
@@ -300,7 +302,9 @@ def _pass(
     An edit that must pay and does not is asked once more when others ran. Piecemeal edits are not refused here:
     some of their changes may pay.
     """
-    made: list[Change] = []
+    made = [] if paying else _dropped_anyway(draft, edits, context)
+    if made:  # it fires, and goes on when the others are done
+        draft, edits = draft.after(made), (*edits[:-1], edits[-1].model_copy(update={"when": None}))
     request: SummaryRequest | None = None
     balance = costs.balance(draft) if costs is not None else NO_CHANGE
     waiting = list(edits)
@@ -334,6 +338,24 @@ def _pass(
             break
         waiting = refused
     return draft, made, request
+
+
+def _dropped_anyway(draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext) -> list[Change]:
+    """Return what `drop_oldest` at the end drops even if calls and results before it come to nothing.
+
+    It goes first: of what is not sent no stub is made, and no value counts as said there.
+    """
+    last = edits[-1] if edits else None
+    if not isinstance(last, DropOldest) or last.must_pay or draft.hidden:
+        return []
+    if not all(isinstance(edit, ClearToolResults | ToolOutputEdit) for edit in edits[:-1]):
+        return []
+    shorter = [message is not None and (message.is_result or bool(message.calls)) for message in draft.messages]
+    tokens = [0 if is_shorter else tokens for tokens, is_shorter in zip(draft.tokens, shorter, strict=True)]
+    least = replace(draft, tokens=tuple(tokens))
+    if last.is_done(least) or (last.when is not None and not last.when.holds(least.size, context)):
+        return []
+    return [draft.removing(change.position, change.edit, change.reason) for change in last.apply(least)]
 
 
 def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Change]]:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from proxy.store import METADATA, SUMS
 from tests.dashboard.conftest import ADMIN, TEAM_A, watched
 from tests.dashboard.test_pages import PAGES, STRANGE
 from tests.support.server import Proxy
+from tests.support.waiting import until
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 MAKES_IMAGES = bool(os.environ.get("PALIMPSEST_SCREENSHOTS"))  # noqa: TID251 - a setting of the tests, not of the program
@@ -26,6 +28,12 @@ ALL_PAGES = (
 )
 COLOURFUL = {"/ui", "/ui/sessions", SHORTER, PAGES[-1]}
 SERIOUS = {"serious", "critical"}
+SCROLLED = ["scrollable-region-focusable"]
+
+
+def fits(page: Page) -> bool:
+    """Tell whether nothing of a page is wider than a phone; charts are drawn anew a moment after a change."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= 360"))
 
 
 def test_every_page_is_sound_in_both_themes(context: BrowserContext, filled: Proxy) -> None:
@@ -35,11 +43,16 @@ def test_every_page_is_sound_in_both_themes(context: BrowserContext, filled: Pro
             answer = found.page.goto(filled.url + path)
             assert answer is not None
             assert answer.status == 200
+            found.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
             problems = axe.run(found.page, options=only).response["violations"]
             if path in COLOURFUL:
                 found.page.emulate_media(color_scheme="dark")  # only colours change
                 problems += axe.run(found.page, options=only | {"runOnly": ["color-contrast"]}).response["violations"]
                 found.page.emulate_media(color_scheme="light")
+            found.page.set_viewport_size({"width": 360, "height": 740})  # a phone
+            until(partial(fits, found.page), f"{path} fits")
+            problems += axe.run(found.page, options=only | {"runOnly": SCROLLED}).response["violations"]
+            found.page.set_viewport_size({"width": 1280, "height": 800})
             serious = [(each["id"], each["nodes"][0]["html"]) for each in problems if each["impact"] in SERIOUS]
             assert serious == [], path
 

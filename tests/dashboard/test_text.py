@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from proxy.dashboard.text import clip, difference, hour, returned, visible, when
+from proxy.dashboard.text import clip, difference, hour, is_tall, returned, visible, when
 
 UNSEEN = "\x00\x07\x08\x1b\x7f\x85\u200b\u200e\u200f\u202a\u202e\u2066\u2069\ufeff\ud800\U000e0041"
 
@@ -59,6 +59,12 @@ def test_a_text_takes_little_room_whatever_is_in_it(text: str) -> None:
     assert text.startswith(shown)
     assert len(escape(visible(shown)).encode()) <= 3_600
     assert clip("中文" * 5_000) == "中文" * 600
+
+
+def test_a_text_is_tall_by_its_length_or_its_lines() -> None:
+    assert is_tall("x" * 300)
+    assert is_tall("x\n" * 10)
+    assert not is_tall("x" * 100 + "\n")
 
 
 def test_a_form_sends_back_what_cannot_be_seen() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.conftest import Serve
 from tests.support.replay import raw_messages
 from tests.support.server import Proxy, settings_for
+from tests.support.tongues import MESSAGES
 from tests.support.upstream import Upstream
 
 JsonObject = dict[str, Any]
@@ -123,6 +124,29 @@ def test_those_of_claude_are_written_its_own_way(proxy: Proxy, upstream: Upstrea
     converse(proxy, session, 8, "say:ok+claude")
     assert marks(upstream.last.json, "cache_control")
     assert b"breakpoint" not in upstream.last.body
+
+
+@pytest.mark.parametrize("model", ["say:ok", "say:ok+plain"])
+def test_the_messages_api_caches_up_to_the_newest_message_once_trimmed(
+    serve: Serve, upstream: Upstream, session: str, model: str
+) -> None:
+    policy = {"trigger": {"messages": 6}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
+    proxy, said = serve(policies={"default": policy}), list[JsonObject]()
+    for number in range(8):
+        said.append({"role": "user", "content": f"question {number}: " + "so much of it " * 60})
+        answer = proxy.ask(MESSAGES, session, said, model)
+        assert answer.status_code == 200, answer.text
+        said += MESSAGES.reply(answer.content, stream=False)
+    rows = proxy.exchanges(session)
+    trimmed = [row["tokens_sent"] < row["tokens_before"] for row in rows]
+    assert trimmed[-1]
+    asked = ["cache_control" in request.json for request in upstream.log]
+    if model == "say:ok":
+        assert asked[-1]
+        assert all(trims for marks, trims in zip(asked, trimmed, strict=True) if marks)
+    else:  # what refuses it is asked again, and not with it later on
+        assert [asked.count(True), len(asked)] == [1, 9]
+        assert not any("original" in warning for row in rows for warning in row["warnings"])
 
 
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:

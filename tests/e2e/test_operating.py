@@ -260,7 +260,8 @@ def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
 
 
 def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
-    policies = {"some": {**TRIMS, "share": 0.3}, "slim": {"tools": {"remove": ["junk", "called", "forced"]}}}
+    slim = {"tools": {"remove": ["junk", "called", "forced"]}}
+    policies = {"some": {**TRIMS, "share": 0.3}, "slim": slim, "watch": {**slim, "mode": "observe"}}
     config = config_file(tmp_path, upstream, store_url, policies=policies)
     names = ("kept", "junk", "called", "forced")
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
@@ -282,6 +283,23 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
         answer = ask(served.url, "tools", history, policy="slim", tools=tools, tool_choice=forced)
         sent = orjson.loads(upstream.last.body)["tools"]
         assert [tool["function"]["name"] for tool in sent] == ["kept", "called", "forced"]
+
+        def left(session: str, policy: str = "slim") -> list[str]:
+            assert ask(served.url, session, history, policy=policy, tools=tools).status_code == 200
+            return [tool["function"]["name"] for tool in orjson.loads(upstream.last.body)["tools"]]
+
+        assert left("early") == ["kept", "called"]
+        assert left("watched", "watch") == [*names]
+        data = json.loads(config.read_text())
+        data["policies"]["slim"]["tools"]["remove"] = ["junk", "kept"]
+        config.write_text(json.dumps(data))
+        sessions = iter(range(10_000))
+        until(
+            lambda: all(left(f"late-{next(sessions)}") == ["called", "forced"] for _ in range(12)),
+            "every worker has read the configuration again",
+        )
+        for _ in range(6):  # whatever worker is asked: what was decided for a session stays
+            assert left("early") == ["kept", "called"]
         assert get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view")["tools"] == sent
 
 

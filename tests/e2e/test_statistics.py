@@ -192,6 +192,8 @@ def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
     assert total["recalls"] == bills["chat"].requests - asked["chat"] > 0
     assert total["cost_summaries"] == pytest.approx(bills["summaries"].dollars)
     assert total["cost_saved_net"] == pytest.approx(total["cost_saved"] - total["cost_summaries"])
+    (policy,) = get(base, "/stats", group="policy")["data"]  # which had the summaries made, too
+    assert (policy["group"], policy["cost_saved_net"]) == ("default", pytest.approx(total["cost_saved_net"]))
     for dialect in DIALECTS:
         bill, row = bills[dialect], by_dialect[dialect]
         assert row["requests"] == row["priced"] == asked[dialect]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from hashlib import shake_256
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ async def store(store: Store) -> Store:
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "_LONG", 4)
     monkeypatch.setattr(portions, "_ROWS", 4)
 
 
@@ -167,7 +169,8 @@ async def test_what_is_known_of_the_messages_is_stored_with_them(store: Store, m
 async def test_one_large_text_is_a_portion(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "_BYTES", 100)
     told = Counted(store, monkeypatch)
-    await ask(store, [body("user", "x" * 99), body("assistant", "y" * 99), body("user", "z")])
+    large = [shake_256(name).hexdigest(200) for name in (b"x", b"y")]  # packed it has more than 100 bytes
+    await ask(store, [body("user", large[0]), body("assistant", large[1]), body("user", "z")])
     assert [each.get("bodies") for each in told.portions[:3]] == [1, 1, 1]
 
 

@@ -595,7 +595,8 @@ async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
         return await statements(store, lambda connection: write_exchanges(connection, [replace(said, replies=replies)]))
 
     # Elsewhere the session is locked before the exchange is read, and then the nodes.
-    plain = ["SELECT"] * (1 if store._database.blocks else 3) + [
+    plain = [
+        *(["WITH"] if store._database.blocks else ["SELECT"] * 3),
         *["INSERT"] * 3,
         "DELETE",
         "UPDATE",

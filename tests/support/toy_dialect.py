@@ -206,6 +206,7 @@ def _compose(
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,
+    cache_newest: bool = False,
     tools: bytes | None = None,
 ) -> bytes:
     del add_usage, drop_fields, cache_key
@@ -398,6 +399,7 @@ class ToyDialect(Dialect):
         demanded_order=_demanded_order,
         reordered=_reordered,
         refuses_usage=_refuses_usage,
+        refuses_caching=lambda _body: False,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=_read,

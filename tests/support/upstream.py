@@ -24,7 +24,8 @@ that a test can make a model's name its own:
                        alternate (two user messages in a row); both with a comma
     needs:TEXT         refuses a request in which this text does not stand; status:N with this status
     quotes             refuses `metadata`, in its own words
-    plain              refuses `stream_options` with 422; lenient takes unknown fields and roles
+    plain              refuses `stream_options` with 422, and a request's `cache_control`
+    lenient            takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
     times:X            counts X times as many tokens; discreet does not say how many its cache held
     gzip               compresses whatever it answers
@@ -159,6 +160,8 @@ class Upstream:
             does = self._scripted(does)
             if "quotes" in does and "metadata" in body:
                 raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
+            if "plain" in does and "cache_control" in received.json:
+                raise Refused("cache_control: Extra inputs are not permitted")
             if does.get("needs", "").encode() not in orjson.dumps(body["messages"]):
                 raise Refused("Something is missing.", "messages", status=int(does.get("status", 400)))
             seal = self._seal(received, body, does)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -97,3 +99,12 @@ def test_every_metric_is_told_from_the_start() -> None:
     told = Meters().exposition().decode()
     for name in FAMILIES:
         assert f"# HELP {name}" in told
+
+
+def test_what_the_examples_ask_for_is_told() -> None:
+    told = {name for name, *_ in read(Meters().exposition())}
+    told |= {f"{name}_total" for name, family in FAMILIES.items() if family.kind == "counter"}
+    for path in Path("examples/monitoring").iterdir():
+        asked = set(re.findall(r"palimpsest_\w+", path.read_text(encoding="utf-8")))
+        assert asked
+        assert asked <= told, path

@@ -14,10 +14,13 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
+from proxy.trimming.edits.clear_tool_results import ClearToolResults
+from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.history import ResultBlocks, TrimmedHistory, arrive, trimmed_history
 from proxy.trimming.model import Account, Change, Cut, Entry, Gap, Hidden, Prices, Summary
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
+from proxy.trimming.settings import Target, Trigger
 from proxy.trimming.trim import BEYOND_KEEP, ReleaseHidden, Trim, protected, recalled_lately, rescue, trim
 from tests.trimming.edits.held import draft_of
 from tests.trimming.growing import hidden
@@ -142,6 +145,51 @@ def test_an_edit_runs_only_where_its_condition_holds_by_then() -> None:
     fewer = Puts.model_validate({"texts": {1: None}, "when": {"messages": 9}})
     edits = (fewer, fewer.model_copy(update={"texts": {2: None}}))
     assert places(trim(base(), policy(*edits), KNOWN, None, None)) == [1]
+
+
+ROUNDS = [
+    line
+    for number in range(6)
+    for line in (
+        f"user {number}{'.' * 89}",
+        f"assistant | c{number} look",
+        f"tool c{number} {'of' * 30} AX-1270 {'in' * 30}",
+    )
+]
+"""Six rounds of a question of a hundred tokens, a call, and a result of 139 in which stands an id."""
+
+
+def test_what_is_dropped_in_any_case_is_dropped_before_it_is_shortened() -> None:
+    drop = DropOldest.model_validate({"when": {"tokens": 550}, "target": {"tokens": 300}})
+    move = trim(base(*ROUNDS), policy(ClearToolResults(keep=0), drop), KNOWN, None, None)
+    # With three rounds less it is below 550. It goes on until the target is met, when the results are cleared.
+    assert [(change.position, change.edit) for change in move.made] == [
+        *((at, "drop_oldest") for at in range(11)),
+        (11, "clear_tool_results"),
+        (11, "drop_oldest"),
+        (14, "clear_tool_results"),
+        (17, "clear_tool_results"),
+    ]
+    assert move.draft.total == 296
+    less = drop.model_copy(update={"target": Target(tokens=180)})
+    move = trim(base(*ROUNDS), policy(ClearToolResults(keep=0), less), KNOWN, None, None)
+    stub = move.draft.messages[17]
+    assert stub is not None
+    assert "AX-1270" in stub.text  # no stub that is gone said so
+
+
+def test_nothing_is_dropped_first_where_it_might_stay() -> None:
+    clear, drop = ClearToolResults(keep=0), DropOldest(target=Target(tokens=300))
+    for edits in (
+        (clear, drop.model_copy(update={"target": Target(tokens=700)})),
+        (clear, drop.model_copy(update={"when": Trigger(tokens=700)})),
+        (clear, Puts(texts={}), drop),
+        (clear, drop, Puts(texts={})),
+    ):
+        made = trim(base(*ROUNDS), policy(*edits), KNOWN, None, None).made
+        assert (made[2].position, made[2].edit) == (2, "clear_tool_results")
+    alone = trim(base(*ROUNDS), policy(drop), KNOWN, None, None).made
+    assert {change.edit for change in alone} == {"drop_oldest"}
 
 
 def test_what_a_move_leaves() -> None:

@@ -63,7 +63,7 @@
     const line = colour("--line");
     const axis = (scale, side) => ({
       scale, side, stroke: text, grid: { stroke: line, width: 1, show: side === 3 }, ticks: { stroke: line },
-      size: 64, font: "12px system-ui, sans-serif",
+      size: (_, values) => 24 + 7 * Math.max(3, ...(values || []).map((value) => value.length)), font: "12px system-ui, sans-serif",
       values: (_, ticks) => ticks.map(shown[(data.units || {})[scale] || "tokens"]),
     });
     const series = data.series.map((each, number) => {

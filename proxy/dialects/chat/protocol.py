@@ -188,6 +188,7 @@ class ChatDialect(Dialect):
         demanded_order=demanded_order,
         reordered=reordered,
         refuses_usage=refuses_usage,
+        refuses_caching=lambda _body: False,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=read_body,

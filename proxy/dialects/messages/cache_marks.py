@@ -13,7 +13,7 @@ from proxy.dialects.jsontext import RawFields, is_array, is_object, read, with_b
 from proxy.dialects.messages.message import MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
-_EPHEMERAL: Final = b'{"type":"ephemeral"}'
+EPHEMERAL: Final = b'{"type":"ephemeral"}'
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
@@ -36,7 +36,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
             continue
         if _count(message):
             wanted = False
-        elif (new := message.with_mark(_EPHEMERAL)) is not None:
+        elif (new := message.with_mark(EPHEMERAL)) is not None:
             sent[at], wanted = new, False
             room -= 1
     return tuple(sent)
@@ -49,7 +49,7 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
     timed = any(b'"ttl"' in message.raw for message in sent)  # marks that live longer come first, or Claude refuses
     if kind == "anthropic" and not timed:
         fields = RawFields(sent[place].raw)
-        content = with_break(fields.get("content", b"null"), at, MARK, _EPHEMERAL)
+        content = with_break(fields.get("content", b"null"), at, MARK, EPHEMERAL)
         if content is not None:
             made = MessagesMessage(with_field(sent[place].raw, fields, "content", content))
             if sum(counts) - counts[place] + _count(made) <= MOST_MARKS:

@@ -220,6 +220,7 @@ class MessagesDialect(Dialect):
         demanded_order=lambda _status, _body: None,  # the API puts users in a row together itself
         reordered=lambda messages, _order: tuple(messages),
         refuses_usage=lambda _body: False,
+        refuses_caching=lambda body: b"cache_control" in body,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=read_body,

@@ -15,9 +15,9 @@ import msgspec
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, write
-from proxy.dialects.messages.cache_marks import MOST_MARKS, marks_beside, marks_in
+from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical
-from proxy.dialects.messages.message import MessagesMessage, blocks_of, is_call, role_of
+from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
 from proxy.errors import InvalidRequest
 
 MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
@@ -79,12 +79,14 @@ def compose(
     add_usage: bool = False,  # noqa: ARG001 - it always comes
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,  # noqa: ARG001 - the API has none
+    cache_newest: bool = False,
     tools: bytes | None = None,
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
 
     A system message that leads goes to the system prompt. Where messages change, cache marks stand where the client's
-    own do, and they are never more than the API takes.
+    own do, and they are never more than the API takes. `cache_newest` has the provider mark the newest message of a
+    history that is made anew and has a reply, where the client marks nothing: so its messages stay as they are.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     lead = request.instructions if instructions is None else tuple(instructions)
@@ -96,6 +98,8 @@ def compose(
             lead, sent = (*lead, sent[0]), sent[1:]
         sent = _remarked(request, sent, lead)
         changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
+        if cache_newest and _leaves_marks(request, (*lead, *sent)):
+            changes[MARK] = EPHEMERAL
     if lead != request.instructions:
         changes["system"] = _system_of(lead)
     drop_members(changes, request, drop_fields, but=("messages",))
@@ -135,6 +139,15 @@ def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]
                 marked[place] = marked[place].without_marks()
                 excess -= counts[place]
     return tuple(marked)
+
+
+def _leaves_marks(request: Request, sent: Sequence[Message]) -> bool:
+    """Tell whether a request whose client marks nothing has a reply in it, and room for one more mark."""
+    own = cast("Sequence[MessagesMessage]", (*request.instructions, *request.messages))
+    if marks_beside(request.fields) or any(message.has_marks for message in own):
+        return False
+    counts = [marks_in(message.data) for message in cast("Sequence[MessagesMessage]", sent) if message.has_marks]
+    return sum(counts) < MOST_MARKS and any(message.role == "assistant" for message in sent)
 
 
 def _system_of(instructions: Sequence[Message]) -> bytes:

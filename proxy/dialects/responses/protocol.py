@@ -207,6 +207,7 @@ class ResponsesDialect(Dialect):
         demanded_order=_no_order,
         reordered=_as_they_are,
         refuses_usage=_never,
+        refuses_caching=_never,
         state_fields=STATE_FIELDS,
         resolved=resolved,
         opening_error=opening_error,

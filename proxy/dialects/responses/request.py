@@ -208,6 +208,7 @@ def compose(
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,
+    cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
     """Return the body to send: the client's bytes, with nothing else changed than what is asked for."""

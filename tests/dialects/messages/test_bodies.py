@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.dialects import Request, ToolDefinition
+from proxy.dialects import Message, Request, ToolDefinition
 from proxy.dialects.messages import DIALECT as MESSAGES
 from proxy.dialects.messages.request import MANAGED, compose, parse_messages_request
 from proxy.errors import InvalidRequest
@@ -245,6 +245,29 @@ def test_marks_of_the_proxy_s_own_go_where_there_is_room() -> None:
     assert decides(read(cache_control=EPHEMERAL).fields)
     assert decides(read(tools=[LOOK | {"cache_control": HOUR}]).fields)
     assert not decides(read(tools=[LOOK]).fields)
+
+
+def test_the_newest_message_is_cached_where_a_history_is_made_anew_and_the_client_marks_nothing() -> None:
+    def asked(request: Request, *view: Message) -> Any:
+        return orjson.loads(compose(request, messages=view or request.messages, cache_newest=True)).get("cache_control")
+
+    said = [HI, call("a"), user(result("a", "long"))]
+    request = read(messages=said)
+    first, called, long = request.messages
+    short = long.with_text("short")
+    assert asked(request) is None  # the client's own bytes
+    assert asked(request, first, called, short) == EPHEMERAL
+    assert asked(request, short) is None  # nothing was answered yet
+    full = [MESSAGES.message(orjson.dumps(user(text(f"{n}", EPHEMERAL)))) for n in range(4)]
+    assert asked(request, *full[:3], called, short) == EPHEMERAL
+    assert asked(request, *full, called, short) is None
+    assert asked(read(messages=said, cache_control=HOUR), first, called, short) == HOUR
+    marked = read(messages=[user(text("a", EPHEMERAL)), *said[1:]])
+    assert asked(marked, called, short) is None
+    assert asked(read(messages=said, system=[text("Be.", HOUR)]), first, called, short) is None
+    refuses = MESSAGES.requests.refuses_caching
+    assert refuses(b"cache_control: Extra inputs are not permitted")
+    assert not refuses(b"temperature: Extra inputs are not permitted")
 
 
 # ------------------------------------------------------------------------------------- tools of ours
