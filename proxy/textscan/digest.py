@@ -70,6 +70,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 _TAG: Final = re.compile(r"<[/A-Za-z!][^<>]{0,400}>")
 _ATTRIBUTE: Final = re.compile(r"""\b(?:href|src|title|alt|content)=["' ]{0,4}([^"'>]{1,200})""")
 _ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
+_ARROW: Final = re.compile(r"^([ \t]{0,8}+\d{1,6}+)→", re.MULTILINE)
 _UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
 
 
@@ -87,11 +88,16 @@ def ends_of(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line."""
+    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line.
+
+    After the number of a line stands a space, not an arrow.
+    """
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     if "\\" in text:
         text = _unescaped(text)
+    if "→" in text:
+        text = _ARROW.sub(r"\1 ", text)
     if text.count("</") >= _TAGS:
         for opening, closing in _UNSEEN:
             text = _without(text, opening, closing)
@@ -177,7 +183,9 @@ _NUMBER_UNDER_KEY: Final = 3.5
 _TERM: Final = 6  # what a CJK term is worth that stands alone, or is short
 _TERM_LETTERS: Final = 4
 _ONE_WORD: Final = 3  # what a leaf of one ordinary word is worth
-_TIME_OF_DAY: Final = 1.5
+_TIME_OF_DAY: Final = 1.5  # what a time is worth, with its date or without
+_MEASURE: Final = 0.1  # what a number is worth that was measured: it has more decimals than these
+_PLACES: Final = 2
 _WHOLE: Final = 1.3  # by how much more a value is worth that is all that stands under its key
 _NAMES: Final = 1.5  # by how much more one under a key that says it names something
 _TELLS: Final = 0.35  # by how much less one under a key that says it describes something
@@ -357,11 +365,11 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
     elif kind == "number":
         digits = len(text) if text.isdecimal() else len(_DIGIT.findall(text))
         worth = 0 if digits < _SHORTEST else _NUMBER_UNDER_KEY if whole else _WORTH[kind]
+        worth = _MEASURE if len(text.partition(".")[2]) > _PLACES else worth
     elif kind == "cjk":
         worth = _TERM if whole or len(text) <= _TERM_LETTERS else _WORTH[kind]
     else:
-        is_time = kind == "date" and ":" in text and "-" not in text
-        worth = (_TIME_OF_DAY if is_time else _WORTH[kind]) * (_WHOLE if whole else 1)
+        worth = (_TIME_OF_DAY if kind == "date" and ":" in text else _WORTH[kind]) * (_WHOLE if whole else 1)
     return worth * _factor(key) if key is not None else worth
 
 
@@ -387,6 +395,7 @@ _ERROR: Final = re.compile(
 _ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
 """Of these every error line holds one: a text without them need not be looked at more closely."""
 _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
+_CODE_ENDS: Final = ",;{"  # what a line of a program ends with, and no sentence does
 _TO_QUOTE: Final = re.compile(r"[\s,]")
 _WINDOW: Final = 65_536  # characters that are looked at in one step
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
@@ -523,6 +532,8 @@ def _error_line(text: str, most: int) -> str:
         line_start = text.rfind("\n", 0, start) + 1
         if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
             line = text[line_start:].partition("\n")[0].strip()
+            if line[-1] in _CODE_ENDS:
+                continue
             if len(line) <= most:
                 return line
             beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place

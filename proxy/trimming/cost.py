@@ -37,10 +37,12 @@ from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
 RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
-RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
-SOON: Final = 0.05  # more is risked if the rest is paid back within this part of the requests so far,
-SOON_IN_DOUBT: Final = 0.12  # or this one at the worst prices;
+RISK_IN_DOUBT: Final = 0.036  # and the same at the worst prices
+SOON: Final = 0.07  # more is risked if the rest is paid back within this part of the requests so far,
+SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices,
+SOON_FAR_OFF: Final = 0.06  # and this one where they are far off the known ones;
 HIGHEST_RISK: Final = 0.1  # never more than this
+_FAR_OFF: Final = 4  # times that a cached token costs what it does at the worst prices
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
@@ -143,9 +145,10 @@ class Costs(Struct, frozen=True, kw_only=True):
             return True
         if not _is_borne(balance, account, RISK, SOON * account.turns):
             return False
-        sent = self.stays - balance.freed
-        doubted = self._balance(sent, sent - balance.rewritten, self.worst)
-        return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, SOON_IN_DOUBT * account.turns)
+        sent, worst = self.stays - balance.freed, self.worst
+        doubted = self._balance(sent, sent - balance.rewritten, worst)
+        soon = SOON_FAR_OFF if self.prices.read >= _FAR_OFF * worst.read else SOON_IN_DOUBT
+        return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon * account.turns)
 
     def paid_back(self, balance: Balance) -> int:
         """Return after how many requests a trim has paid for itself."""

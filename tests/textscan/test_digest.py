@@ -82,9 +82,11 @@ def test_a_long_error_line_is_cut_and_says_so() -> None:
     assert len(digest_of("Error:" + "x" * 100, 100)) == 50
 
 
-@pytest.mark.parametrize("text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far"])
+@pytest.mark.parametrize(
+    "text", ["catch (error) { x: 1 }", "throw new TypeError: x", "w " * 40 + "error: far", "isError: far,"]
+)
 def test_what_only_speaks_of_errors_is_no_error_line(text: str) -> None:
-    assert not any(word in digest_of(text, 300) for word in ("catch", "throw", "far"))
+    assert not any(word in digest_of(text, 300) for word in ("catch", "throw", ": far"))
 
 
 @pytest.mark.parametrize("text", ["", "nothing to keep in here", "[]"])
@@ -245,10 +247,12 @@ def test_what_a_program_defines_stands_with_the_words_that_define_it() -> None:
         ({"user_id": "alpha"}, {"remark": "alpha"}),
         ({"remark": "alpha"}, {"description": "alpha"}),
         ({"day": "2026-01-02"}, {"day": "10:30"}),
+        ({"day": "2026-01-02"}, {"day": "2026-01-02T10:30:00Z"}),
+        ({"remark": 12.25}, {"remark": 12.254}),
         ({"remark": "two words"}, {"remark": "one"}),
     ],
 )
-def test_worth(more: dict[str, str], less: dict[str, str]) -> None:
+def test_worth(more: dict[str, str | float], less: dict[str, str | float]) -> None:
     most = [max(each.worth for each in candidates_of(json.dumps(text))) for text in (more, less)]
     assert most[0] > most[1]
 
@@ -303,6 +307,7 @@ PAGE = '<a href="https://a.example/b">Home</a><p>One &amp; two</p>' + "<li>x</li
         (r"\ud83d\ude00 and \ud83d\u0000.", "\U0001f600 and   ."),
         (r"x1b is \x1b[0m in a program", r"x1b is \x1b[0m in a program"),
         ("a < b </i>", "a < b </i>"),
+        ("     9→func a()\n    10→\n\t11→// b→c", "     9 func a()\n    10 \n\t11 // b→c"),
     ],
 )
 def test_wrapping_is_taken_off(text: str, expected: str) -> None:

@@ -228,19 +228,19 @@ DEAR_WRITING = Outlay(untrimmed=10**6, saved=0.0)
         (Account(turns=0, untrimmed=27_230, saved=100.0, worst=DEAR_WRITING), True),
         (Account(turns=0, untrimmed=32_790, saved=-1.0, worst=DEAR_WRITING), False),
         (Account(turns=0, untrimmed=0.0, saved=590.0, worst=DEAR_WRITING), True),
-        # or, of 590, what is gained in a twentieth of the requests so far: each gains eight.
-        (Account(turns=500, untrimmed=21_660, saved=0.0, worst=DEAR_WRITING), False),
-        (Account(turns=500, untrimmed=21_680, saved=0.0, worst=DEAR_WRITING), True),
+        # or, of 590, what is gained in seven of a hundred requests so far: each gains eight.
+        (Account(turns=500, untrimmed=17_210, saved=0.0, worst=DEAR_WRITING), False),
+        (Account(turns=500, untrimmed=17_230, saved=0.0, worst=DEAR_WRITING), True),
         # A tenth of all is the most.
         (Account(turns=9000, untrimmed=5_890, saved=0.0, worst=DEAR_WRITING), False),
         (Account(turns=9000, untrimmed=5_910, saved=0.0, worst=DEAR_WRITING), True),
         # At the worst prices it loses 620.
-        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_660, saved=0.0)), False),
-        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=20_670, saved=0.0)), True),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=17_210, saved=0.0)), False),
+        (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=17_230, saved=0.0)), True),
         (Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=0.0, saved=620.0)), True),
-        # There each later request gains four: three of 25 requests count.
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=12_660, saved=0.0)), False),
-        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=12_670, saved=0.0)), True),
+        # There each later request gains four: eleven of a hundred requests count.
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=11_100, saved=0.0)), False),
+        (Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=11_120, saved=0.0)), True),
     ],
 )
 def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable: bool) -> None:
@@ -250,6 +250,16 @@ def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable:
     assert given.affordable(made) is affordable
     assert timely(given, draft({2: 20})) is affordable
     assert given.affordable(replace(made, loss=0.0))
+
+
+@pytest.mark.parametrize(("read", "spent"), [(0.1, 11_120), (0.19, 11_120), (0.2, 13_900), (0.25, 13_900)])
+def test_prices_that_may_be_far_off_are_trusted_less(read: float, spent: int) -> None:
+    def affordable(untrimmed: float) -> bool:
+        account = Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=untrimmed, saved=0.0))
+        given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=read))
+        return given.affordable(given.balance(draft({2: 20})))
+
+    assert [affordable(spent - 20), affordable(spent)] == [False, True]
 
 
 def test_the_worst_prices_are_those_at_which_trims_pay_least() -> None:

@@ -22,6 +22,7 @@ from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural
 
 _SHARE: Final = 0.35  # a value is worth its characters where its chance, in so many `digest_chars`, is one
+_SHARE_OF_ARGUMENTS: Final = 0.1  # the same of what the agent wrote: it uses that most
 _LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
 _PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
@@ -144,7 +145,8 @@ class _ResultClearing:
         if not chars:
             return ""
         budget = max(_LONGEST * chars, int(_PART * len(text)))
-        return digest_of(text, budget, self._words, self._mentions, least=_SHARE / chars, is_argument=is_argument)
+        least = (_SHARE_OF_ARGUMENTS if is_argument else _SHARE) / chars
+        return digest_of(text, budget, self._words, self._mentions, least=least, is_argument=is_argument)
 
     @cached_property
     def _words(self) -> set[str]:
