@@ -98,7 +98,7 @@ def show_exchange(
                 row = await _numbered(store, await find_session(store, exchange, tenant, dialect), request)
             session = await store.session_at(row.session_key) if row is not None else None
             if row is None or session is None:
-                raise NotFound(f"There is no exchange {exchange!r}.")
+                raise NotFound(f"There is no exchange {exchange!r}. Of a session, name the request too: --request 17.")
             return row, await exchange_view(row, session, services)
 
     row, view = asyncio.run(run())

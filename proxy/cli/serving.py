@@ -59,7 +59,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 """Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
 objects, and no cycles."""
-_SWITCH_SECONDS: Final = 0.0001
+_SWITCH_SECONDS: Final = 0.000_05
 """How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
 thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. Whoever releases
 the lock by himself more often than this, as counting tokens does, keeps the others waiting on and on."""

@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias
 
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.dialects import Message
 
@@ -24,6 +25,8 @@ TELLING: Final = 24  # characters of the shortest text that tells something alon
 EvidenceKind: TypeAlias = Literal["place", "id", "text"]
 
 _RUN: Final = re.compile(r"[0-9A-Za-z]{8,}")
+_IN_WORDS: Final = "\nCalling tools:"  # how smolagents begins calls in words
+_CALL_ID: Final = re.compile(r"\b(?:call_|toolu_|chatcmpl-tool-)[0-9A-Za-z-]{8,}")
 _DIGITS: Final = 12  # digits of the shortest random number
 
 
@@ -63,12 +66,20 @@ class Witness(Struct, frozen=True, kw_only=True):
             elif not names and (text := said(message)):
                 yield self._evidence("text", text, tells=False)
 
-    def parts(self, message: Message) -> Iterator[Evidence]:
-        """Give the long texts of a reply one by one: a client may have put several replies into one."""
-        if message.role == "assistant" and len(message.texts) > 1:
-            for text in map(squeezed, message.texts):
-                if len(text) >= TELLING:
-                    yield self._evidence("text", text)
+    def told(self, message: Message) -> Iterator[Evidence]:
+        """Give what the text of a reply tells of earlier replies that a client may have put into it.
+
+        These are several texts as one reply, and calls in words, with their ids, behind what was said.
+        """
+        if message.role != "assistant":
+            return
+        texts = message.texts if len(message.texts) > 1 else message.text.split(_IN_WORDS, 1)[:-1]
+        for text in map(squeezed, texts):
+            if len(text) >= TELLING:
+                yield self._evidence("text", text)
+        for name in dict.fromkeys(_CALL_ID.findall(message.text)):
+            if is_random(name):
+                yield replace(self._evidence("id", name), kind="text")
 
     def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
         named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Annotated, Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlencode
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -176,7 +176,11 @@ async def rendered(request: Request, page: Page) -> Response:
         case "json":
             return as_json(page)
         case "csv":
-            return as_csv(page)
+            response = as_csv(page)
+            if (after := page.data.get("next")) is not None:
+                query = urlencode({**request.query_params, "after": after})
+                response.headers["link"] = f'<{request.url.path}?{query}>; rel="next"'
+            return response
         case _:
             return html(page.template, await context_of(request, page.title) | page.data)
 

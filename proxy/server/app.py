@@ -208,7 +208,7 @@ class Application:
             if settings.telemetry.otlp_endpoint is not None:
                 tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, self._mark))
                 self._endpoint.tracing = tracing
-            self._passthrough = Passthrough(settings, authenticator, app, budget)
+            self._passthrough = Passthrough(settings, authenticator, app, budget, budgets)
             if reload is not None:
                 await stack.enter_async_context(reload.running())
             ended = self._ended or ()

@@ -19,6 +19,7 @@ from proxy.dialects import dialect_named, headers
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
 from proxy.pipeline import AppServices, compute
 from proxy.server.authentication import Authenticator
+from proxy.server.budgets import Budgets
 from proxy.server.endpoint import ClientConnection
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
 from proxy.upstream import Answer, Destination
@@ -51,8 +52,9 @@ class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
     def __init__(
-        self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget
+        self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget, budgets: Budgets
     ) -> None:
+        self._budgets = budgets
         self._loader = app.loader
         self._budget = budget
         self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
@@ -87,6 +89,8 @@ class Passthrough:
         base = self._upstream.anthropic if anthropic else self._upstream.base
         body: bytes | None = None
         if not base.forwards_credentials:
+            if connection.method == "POST" and self._budgets.in_force:  # it may cost the key's owner something
+                await self._budgets.admit(caller)
             if path.startswith(_RESPONSES):
                 body = await self._check_owner(connection, path, caller.tenant, memory)
             else:

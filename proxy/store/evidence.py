@@ -182,6 +182,8 @@ class _Inference:
                 new, all_read = self._holders(places, texts=texts)
                 holders |= new
                 found = self._decide(new, places, all_read=all_read) if new else None
+                if found is not None and not texts and places == [self._newest]:
+                    found = self._standing(found, new)
                 if found is not None:
                     return Inferred(session=found.id)
                 if new:
@@ -212,7 +214,7 @@ class _Inference:
             message, node = self._request.messages[place], self._request.names[place]
             # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
-            found = self._pieces[place] = [*of, *self._witness.parts(message)]
+            found = self._pieces[place] = [*of, *self._witness.told(message)]
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -298,6 +300,18 @@ class _Inference:
             ):
                 found.add(key)
         return found
+
+    def _standing(self, found: _Session, holders: Mapping[int, set[str]]) -> _Session | None:
+        """Return the session that ends as the request does, before the one `found` by a place that it has left since.
+
+        A conversation whose calls were left out has the places of one without calls.
+        """
+        newest = self._evidence(self._newest)
+        left = found.head != self._request.names[self._newest]
+        if not left or any(each.kind == "id" and each.piece in holders for each in newest):
+            return found
+        standing = self._ending_alike(self._held_by_few([each.piece for each in newest if each.kind == "text"]))
+        return self._only_one(standing) if standing else found
 
     def _brief(self) -> _Session | None:
         """Return the one session that ends as the request does, with a reply too short to tell anything alone."""

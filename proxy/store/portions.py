@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
-from proxy.conversation import ROOT, Witness, content_hash, known_prefix, names_under
+from proxy.conversation import ROOT, Witness, fingerprints, known_prefix
 from proxy.store import search, tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
@@ -31,6 +31,8 @@ _ROWS: Final = 512
 """Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
 _BYTES: Final = 250_000
 """Of their texts: the transaction ends with the message that goes beyond."""
+_ALONE: Final = 4
+"""So many times as much where nobody else waits for the transaction: PostgreSQL waits for the disk at each COMMIT."""
 
 TextRow: TypeAlias = dict[str, Any]
 """A row of `bodies` with its text packed."""
@@ -52,7 +54,7 @@ async def begin_long(database: Database, opening: Opening, packing: Packing | No
     key = session_key(opening.tenant, opening.session, opening.dialect)
     rows = await (packing or asyncio.to_thread(packed_rows, key, opening.messages))
     made_at: int | None = None
-    for some in portions_of(rows, lambda row: len(row["text"])):
+    for some in portions_of(rows, lambda row: len(row["text"]), in_order=database.in_order):
         made_at = await database.write(partial(_keep_texts, opening=opening, rows=some, made_at=made_at), durable=False)
         if made_at is None:
             break
@@ -72,14 +74,17 @@ def packed_rows(key: str, messages: Iterable[Body]) -> list[TextRow]:
     ]
 
 
-def portions_of(items: Iterable[Stored], size_of: Callable[[Stored], int]) -> Iterator[list[Stored]]:
-    """Give texts, or their rows, in portions; `size_of` tells the bytes of one."""
+def portions_of(
+    items: Iterable[Stored], size_of: Callable[[Stored], int], *, in_order: bool = True
+) -> Iterator[list[Stored]]:
+    """Give texts, or their rows, in portions; `size_of` tells the bytes of one. `in_order`: as a `Database` is."""
+    times = 1 if in_order else _ALONE
     some: list[Stored] = []
     size = 0
     for item in items:
         some.append(item)
         size += size_of(item)
-        if len(some) == _ROWS or size > _BYTES:
+        if len(some) == times * _ROWS or size > times * _BYTES:
             yield some
             some, size = [], 0
     if some:
@@ -141,13 +146,14 @@ async def settle_long(database: Database, settlement: Settlement) -> Settled | N
     stored = await database.read(partial(_look_up, key=key, settlement=settlement, line=line))
     if stored is None:
         return None
-    made = partial(_node_rows, key, settlement, line)
+    count = _ROWS if database.in_order else _ALONE * _ROWS
+    made = partial(_node_rows, key, settlement, line, count)
     rows = await asyncio.to_thread(made, stored)
-    for start in range(stored, len(names), _ROWS):
+    for start in range(stored, len(names), count):
         nodes, evidence = rows
         unit = partial(_keep_nodes, key=key, exchange=settlement.exchange, nodes=nodes, evidence=evidence)
         # The next ones are made meanwhile.
-        kept, rows = await asyncio.gather(database.write(unit, durable=False), asyncio.to_thread(made, start + _ROWS))
+        kept, rows = await asyncio.gather(database.write(unit, durable=False), asyncio.to_thread(made, start + count))
         if not kept:
             return None
     places = [line.places[name] for name in names]
@@ -155,8 +161,7 @@ async def settle_long(database: Database, settlement: Settlement) -> Settled | N
 
 
 def _line_of(settlement: Settlement) -> _Line:
-    contents = [content_hash(body.message) for body in settlement.messages]
-    names = names_under(settlement.base, contents)
+    names, contents = fingerprints(settlement.base, [body.message for body in settlement.messages])
     parents = [settlement.base, *names]
     return _Line(
         new_nodes=list(zip(parents, names, asked_nodes(settlement), strict=False)), contents=contents, places={}
@@ -179,10 +184,10 @@ def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line
 
 
 def _node_rows(
-    key: str, settlement: Settlement, line: _Line, start: int
+    key: str, settlement: Settlement, line: _Line, count: int, start: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of a portion of the nodes, and those of what upstream's replies among them are known by."""
-    stop = start + _ROWS
+    stop = start + count
     nodes = tree.node_rows(key, line.new_nodes[start:stop], line.places, line.contents[start:stop])
     witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
     brought = [line.new_nodes[at] for at in settlement.relayed if start <= at < stop]

@@ -69,11 +69,17 @@ def test_calls_without_a_random_id_are_a_text_that_tells_nothing_alone() -> None
     assert [*OURS.marks(called("call_1", deep))] == [*OURS.marks(called("call_2", f" {deep}"))]
 
 
-def test_the_long_texts_of_a_reply_are_known_one_by_one() -> None:
+def test_texts_of_a_reply_are_known_one_by_one_and_calls_in_words_by_their_ids() -> None:
     parts = [{"type": "text", "text": LONG}, {"type": "text", "text": "short"}]
-    assert list(OURS.parts(said(parts))) == list(OURS.marks(said(LONG)))
-    assert not list(OURS.parts(said(LONG)))
-    assert not list(OURS.parts(said(parts, role="user")))
+    assert list(OURS.told(said(parts))) == list(OURS.marks(said(LONG)))
+    assert not list(OURS.told(said(LONG)))
+    assert not list(OURS.told(said(parts, role="user")))
+    assert list(OURS.told(said(f"{LONG}\nCalling tools:\n[{{'id': 'call_1'}}]"))) == list(OURS.marks(said(LONG)))
+    named = "call_9f86d081884c7d659a2feaa0"
+    words = said(f"Calling tools: [{{'id': '{named}'}}, {{'id': 'call_00000001'}}] {named}")
+    assert [(each.piece, each.kind) for each in OURS.told(words)] == [
+        (next(OURS.marks(said(None, named))).piece, "text")
+    ]
 
 
 def test_the_result_of_a_call_is_known_by_the_id_of_the_call() -> None:

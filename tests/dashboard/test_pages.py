@@ -144,6 +144,9 @@ def test_the_list_pages_on(filled: Proxy) -> None:
     second = filled.client.get(f"/ui/sessions.json?limit=2&after={first['next']}").json()
     everything = filled.client.get("/ui/sessions.json").json()["sessions"]
     assert [each["id"] for each in first["sessions"] + second["sessions"]] == [each["id"] for each in everything[:4]]
+    table = filled.client.get("/ui/sessions.csv?limit=2&sort=newest")
+    rows = [line.split(",")[0] for line in filled.client.get(table.links["next"]["url"]).text.splitlines()[1:]]
+    assert rows == [each["id"] for each in second["sessions"]]
 
 
 def session_at(proxy: Proxy, request: int) -> Any:

@@ -131,8 +131,10 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         refused = next(answer for answer in answers if answer.status_code == 429)
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert "has used 15 of 15" in refused.json()["error"]["message"]
+        assert call(served.url, "POST", "/v1/embeddings", one, json={"input": "hi"}).status_code == 429
+        assert call(served.url, "GET", "/v1/models", one).status_code != 429
         metrics = call(served.url, "GET", "/metrics", ADMIN).text
-        assert 'palimpsest_refused_total{budget="requests_per_minute"} 15.0' in metrics
+        assert 'palimpsest_refused_total{budget="requests_per_minute"} 16.0' in metrics
         assert _until_refused(served.url, other) < 30
         assert ask(served.url, "s", [user("hi")], hashed).status_code == 401
         assert ask(served.url, "s", [user("hi")], late).status_code == 401

@@ -236,6 +236,29 @@ async def test_questions_alone_count_where_the_session_answered_with_calls_alone
     assert (await infer(store, [said("user", "hi"), said("user", "on")])).session is None
 
 
+async def test_a_session_that_ends_there_counts_before_one_that_has_been_there(store: Store) -> None:
+    head = await hold(store, "a", *conversation("hi", "ok"))
+    await hold(store, "a", *conversation("so", "well"), base=head)
+    asked = conversation("hi", "ok", "on")
+    assert (await infer(store, asked)).session == "a"
+    called = said("assistant", "", "call_1")
+    result = ChatMessage.of({"role": "tool", "tool_call_id": "call_1", "content": "seen"})
+    await hold(store, "b", said("user", "hi"), called, result, said("assistant", "ok"))
+    assert (await infer(store, asked)).session == "b"  # its calls were left out
+    await hold(store, "c", said("user", "hi"), called, result, said("assistant", "ok"))
+    assert (await infer(store, asked)).session is None
+
+
+async def test_a_call_in_words_counts_by_its_id_under_the_same_instructions(store: Store) -> None:
+    name = "call_9f86d081884c7d659a2feaa0"
+    await hold(store, "a", said("user", "hi"), said("assistant", "", name), instructions=BRIEF)
+    words = conversation("New task: hi", f"Calling tools: [{{'id': '{name}'}}]", "Observation: seen")
+    assert (await infer(store, words, instructions=version_of(BRIEF))).session == "a"
+    assert (await infer(store, words, instructions="v2")).session is None
+    strange = [*conversation("x", "never said"), *words]
+    assert (await infer(store, strange, instructions=version_of(BRIEF))).session is None
+
+
 async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

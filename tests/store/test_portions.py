@@ -39,6 +39,7 @@ async def store(store: Store) -> Store:
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "_LONG", 4)
     monkeypatch.setattr(portions, "_ROWS", 4)
+    monkeypatch.setattr(portions, "_ALONE", 1)
 
 
 def long_talk(count: int = 21) -> list[Body]:

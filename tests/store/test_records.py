@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import shake_256
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.store.packing import is_plain, require_plain, sanitize
+from proxy.store.packing import TEXTS, is_plain, pack, pack_all, require_plain, sanitize, unpack
 from proxy.store.records import LIMIT, Amount, Cursor, Time, session_key
 
 
@@ -36,6 +37,15 @@ def test_owner_and_id_cannot_be_taken_for_each_other(tenant: str, session: str) 
 def test_what_a_database_cannot_hold_is_told_and_replaced(text: str, plain: bool, made: str) -> None:
     assert is_plain(text) is plain
     assert sanitize(text) == made
+
+
+def test_several_texts_are_packed_as_each_alone_would_be() -> None:
+    texts = ["short", "said again " * 20, shake_256(b"no pattern").hexdigest(8), "名前 " * 9]
+    packed = pack_all([text.encode() for text in texts], TEXTS)
+    assert packed == [pack(text, TEXTS) for text in texts]
+    assert [unpack(each) for each in packed] == texts
+    assert pack_all([b"{}"], TEXTS) == [pack("{}", TEXTS)]
+    assert pack_all([], TEXTS) == []
 
 
 def test_a_request_with_such_a_name_is_refused_by_its_name() -> None:
