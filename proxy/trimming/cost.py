@@ -40,7 +40,7 @@ RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of
 RISK_IN_DOUBT: Final = 0.036  # and the same at the worst prices
 SOON: Final = 0.07  # more is risked if the rest is paid back within this part of the requests so far,
 SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices,
-SOON_FAR_OFF: Final = 0.06  # and this one where they are far off the known ones;
+RISK_FAR_OFF, SOON_FAR_OFF = 0.03, 0.06  # and these two where they are far off the known ones;
 HIGHEST_RISK: Final = 0.1  # never more than this
 _FAR_OFF: Final = 4  # times that a cached token costs what it does at the worst prices
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
@@ -147,8 +147,9 @@ class Costs(Struct, frozen=True, kw_only=True):
             return False
         sent, worst = self.stays - balance.freed, self.worst
         doubted = self._balance(sent, sent - balance.rewritten, worst)
-        soon = SOON_FAR_OFF if self.prices.read >= _FAR_OFF * worst.read else SOON_IN_DOUBT
-        return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon * account.turns)
+        is_far_off = self.prices.read >= _FAR_OFF * worst.read
+        risk, soon = (RISK_FAR_OFF, SOON_FAR_OFF) if is_far_off else (RISK_IN_DOUBT, SOON_IN_DOUBT)
+        return _is_borne(doubted, account.worst or account, risk, soon * account.turns)
 
     def paid_back(self, balance: Balance) -> int:
         """Return after how many requests a trim has paid for itself."""
