@@ -61,8 +61,8 @@ _COLLECT_AFTER: Final = (10_000, 20, 20)
 objects, and no cycles."""
 _SWITCH_SECONDS: Final = 0.000_05
 """How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
-thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. Whoever releases
-the lock by himself more often than this, as counting tokens does, keeps the others waiting on and on."""
+thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. It is this short
+because the count begins anew whenever the other thread releases the lock itself, which counting tokens does often."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start

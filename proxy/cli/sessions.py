@@ -246,7 +246,8 @@ def delete(
     async def work(store: Store) -> SessionRow:
         row = await find_session(store, session, tenant, dialect)
         if sys.stdin.isatty() and not yes:
-            typer.confirm(f"Delete {_title(row)}, for good?", abort=True)
+            every = "" if dialect is not None else ", and what else has this id in other dialects,"
+            typer.confirm(f"Delete {_title(row)}{every} for good?", abort=True)
         removed.update(await store.delete_named(row.tenant, row.id, dialect))
         return row
 

@@ -11,7 +11,7 @@ A piece of evidence is a number, made of one of these, the tenant and the dialec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, Literal, TypeAlias
 
@@ -105,27 +105,39 @@ def _arguments(text: str) -> str:
         return squeezed(text)
 
 
-def continues(messages: Sequence[Message], branch: Sequence[Message], *, from_root: bool, silent: bool = False) -> bool:
-    """Tell whether a branch, from its root or from later on, ends with these messages as a client may send them.
+def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_root: bool, silent: bool = False) -> bool:
+    """Tell whether a branch ends with these messages as a client may send them; it is given from its end to its root.
 
-    A reminder may have been taken off a question, calls left out, results cleared. Short texts tell enough together,
-    or where nothing else stands before them in the branch; `silent`: all that the model said were calls, left out.
+    A reminder may have been taken off a question, calls left out, results cleared. Short replies tell enough together,
+    and two of them with their questions: one question many may ask. Otherwise the branch has to be these messages
+    alone, short ones word for word. `from_root`: it is given whole. `silent`: all that the model said were calls, left
+    out.
     """
-    stored = [(message, text) for message in branch if (text := said(message))]
-    alike = 0
+    stored = ((message, text) for message in branch if (text := said(message)))
+    there = next(stored, None)
+    replies = spoken = asked = 0  # how many, and characters of them and of the questions
+    same = exact = more = False  # `more`: the messages go beyond the branch
     for message in reversed(messages):
         text = said(message)
         if not text:
             continue
-        while stored and not _is_same(stored[-1], message, text):
-            passed, _ = stored.pop()
-            if not passed.calls or not (silent or alike):
+        while there is not None and not _is_same(there, message, text):
+            if not there[0].calls or not (silent or same):
                 return False
-        if not stored:
-            return not from_root and alike >= TELLING
-        stored.pop()
-        alike += len(text)
-    return (alike >= TELLING and not silent) or (alike > 0 and from_root and not stored)
+            there = next(stored, None)
+        if there is None:
+            more = True
+            break
+        exact = (there[1] == text or len(text) >= TELLING) and (exact or not same)
+        same = True
+        if message.role == "assistant":
+            replies, spoken = replies + 1, spoken + len(text)
+        else:
+            asked += len(text)
+        there = next(stored, None)
+    if from_root and more:
+        return False
+    return spoken + (asked if exact and replies > 1 else 0) >= TELLING or (from_root and exact and there is None)
 
 
 def _is_same(stored: tuple[Message, str], message: Message, text: str) -> bool:

@@ -145,10 +145,10 @@ class Preparer:
         policy = context.policy
         observes = policy is not None and policy.mode == "observe"
         offered_tools, without = tools, tuple[str, ...]()
-        whole, packing = observes, None
+        whole = observes
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
-            packing = packing or self._pack(call, history)
+            packing = self._pack(call, history)
             if history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the store
             removed = await self._removed(call, request, history, policy)
@@ -219,7 +219,10 @@ class Preparer:
         first = await self._services.store.first_tools(session_key(call.tenant, history.id or "", call.dialect.name))
         if first is None:
             return removed
-        known = {tool_name(text) for text in msgspec.json.decode(first.tools, type=list[Raw])}
+        try:
+            known = {tool_name(text) for text in msgspec.json.decode(first.tools, type=list[Raw])}
+        except msgspec.DecodeError:  # what was masked in them was more than text
+            return removed
         return {*first.removed, *(name for name in removed if name not in known)}
 
     def _warnings(

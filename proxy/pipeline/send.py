@@ -170,7 +170,10 @@ class UpstreamSender:
         if attempt.adds_usage and prepared.call.dialect.requests.refuses_usage(refusal):
             attempt.adds_usage, refusing = False, self._refuses_usage
         elif attempt.caches_newest and prepared.call.dialect.requests.refuses_caching(refusal):
+            sent = self._body(attempt, attempt.orders)
             attempt.caches_newest, refusing = False, self._refuses_caching
+            if self._body(attempt, attempt.orders) == sent:  # the mark that is refused is the client's
+                return answer
         else:
             return answer
         await answer.aclose()

@@ -1,10 +1,13 @@
 """Which session a request without an id belongs to, by the replies of the proxy that it sends back.
 
-A piece of evidence that exactly one session has is enough. Of several sessions, the one wins at whose head the request
-ends; then the one that ends as the request does, but for what clients change; then the one that alone has a piece; then
-the one with the most evidence; then the one whose head is the newest evidence. Where texts alone tell, the one wins
-that has most of the request's messages, then the one whose head is its newest reply, as the answer to the same
-question. Where only short texts are known, a session has to end as the request does. Else nobody knows which is meant.
+A piece of evidence that exactly one session has is enough. Of several sessions it is the first of these that is one:
+
+1. the one at whose head the request ends
+2. by ids and places: the one that alone has a piece; that ends as the request does, but for what clients change; that
+   has the most evidence; whose head is the newest evidence
+3. by texts alone: the one that ends as the request does; that has most of its messages; whose head is its newest reply,
+   as the answer to the same question
+4. by short texts: the one that ends as the request does, if no other holds all of it
 
 Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
 """
@@ -12,7 +15,7 @@ Evidence is written with the reply, in one transaction: any worker finds the con
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -35,6 +38,7 @@ from proxy.conversation import (
 from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
+from proxy.store.records import NodeRow
 from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
@@ -42,6 +46,7 @@ _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any n
 _TRIED: Final = 16  # sessions that are looked at more closely, of those that are equally likely
 _ASKED: Final = 64  # messages before a reply among which its question is looked for
 _ENDS: Final = 64  # newest messages of a session that are compared with the request's
+_ASKED_ALONE: Final = 2  # questions, the newest among them, that tell nothing: the first may have failed
 _BRIEF: Final = 64  # sessions that may have the same short reply; of more nobody looks which is meant
 
 _HELD: Final = (
@@ -201,7 +206,7 @@ class _Inference:
         The client left these out. Several questions in a row are no evidence where anything else was said.
         """
         turns = [place for place, message in enumerate(self._request.messages) if message.role == "user"]
-        asked = self._request.messages[: turns[-1]] if turns else ()
+        asked = self._request.messages[: turns[-1]] if len(turns) > _ASKED_ALONE else ()
         keys = self._held_by_few([self._witness.place(self._request.names[0]).piece]) if asked else set[str]()
         found = self._only_one(self._ending_alike(keys, asked))
         return Inferred(session=found.id if found is not None else None)
@@ -264,7 +269,7 @@ class _Inference:
         ending = self._ending_alike(likely) if len(likely) > 1 else likely
         sole = {key for _, keys in told if len(keys) == 1 for key in keys}
         most = {key for key in likely if counts[key] == max(counts.values())}
-        return self._only_one(ending, sole, most, self._with_newest_head(most) if len(most) > 1 else most)
+        return self._only_one(sole, ending, most, self._with_newest_head(most) if len(most) > 1 else most)
 
     def _only_one(self, *better: Collection[str]) -> _Session | None:
         """Return the session of the first of some sets that holds but one; None where there is no such set."""
@@ -287,19 +292,25 @@ class _Inference:
 
     def _ending_alike(self, keys: Collection[str], asked: Sequence[Message] = ()) -> set[str]:
         """Return those of some sessions that end as the request does up to its newest reply, or as what it `asked`."""
+        if len(keys) > _TRIED:
+            return set()
         found: set[str] = set()
-        for key in self._newest_of(keys):
-            head = self._sessions[key].head
-            depth = max([row.depth for row in tree.rows_of(self._connection, key, [head])], default=0)
-            rows = tree.path_to(self._connection, key, head, below=max(depth - _ENDS, 0))
-            if continues(
+        for key in keys:
+            head = next(iter(tree.rows_of(self._connection, key, [self._sessions[key].head])), None)
+            if head is not None and continues(
                 asked or self._request.messages[: self._newest + 1],
-                [row.message for row in rows],
-                from_root=depth <= _ENDS,
+                self._from_the_end(key, head),
+                from_root=head.depth <= _ENDS,
                 silent=bool(asked),
             ):
                 found.add(key)
         return found
+
+    def _from_the_end(self, key: str, head: NodeRow) -> Iterator[Message]:
+        """Give the newest messages of a session, the head first; the others are read when they are asked for."""
+        yield head.message
+        rows = tree.path_to(self._connection, key, head.node, below=max(head.depth - _ENDS, 0))
+        yield from reversed([row.message for row in rows[:-1]])
 
     def _standing(self, found: _Session, holders: Mapping[int, set[str]]) -> _Session | None:
         """Return the session that ends as the request does, before the one `found` by a place that it has left since.
@@ -314,9 +325,14 @@ class _Inference:
         return self._only_one(standing) if standing else found
 
     def _brief(self) -> _Session | None:
-        """Return the one session that ends as the request does, with a reply too short to tell anything alone."""
+        """Return the one session that ends as the request does, with a reply too short to tell anything alone.
+
+        One that has gone on, and holds all of the request, may be meant just as well.
+        """
         same = self._held_by_few([each.piece for each in self._evidence(self._newest) if not each.tells])
-        return self._only_one(self._ending_alike(same))
+        ending, places = self._ending_alike(same), range(self._newest + 1)
+        rivals = {key for key in same - ending if len(self._known(key, places)) == len(places)}
+        return None if rivals else self._only_one(ending)
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
         """Return the sessions with the request's instructions that hold any of some pieces, if they are few."""

@@ -254,7 +254,8 @@ class Store:
     async def _delete(self, keys: Sequence[str]) -> int:
         """Delete sessions; return how many there were."""
         if self.spool is not None and self.spool.flag[0]:
-            await asyncio.to_thread(self.spool.drop, lambda key, _: key in keys)
+            gone = frozenset(keys)
+            await asyncio.to_thread(self.spool.drop, lambda key, _: key in gone)
         return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
 
     async def finish_removals(self) -> None:

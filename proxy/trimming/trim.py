@@ -348,6 +348,8 @@ def _dropped_anyway(draft: Draft, edits: Sequence[BaseEdit], context: PlanningCo
     last = edits[-1] if edits else None
     if not isinstance(last, DropOldest) or last.must_pay or draft.hidden:
         return []
+    if any(edit.when is not None or getattr(edit, "at_least", 0) for edit in edits[:-1]):
+        return []  # whether they act depends on how long the whole is
     if not all(isinstance(edit, ClearToolResults | ToolOutputEdit) for edit in edits[:-1]):
         return []
     shorter = [message is not None and (message.is_result or bool(message.calls)) for message in draft.messages]

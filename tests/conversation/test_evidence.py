@@ -118,18 +118,20 @@ def test_white_space_is_squeezed_window_by_window(text: str, window: int) -> Non
 
 
 RESULT = ChatMessage.of({"role": "tool", "tool_call_id": "call_1", "content": "seen"})
-BRANCH = [asked("hi (be brief)"), said("ok"), asked("look"), called("call_1", "{}"), RESULT, said("done")]
+FIRST = "how deep is the lake here?"
+BRANCH = [asked(f"{FIRST} (be brief)"), said("ok"), asked("look"), called("call_1", "{}"), RESULT, said("done")]
 
 
 @pytest.mark.parametrize(
     ("messages", "found"),
     [
         (BRANCH, True),
-        ([asked("hi"), *BRANCH[1:]], True),  # the reminder was taken off
+        ([asked(FIRST), *BRANCH[1:]], True),  # the reminder was taken off
+        ([asked("(be brief)"), *BRANCH[1:]], False),  # as short as what others say
         ([BRANCH[0], BRANCH[1], BRANCH[2], BRANCH[5]], True),  # the calls were left out
-        ([asked("hi (be"), *BRANCH[1:]], True),
-        ([asked("hi (b"), *BRANCH[1:]], False),  # in the middle of a word
-        ([asked("hi (be brief) now"), *BRANCH[1:]], False),
+        ([asked(f"{FIRST} (be"), *BRANCH[1:]], True),
+        ([asked(f"{FIRST} (b"), *BRANCH[1:]], False),  # in the middle of a word
+        ([asked(f"{FIRST} (be brief) now"), *BRANCH[1:]], False),
         ([*BRANCH[:5], said("other")], False),
         (BRANCH[:4], False),  # the branch goes on
         ([asked("before"), *BRANCH], False),
@@ -138,23 +140,27 @@ BRANCH = [asked("hi (be brief)"), said("ok"), asked("look"), called("call_1", "{
     ],
 )
 def test_a_branch_goes_on_with_what_clients_change_of_it(messages: list[ChatMessage], found: bool) -> None:
-    assert continues(messages, BRANCH, from_root=True) is found
+    assert continues(messages, reversed(BRANCH), from_root=True) is found
 
 
-def test_the_end_of_a_branch_has_to_say_enough() -> None:
-    long = [*BRANCH, asked("and now something longer?"), said("yes")]
-    assert continues(long[-2:], long, from_root=True)
-    assert continues([asked("before"), *long[-2:]], long[-2:], from_root=False)
-    assert not continues([asked("before"), *long[-2:]], long[-2:], from_root=True)
-    assert not continues([asked("before"), *BRANCH[-1:]], BRANCH[-1:], from_root=False)
+def test_replies_at_the_end_of_a_branch_have_to_say_enough() -> None:
+    end = [asked("and now?"), said("yes, it is that deep everywhere")]
+    short = [asked("and now something longer, which many may say?"), said("yes")]
+    assert continues(end, [*end[::-1], *BRANCH[::-1]], from_root=True)
+    assert not continues(short, [*short[::-1], *BRANCH[::-1]], from_root=True)
+    assert continues([asked("before"), *end], end[::-1], from_root=False)
+    assert not continues([asked("before"), *end], end[::-1], from_root=True)
+    assert not continues([asked("before"), *short], short[::-1], from_root=False)
+    two = [*short, asked("so?"), said("no")]
+    assert continues(two, [*two[::-1], *BRANCH[::-1]], from_root=True)
 
 
 def test_a_branch_of_which_all_replies_were_left_out_has_to_be_the_whole_conversation() -> None:
-    silent = [asked("look at this, please, at once"), called("call_1", "{}")]
-    assert continues(silent[:1], silent, from_root=True, silent=True)
-    assert not continues(silent[:1], silent, from_root=True)
-    assert not continues(silent[:1], silent, from_root=False, silent=True)
-    assert not continues(BRANCH[:1], BRANCH, from_root=True, silent=True)
+    silent = [called("call_1", "{}"), asked("look at this, please, at once")]
+    assert continues(silent[1:], silent, from_root=True, silent=True)
+    assert not continues(silent[1:], silent, from_root=True)
+    assert not continues(silent[1:], silent, from_root=False, silent=True)
+    assert not continues(BRANCH[:1], BRANCH[::-1], from_root=True, silent=True)
 
 
 def test_a_text_is_longer_where_whole_words_stand_before_or_behind_it() -> None:

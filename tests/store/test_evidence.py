@@ -186,13 +186,14 @@ async def test_of_many_with_the_same_reply_the_one_counts_that_gave_it_to_this_q
 
 async def test_a_short_reply_counts_where_the_session_ends_as_the_request_does(store: Store) -> None:
     same = version_of(BRIEF)
-    await hold(store, "a", *conversation("How deep? (Be brief.)", "ok"), instructions=BRIEF)
-    later = conversation("How deep?", "ok", "on")
+    question = "How deep is it over there?"
+    await hold(store, "a", *conversation(f"{question} (Be brief.)", "ok"), instructions=BRIEF)
+    later = conversation(question, "ok", "on")
     assert (await infer(store, later, instructions="v2")).session is None
     assert (await infer(store, conversation("How wide?", "ok", "on"), instructions=same)).session is None
     assert (await infer(store, [*conversation("x", "y"), *later], instructions=same)).session is None
     assert (await infer(store, later, instructions=same)).session == "a"
-    await hold(store, "b", *conversation("How deep? (Be kind.)", "ok"), instructions=BRIEF)
+    await hold(store, "b", *conversation(f"{question} (Be kind.)", "ok"), instructions=BRIEF)
     assert (await infer(store, later, instructions=same)).session is None
 
 
@@ -204,6 +205,41 @@ async def test_a_window_of_short_replies_counts_where_the_session_ends_with_it(s
     await hold(store, "b", *conversation("hi", "hello", "and the deepest one?", "the Congo"))
     assert (await infer(store, [*said_before[2:], said("user", "on")])).session == "a"
     assert (await infer(store, [*said_before[4:], said("user", "on")])).session is None  # both end with it
+
+
+async def test_what_users_say_tells_nothing_of_whose_it_is(store: Store) -> None:
+    question = "Can you keep a secret for me, a long one?"
+    await hold(store, "a", *conversation("My boss is ill.", "Go on.", question, "Yes."))
+    window = conversation(question, "Yes.", "I stole a bike.")
+    assert (await infer(store, window)).session is None
+    head = await hold(store, "b", *conversation(question, "Yes."))
+    await hold(store, "b", *conversation("So?", "I see."), base=head)
+    assert (await infer(store, window)).session in {None, "b"}
+
+
+async def test_a_random_id_counts_more_than_the_same_words(store: Store) -> None:
+    called = said("assistant", "", "call_8fJ2kQ9xZt4LmW")
+    result = ChatMessage.of({"role": "tool", "tool_call_id": "call_8fJ2kQ9xZt4LmW", "content": "seen"})
+    await hold(
+        store, "a", said("user", "do it"), called, result, said("assistant", "Done, all of it is as you wished.")
+    )
+    await hold(store, "b", *conversation("do it", "Done, all of it is as you wished."))
+    cleared = ChatMessage.of({"role": "tool", "tool_call_id": "call_8fJ2kQ9xZt4LmW", "content": ""})
+    asked = [
+        said("user", "do it"),
+        called,
+        cleared,
+        said("assistant", "Done, all of it is as you wished."),
+        said("user", "on"),
+    ]
+    assert (await infer(store, asked)).session == "a"
+
+
+async def test_a_tie_is_not_decided_by_looking_at_some(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.evidence._TRIED", 2)
+    for name in ("a", "b", "c"):
+        await hold(store, name, *conversation("hi", LONG, f"and {name}?", "well"))
+    assert (await infer(store, conversation("hi", LONG, "on"))).session is None
 
 
 async def test_of_equal_conversations_with_reminders_the_one_counts_that_ends_there(store: Store) -> None:
@@ -225,7 +261,7 @@ async def test_questions_alone_count_where_the_session_answered_with_calls_alone
     called = said("assistant", "", "call_1")
     head = await hold(store, "a", said("user", "look"), called)
     asked = [said("user", "look"), said("user", "again")]
-    assert (await infer(store, asked)).session == "a"
+    assert (await infer(store, asked)).session is None  # the same question may have failed elsewhere
     assert (await infer(store, [*asked, said("user", "more")])).session is None
     await hold(store, "a", said("user", "again"), called, base=head)
     assert (await infer(store, asked)).session is None
@@ -264,12 +300,12 @@ async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
 ) -> None:
     monkeypatch.setattr("proxy.store.evidence._BRIEF", 3)
     for number in range(3):
-        await hold(store, f"s{number}", *conversation(f"number {number} (be brief)", "ok"))
-    later = conversation("number 1", "ok", "on")
+        await hold(store, f"s{number}", *conversation(f"number {number} of the questions (be brief)", "ok"))
+    later = conversation("number 1 of the questions", "ok", "on")
     assert (await infer(store, later)).session == "s1"
     monkeypatch.setattr("proxy.store.evidence._TRIED", 2)
     assert (await infer(store, later)).session is None
-    await hold(store, "s3", *conversation("number 3 (be brief)", "ok"))
+    await hold(store, "s3", *conversation("number 3 of the questions (be brief)", "ok"))
     assert (await infer(store, later)).session is None
 
 

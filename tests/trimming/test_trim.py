@@ -183,6 +183,8 @@ def test_nothing_is_dropped_first_where_it_might_stay() -> None:
     for edits in (
         (clear, drop.model_copy(update={"target": Target(tokens=700)})),
         (clear, drop.model_copy(update={"when": Trigger(tokens=700)})),
+        (clear.model_copy(update={"when": Trigger(tokens=900)}), drop),
+        (clear.model_copy(update={"at_least": 400}), drop),
         (clear, Puts(texts={}), drop),
         (clear, drop, Puts(texts={})),
     ):
