@@ -55,12 +55,15 @@ def test_sessions_are_found_by_id_text_model_and_agent(filled: Proxy, monkeypatc
         assert ids("failed=true") == {"refused"}
     assert 'href="/ui/sessions?failed=true&amp;since=7d"' in filled.client.get("/ui").text
     found = filled.client.get("/ui/sessions.json?text=Question+2").json()["found"]
+    while not found["searched"]["complete"]:  # it looks for a second: on a machine that is too busy not at everything
+        found = filled.client.get("/ui/sessions.json?text=Question+2").json()["found"]
     assert {each["session"] for each in found["data"]} == {"desk-2"}
-    assert found["searched"]["complete"] is True
 
 
 def test_the_cache_page_tells_causes_and_tools(filled: Proxy) -> None:
     shown = filled.client.get("/ui/cache.json?since=all").json()
+    while not shown["inventory"]["complete"]:  # it looks for 0.4 s: on a machine that is too busy not at everything
+        shown = filled.client.get("/ui/cache.json?since=all").json()
     assert sum(each["requests"] for each in shown["misses"]) == shown["total"]["requests"]
     assert "trim" in {each["cause"] for each in shown["misses"]}
     tools = {each["name"]: each for each in shown["tools"]}
