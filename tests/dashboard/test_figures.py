@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -13,6 +14,19 @@ from proxy.dashboard.render import _TEMPLATES
 from proxy.dashboard.text import dollars, milliseconds, number, percent, short
 from proxy.store import SUMS, operations
 from tests.support.server import Proxy
+from tests.support.waiting import until
+
+
+def complete(ask: Callable[[], Any], part: str) -> Any:
+    """Ask until everything was looked at: that is done for a second at most, too short on a machine that is too busy."""
+    found: list[Any] = []
+
+    def is_complete() -> bool:
+        found.append(ask())
+        return bool(found[-1][part]["complete"])
+
+    until(is_complete, "all is looked at")
+    return found[-1]
 
 
 def test_the_overview_says_what_the_statistics_say(filled: Proxy) -> None:
@@ -54,16 +68,12 @@ def test_sessions_are_found_by_id_text_model_and_agent(filled: Proxy, monkeypatc
         monkeypatch.setattr(operations, "_FEW", few)
         assert ids("failed=true") == {"refused"}
     assert 'href="/ui/sessions?failed=true&amp;since=7d"' in filled.client.get("/ui").text
-    found = filled.client.get("/ui/sessions.json?text=Question+2").json()["found"]
-    while not found["searched"]["complete"]:  # it looks for a second: on a machine that is too busy not at everything
-        found = filled.client.get("/ui/sessions.json?text=Question+2").json()["found"]
+    found = complete(lambda: filled.client.get("/ui/sessions.json?text=Question+2").json()["found"], "searched")
     assert {each["session"] for each in found["data"]} == {"desk-2"}
 
 
 def test_the_cache_page_tells_causes_and_tools(filled: Proxy) -> None:
-    shown = filled.client.get("/ui/cache.json?since=all").json()
-    while not shown["inventory"]["complete"]:  # it looks for 0.4 s: on a machine that is too busy not at everything
-        shown = filled.client.get("/ui/cache.json?since=all").json()
+    shown = complete(lambda: filled.client.get("/ui/cache.json?since=all").json(), "inventory")
     assert sum(each["requests"] for each in shown["misses"]) == shown["total"]["requests"]
     assert "trim" in {each["cause"] for each in shown["misses"]}
     tools = {each["name"]: each for each in shown["tools"]}
