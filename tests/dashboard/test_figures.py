@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 
 def complete(ask: Callable[[], Any], part: str) -> Any:
-    """Ask until everything was looked at: that is done for a second at most, too short on a machine that is too busy."""
+    """Ask until everything was looked at: that is done for a second at most, which a busy machine may need more of."""
     found: list[Any] = []
 
     def is_complete() -> bool:
