@@ -337,15 +337,11 @@ _NEWEST: Final = (
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
-    insert_new(connection, BODIES, body_rows(key, bodies))
-
-
-def body_rows(key: str, bodies: Mapping[str, Body]) -> list[dict[str, Any]]:
-    """Return the rows of messages by the names of their texts."""
-    return [
+    rows = [
         {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
         for name, body in bodies.items()
     ]
+    insert_new(connection, BODIES, rows)
 
 
 def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:

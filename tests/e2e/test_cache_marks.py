@@ -149,6 +149,21 @@ def test_the_messages_api_caches_up_to_the_newest_message_once_trimmed(
         assert not any("original" in warning for row in rows for warning in row["warnings"])
 
 
+def test_a_mark_of_the_clients_that_is_refused_is_not_sent_twice(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    policy = {"trigger": {"messages": 4}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
+    proxy, said = serve(policies={"default": policy}), list[JsonObject]()
+    for number in range(6):
+        said.append({"role": "user", "content": f"question {number}: " + "so much of it " * 60})
+        said.append({"role": "assistant", "content": f"answer {number}"})
+    said.append({"role": "user", "content": "and now?"})
+    refused = proxy.ask(MESSAGES, session, said, PLAIN + "+plain", cache_control={"type": "ephemeral"})
+    assert refused.status_code == 400
+    bodies = [request.body for request in upstream.log]
+    assert len(bodies) == len(set(bodies)) == 2  # trimmed, then as the client sent it
+
+
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve(policies={"default": POLICY}, models=MODELS, cache={"breakpoints": "never"})
     rows = converse(proxy, session, 8)
