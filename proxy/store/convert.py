@@ -37,13 +37,13 @@ from proxy.errors import StoreUnavailable
 from proxy.store.cuts import changes_of, pack_changes
 from proxy.store.database import Rows, StoreConnection
 from proxy.store.packing import (
+    EXCHANGE_NAME,
+    HASH_NAME,
+    HASH_NAMES,
+    PACKED_RECORD,
+    PACKED_TEXT,
+    SESSION_NAME,
     TEXTS,
-    ExchangeName,
-    HashName,
-    Names,
-    PackedRecord,
-    PackedText,
-    SessionName,
     StoredAsBytes,
     is_against,
     pack,
@@ -70,21 +70,21 @@ def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool =
 
 
 def _keys(kind: Any, *names: str) -> list[Column[Any]]:
-    return _columns(SessionName, "session", primary_key=True) + _columns(kind, *names, primary_key=True)
+    return _columns(SESSION_NAME, "session", primary_key=True) + _columns(kind, *names, primary_key=True)
 
 
 def _of_an_exchange() -> list[Column[Any]]:
     return [
-        *_keys(ExchangeName, "id"),
+        *_keys(EXCHANGE_NAME, "id"),
         *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
         *_columns(BigInteger, "settled_at", nullable=True),
-        *_columns(HashName, "base", "digest"),
+        *_columns(HASH_NAME, "base", "digest"),
         *_columns(Text, "status", "kind", "model", "policy", "policy_version"),
         *_columns(Text, "agent", nullable=True),
         *_columns(Boolean, "stream"),
-        *_columns(PackedRecord, "parameters", "receipt"),
-        *_columns(Names, "messages", "nodes", "replies"),
-        *_columns(HashName, "tools", "instructions", "cut_node", "idempotency", nullable=True),
+        *_columns(PACKED_RECORD, "parameters", "receipt"),
+        *_columns(HASH_NAMES, "messages", "nodes", "replies"),
+        *_columns(HASH_NAME, "tools", "instructions", "cut_node", "idempotency", nullable=True),
     ]
 
 
@@ -92,18 +92,18 @@ _COMPACT: Final = MetaData(naming_convention=METADATA.naming_convention)
 _SESSIONS: Final = Table(
     "sessions",
     _COMPACT,
-    *_keys(HashName),
+    *_keys(HASH_NAME),
     *_columns(Text, "tenant", "id"),
     *_columns(BigInteger, "created_at", "updated_at"),
-    *_columns(HashName, "head"),
-    *_columns(HashName, "instructions", nullable=True),
+    *_columns(HASH_NAME, "head"),
+    *_columns(HASH_NAME, "instructions", nullable=True),
     *_columns(Text, "arrival", nullable=True),
     *_columns(Integer, "messages", "rounds"),
     *_columns(BigInteger, "tokens"),
     *_columns(Integer, "requests"),
     *_columns(BigInteger, "tokens_sent", "tokens_saved"),
     *_columns(Text, "model", nullable=True),
-    *_columns(HashName, "tools", nullable=True),
+    *_columns(HASH_NAME, "tools", nullable=True),
     *_columns(Float, "scale", nullable=True),
     *_columns(Integer, "hidden", "summaries"),
     *_columns(Float, "cost", nullable=True),
@@ -121,27 +121,27 @@ _SESSION_ROLLUPS: Final = Table(
 _INSTRUCTIONS: Final = Table(
     "instructions",
     _COMPACT,
-    *_keys(HashName, "version"),
-    *_columns(PackedText, "messages"),
+    *_keys(HASH_NAME, "version"),
+    *_columns(PACKED_TEXT, "messages"),
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
 _BODIES: Final = Table(
-    "bodies", _COMPACT, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
+    "bodies", _COMPACT, *_keys(HASH_NAME, "body"), *_columns(Integer, "tokens"), *_columns(PACKED_TEXT, "text")
 )
 _NODES: Final = Table(
     "nodes",
     _COMPACT,
-    *_keys(HashName, "node"),
-    *_columns(HashName, "parent", "body"),
+    *_keys(HASH_NAME, "node"),
+    *_columns(HASH_NAME, "parent", "body"),
     *_columns(Integer, "depth", "round", "tokens"),
     *_columns(BigInteger, "tokens_total", "created_at"),
     *_columns(Text, "source"),
     *_columns(Boolean, "partial"),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Text, "agent", "policy", nullable=True),
-    *_columns(PackedText, "arrival", nullable=True),
-    *_columns(HashName, "content", nullable=True),
+    *_columns(PACKED_TEXT, "arrival", nullable=True),
+    *_columns(HASH_NAME, "content", nullable=True),
     *_columns(Text, "recorded", nullable=True),
 )
 _EXCHANGES: Final = Table("exchanges", _COMPACT, *_of_an_exchange())
@@ -150,30 +150,30 @@ _PENDING: Final = Table("pending", _COMPACT, *_of_an_exchange())
 _CUTS: Final = Table(
     "cuts",
     _COMPACT,
-    *_keys(HashName, "node"),
+    *_keys(HASH_NAME, "node"),
     *_columns(Text, "policy", "agent", primary_key=True),
     *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
     *_columns(Text, "version"),
     *_columns(LargeBinary, "changes"),
-    *_columns(HashName, "base", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(HASH_NAME, "base", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(BigInteger, "created_at"),
 )
-_PROVIDER_IDS: Final = Table("provider_ids", _COMPACT, *_keys(BigInteger, "piece"), *_columns(HashName, "node"))
+_PROVIDER_IDS: Final = Table("provider_ids", _COMPACT, *_keys(BigInteger, "piece"), *_columns(HASH_NAME, "node"))
 _FORMS: Final = Table(
     "forms",
     _COMPACT,
-    *_keys(HashName, "node", "body"),
-    *_columns(ExchangeName, "exchange"),
+    *_keys(HASH_NAME, "node", "body"),
+    *_columns(EXCHANGE_NAME, "exchange"),
     *_columns(LargeBinary, "text"),
 )
 _HIDDEN: Final = Table(
     "hidden",
     _COMPACT,
-    *_keys(HashName, "node"),
-    *_columns(PackedText, "before", "after"),
-    *_columns(PackedText, "reply", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_keys(HASH_NAME, "node"),
+    *_columns(PACKED_TEXT, "before", "after"),
+    *_columns(PACKED_TEXT, "reply", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
@@ -181,14 +181,14 @@ _SUMMARIES: Final = Table(
     "summaries",
     _COMPACT,
     *_keys(ORDERED, "id"),
-    *_columns(HashName, "node", "tip"),
+    *_columns(HASH_NAME, "node", "tip"),
     *_columns(ORDERED, "recipe", "status"),
     *_columns(ORDERED, "predecessor", nullable=True),
     *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
     *_columns(Text, "reason", "model"),
-    *_columns(PackedText, "text", "state"),
-    *_columns(PackedRecord, "usage", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(PACKED_TEXT, "text", "state"),
+    *_columns(PACKED_RECORD, "usage", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Boolean, "asked"),
     *_columns(Float, "cost", nullable=True),
     *_columns(BigInteger, "created_at"),
@@ -206,7 +206,7 @@ _SINCE: Final = {
     "pending": {column.name for column in _PENDING.columns} - {"session", "id"},
 }
 """Columns that the old tables do not have."""
-_ARRAYS: Final = frozenset({column.name for column in _EXCHANGES.columns if isinstance(column.type, Names)})
+_ARRAYS: Final = frozenset({column.name for column in _EXCHANGES.columns if column.type is HASH_NAMES})
 _AT_ONCE: Final = 500  # rows of one reading
 _CHANGED: Final = frozenset({_BODIES, _CUTS, _EXCHANGES, _FORMS, _PENDING})
 _COPIED_AS_IT_IS: Final = tuple(table for table in _TABLES if table not in _CHANGED)

@@ -43,7 +43,7 @@ from proxy.store.database import (
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Opening, Settlement, session_key
-from proxy.store.statements import CompiledStatement, FetchedRows, Values
+from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -330,7 +330,7 @@ class PostgresConnection:
         values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
         found = await_only(self._connection.fetch(compiled.text, values))
         if not found.rows:
-            return FetchedRows((), tuple)
+            return NO_ROWS
         return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
 
 
