@@ -97,15 +97,14 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
 def overview_page(found: OverviewData, *, admin: bool) -> Page:
     """Return the overview."""
     total, times = found.times["total"], found.times["data"]
-    first, last = _range(found.times)
     asked = found.asked
     by_status = {row["group"]: row["requests"] for row in found.statuses}
     data = {
         "asked": {"since": asked.since, "until": asked.until, "group": asked.group}
         | {"model": asked.model, "policy": asked.policy, "tenant": asked.tenant if admin else None},
         "ranges": RANGES,
-        "since": first,
-        "until": last,
+        "since": found.times["since"] or (times[0]["group"] if times else None),
+        "until": found.times["until"],
         "total": total,
         "paid": total["cost"] + total["cost_summaries"],
         "gross": total["cost_saved"] + total["cost_recalls"],
@@ -124,12 +123,6 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
 def _line(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     few = name == "policy" and row["sessions"] < _ENOUGH
     return {**row, "paid": row["cost"] + row["cost_summaries"], "few": few}
-
-
-def _range(times: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return when the time begins and ends that was asked for; without a beginning, that of the first request."""
-    rows = times["data"]
-    return times["since"] or (rows[0]["group"] if rows else None), times["until"]
 
 
 def _charts(times: Mapping[str, Any]) -> dict[str, Any] | None:

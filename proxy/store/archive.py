@@ -721,7 +721,7 @@ class _Loading:
         self._create(connection)
         self._hold(connection)
 
-    def go_on(self, connection: StoreConnection, portion: Unit[None]) -> None:
+    def go_on(self, connection: StoreConnection, portion: Unit[Any]) -> None:
         """Store a portion."""
         self._require_held(connection)
         portion(connection)
@@ -737,7 +737,7 @@ class _Loading:
         asked = {"key": self.key, "arrival": tree.REMOVED, "model": self._holder}
         return connection.execute(_HELD, asked).one_or_none() is not None
 
-    def portions(self) -> Iterator[Unit[None]]:
+    def portions(self) -> Iterator[Unit[Any]]:
         """Give what stores all but the session's own row, a little at a time."""
         key, archive, places = self.key, self._archive, {ROOT: tree.root_of(None)}
         for bodies in portions_of(self._bodies.values(), lambda body: len(body.message.raw)):
@@ -752,7 +752,7 @@ class _Loading:
         for record, cut in archive.cuts:
             yield partial(keep_cut, key=key, standing=cut, agent=record.agent, exchange=None, at=record.created_at)
         for hidden in _in_parts([(node, *what) for node, what in archive.hidden.items()]):
-            yield partial(_keep_hidden, key=key, rows=hidden)
+            yield partial(tree.add_hidden, key=key, rows=hidden, exchange=None)
         for summaries in _in_parts(list(archive.summaries.values())):
             yield partial(add_summaries, key=key, rows=summaries)
 
@@ -786,10 +786,6 @@ class _Loading:
 def _in_parts(items: Sequence[_Item]) -> Iterator[list[_Item]]:
     for start in range(0, len(items), PORTION):
         yield list(items[start : start + PORTION])
-
-
-def _keep_hidden(connection: StoreConnection, key: str, rows: Sequence[tuple[str, Hidden, int]]) -> None:
-    tree.add_hidden(connection, key, rows, exchange=None)
 
 
 def _move_head(

@@ -54,7 +54,7 @@ from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
-from proxy.store.evidence import keep_evidence
+from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.packing import encode_exchange, encode_session
 from proxy.store.records import (
     NOTHING_CAME,
@@ -747,7 +747,7 @@ class ExchangeEnd:
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
         first = line[0].node if line and begins else None
-        keep_evidence(self._connection, self._session.key, witness, said, first)
+        insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, first))
 
     def _answered(self) -> list[tree.NewNode]:
         settlement = self._settlement

@@ -55,12 +55,9 @@ def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple
         found = found.where(_has_failed(connection))
     rows = connection.execute(found.limit(query.limit + 1)).all()
     page = rows[: query.limit]
-    keys = [row.session for row in page]
-    sums_of: dict[str, Any] = {}
-    if keys:
-        for row in connection.execute(_saved().where(SESSION_ROLLUPS.c.session.in_(keys))):
-            sums_of[row.session] = row
-    listed = [_listed(row, sums_of.get(row.session)) for row in page]
+    sums = _saved().where(SESSION_ROLLUPS.c.session.in_([row.session for row in page]))
+    saved = {row.session: float(row.saved) for row in (connection.execute(sums) if page else ()) if row.priced}
+    listed = [ListedSession(row=session_in(row), cost_saved=saved.get(row.session)) for row in page]
     following = str(Cursor(time=int(page[-1].place), name=page[-1].session)) if len(rows) > query.limit else None
     return listed, following
 
@@ -120,11 +117,6 @@ def _saved() -> Any:
     saved, priced = func.sum(SESSION_ROLLUPS.c.cost_saved), func.sum(SESSION_ROLLUPS.c.priced)
     columns = (SESSION_ROLLUPS.c.session, saved.label("saved"), priced.label("priced"))
     return select(*columns).group_by(SESSION_ROLLUPS.c.session)
-
-
-def _listed(row: Any, sums: Any | None) -> ListedSession:
-    saved = float(sums.saved) if sums is not None and sums.priced else None
-    return ListedSession(row=session_in(row), cost_saved=saved)
 
 
 def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
