@@ -34,25 +34,18 @@ COLUMNS: Final = (
 )
 
 
-class RangeQuery(Struct, frozen=True, kw_only=True):
+class RangeQuery(StatsRequest, frozen=True, kw_only=True):
     """Which time, and whose requests."""
 
-    since: str = "7d"
-    until: str = ""
-    group: str = "day"
-    model: str = ""
-    policy: str = ""
+    since: str | None = "7d"  # or `all`
     tenant: str | None = None  # None: everybody's
 
     def within(self, group: str, now: datetime) -> StatsQuery:
         """Return the question for the sums by `group`."""
-        asked = StatsRequest(
-            since=None if self.since == "all" else self.since,
-            until=self.until or None,
-            group=group,
-            policy=self.policy or None,
-            model=self.model or None,
-        )
+        # Of the fields of a form that are empty, nothing is asked.
+        until, policy, model = self.until or None, self.policy or None, self.model or None
+        since = None if self.since == "all" else self.since
+        asked = replace(self, since=since, until=until, policy=policy, model=model, group=group)
         return query_of(asked, now, self.tenant)
 
 

@@ -104,22 +104,15 @@ async def read_requests(store: Store, session: SessionRow) -> tuple[RequestPoint
 def _point(number: int, row: ExchangeRow) -> RequestPoint:
     told = row.receipt
     cut = told.get("cut")
+    same = ("id", "created_at", "kind", "policy", "model", "agent", "tokens_before", "tokens_sent", "replies")
     return RequestPoint(
         number=number,
-        id=row.id,
-        created_at=row.created_at,
+        **{name: getattr(row, name) for name in same},
         status=row.status.value,
-        kind=row.kind,
-        policy=row.policy,
-        model=row.model,
-        agent=row.agent,
-        tokens_before=row.tokens_before,
-        tokens_sent=row.tokens_sent,
         tokens_cached=_cached(told.get("usage")),
         cost=told.get("cost"),
         trimmed=bool(cut and cut["moved"]),
         warnings=len(told.get("warnings", ())),
-        replies=row.replies,
     )
 
 

@@ -80,6 +80,11 @@ class Attachment(Struct, frozen=True, kw_only=True):
     is_image: bool
     description: str  # its media type and size, or its address
 
+    @property
+    def line(self) -> str:
+        """How a text for a reader tells of it."""
+        return f"[{self.kind}: {self.description}; only text can be shown here]"
+
 
 class Countable(Struct, frozen=True, kw_only=True):
     """What of a message costs tokens."""
@@ -111,6 +116,12 @@ def one_line(text: str) -> str:
     """Return a name that others gave on one line, cut where it is very long."""
     line = " ".join(text[: 2 * _SHOWN].split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def sized(kind: Any, held: str, size: int | None = None) -> str:
+    """Return the type and size of bytes: `image/png, 512 bytes`. They are `held` as base64, or `size` is given."""
+    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
+    return f"{known}, {len(held.rstrip('=')) * 3 // 4 if size is None else size} bytes"
 
 
 def hash_of(canonical: bytes) -> bytes:
@@ -356,15 +367,18 @@ class Message(ABC):
     def readable(self) -> str:
         """Return what it says as text for a reader: its own text first, then a line for each other thing."""
 
+    def _call_lines(self) -> list[str]:
+        return [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
+
     # ------------------------------------------------------------------------------------ rewriting
 
     @abstractmethod
     def with_text(self, text: str) -> Message:
         """Return it with `text` as its whole content."""
 
-    @abstractmethod
     def with_content_of(self, other: Message) -> Message:
         """Return it with the whole content of another message of its dialect."""
+        return self.replacing("content", other.data.get("content"))
 
     @abstractmethod
     def with_texts(self, texts: Sequence[str | None]) -> Message:

@@ -215,31 +215,16 @@ class Unopened:
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
+    is_busy: bool = False
 
     def __init__(self, why: StoreUnavailable) -> None:
         """Raise `why` whatever is asked."""
         self._why = why
 
-    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - see `Database`
-        """Raise it."""
+    def _raise(self, *_: Any, **__: Any) -> Any:
         raise self._why
 
-    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
-
-    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
-
-    @property
-    def is_busy(self) -> bool:
-        """Nothing keeps probes waiting."""
-        return False
-
-    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
+    read = write = start = probe = _raise
 
     async def close(self) -> None:
         """There is nothing to close."""

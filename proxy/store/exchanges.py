@@ -74,7 +74,7 @@ from proxy.store.records import (
     settled_columns,
     with_model,
 )
-from proxy.store.rollups import EndedExchange, add_figures, counted
+from proxy.store.rollups import Sums, add_figures, counted
 from proxy.store.schema import EXCHANGES, NODES, PENDING, SESSIONS, insert_into, matching
 from proxy.trimming import Hidden
 
@@ -416,7 +416,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     begin(gathered, openings, newest, said=tree.said_before(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
-    ended: list[EndedExchange] = []
+    ended: list[Sums] = []
     while waiting:
         now: dict[str, tuple[int, Settlement]] = {}
         later: list[tuple[int, Settlement]] = []
@@ -440,7 +440,7 @@ def settle_placed(connection: StoreConnection, settlement: Settlement, line: Seq
     gathered = GatheringConnection(connection)
     key = session_key(settlement.tenant, settlement.session, settlement.dialect)
     now = settle_snapshots(gathered, {key: settlement})[key]
-    ended: list[EndedExchange] = []
+    ended: list[Sums] = []
     settled = _settle(gathered, settlement, now, ended, line)
     add_figures(gathered, ended)
     gathered.flush()
@@ -451,7 +451,7 @@ def _settle(
     connection: StoreConnection,
     settlement: Settlement,
     now: SettleSnapshot,
-    ended: list[EndedExchange],
+    ended: list[Sums],
     line: Sequence[tree.NodePlace] = (),
 ) -> Settled:
     """Make it true that the exchange ended so, and add it to `ended`.

@@ -34,7 +34,7 @@ from proxy.store.packing import (
     encoder_of,
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
-from proxy.store.rollups import counted, row_of
+from proxy.store.rollups import counted
 from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PENDING, SESSIONS
 from proxy.store.statements import NO_ROWS, FetchedRows
 
@@ -277,8 +277,7 @@ def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> Plai
         return None
     row = end.session_row | end.exchange_row | {"session": key, "id": settlement.exchange, "base": settlement.base}
     row["answered"] = bool(settlement.replies)
-    ended = counted(settlement, key, end.exchange_row["status"])
-    row["figures"] = None if ended is None else row_of(ended)
+    row["figures"] = counted(settlement, key, end.exchange_row["status"])
     kept: tuple[CutChain, _CutPlace, _CutPlace] | None = None
     if settlement.replies:
         cuts = keeper.rows["cuts"]

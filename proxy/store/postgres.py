@@ -75,6 +75,7 @@ class PostgresDatabase:
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
+    is_busy: bool = False  # nothing keeps probes waiting
 
     def __init__(self, server: PostgresServer) -> None:
         """Prepare to connect; nothing is sent yet."""
@@ -141,11 +142,6 @@ class PostgresDatabase:
         await self._readers.close()
         await self._writer.close()
         await self._engine.dispose()
-
-    @property
-    def is_busy(self) -> bool:
-        """Nothing keeps probes waiting."""
-        return False
 
     async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
         """Run `unit` in a transaction of a new connection."""

@@ -12,7 +12,7 @@ append-only: the migrations set triggers that refuse an UPDATE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -347,14 +347,14 @@ def matching(table: FromClause, *names: str) -> list[ColumnElement[bool]]:
     return [table.c.session == bindparam("key"), *asked]
 
 
-def insert_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+def insert_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert `rows`; those whose primary key is there already are left as they are."""
     if rows:
         # One is told from several faster here than there.
         connection.execute(_insert_new(connection.dialect.name, table), rows[0] if len(rows) == 1 else rows)
 
 
-def insert_many_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+def insert_many_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert hundreds of rows as `insert_new` does. PostgreSQL gets each column as an array, in a third of the time."""
     if connection.dialect.name != "postgresql" or not rows:
         insert_new(connection, table, rows)

@@ -812,10 +812,10 @@ def node_rows(
     return rows
 
 
-def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
+def in_parts(names: Sequence[Name], most: int = _AT_ONCE) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
-    for start in range(0, len(names), _AT_ONCE):
-        yield names[start : start + _AT_ONCE]
+    for start in range(0, len(names), most):
+        yield names[start : start + most]
 
 
 def places_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, NodePlace]:
