@@ -43,7 +43,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     values = {name: value_of(name, bytes(text)) for name, text in fields.items() if name != "messages"}
     facts, messages = _messages(items)
     _refuse_other_apis(values, messages)
-    common = common_fields(values)
+    common = common_fields(body, fields, values)
     limit = values["max_tokens"]
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
@@ -51,21 +51,15 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
     return Request(
-        raw=body,
-        fields=fields,
+        **common,
         instructions=(MessagesMessage(b'{"role":"system","content":%b}' % fields["system"]),) if system else (),
         messages=messages,
-        model=common.model,
-        stream=common.stream,
-        has_tools=bool(common.tools),
-        tools=fields["tools"] if common.tools else None,
         wants_usage=True,  # it always comes
         reply_tokens=limit if limit > 0 else None,
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
-        parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
-        binds_loop=_UNBOUND.search(common.model) is None,
+        binds_loop=_UNBOUND.search(common["model"]) is None,
         untouched=is_object(thread) and thread.get("type") == "continue",  # the provider holds its messages
         notes=(MANAGED,) if values.get("context_management") else (),
     )
