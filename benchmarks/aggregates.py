@@ -23,7 +23,7 @@ from proxy.dashboard.overview import RangeQuery, read_overview
 from proxy.store import HOUR, Group, SessionListQuery, Sort, StatsQuery, Store
 from proxy.store.database import StoreConnection
 from proxy.store.records import ExchangeFigures, session_key
-from proxy.store.rollups import EndedExchange, add_figures
+from proxy.store.rollups import Sums, add_figures, sums_of
 from proxy.store.tree import create_session
 
 _DAYS: Final = 90
@@ -113,7 +113,7 @@ def _questions() -> Iterator[tuple[str, StatsQuery]]:
     yield "a policy's, by model", replace(everything, policy="lean", group="model")
 
 
-def _batches(exchanges: int) -> Iterator[list[list[EndedExchange]]]:
+def _batches(exchanges: int) -> Iterator[list[list[Sums]]]:
     """Yield the exchanges, a list for each session, some sessions at a time."""
     chance = random.Random(7)  # noqa: S311 - the same ones at each run
     sessions = exchanges // _IN_SESSION
@@ -122,7 +122,7 @@ def _batches(exchanges: int) -> Iterator[list[list[EndedExchange]]]:
         yield [list(_session(number, sessions, chance)) for number in numbers]
 
 
-def _session(number: int, sessions: int, chance: random.Random) -> Iterator[EndedExchange]:
+def _session(number: int, sessions: int, chance: random.Random) -> Iterator[Sums]:
     tenant, dialect = f"tenant-{number % _TENANTS}", ("chat", "messages")[number % 5 == 0]
     key = session_key(tenant, f"s{number}", dialect)
     model, policy, slot = chance.choice(_MODELS), chance.choice(_POLICIES), chance.randrange(_WORKERS)
@@ -142,21 +142,15 @@ def _session(number: int, sessions: int, chance: random.Random) -> Iterator[Ende
         )
         ended = {"kind": "resend" if turn else "first", "status": "failed" if chance.random() < 0.01 else "complete"}
         mark = (slot + turn) % _WORKERS  # any of them serves any request
-        yield EndedExchange(
-            session=key,
-            tenant=tenant,
-            dialect=dialect,
-            exchange=f"x{mark}",
-            at=at + turn * 90_000,
-            figures=figures,
-            **ended,
+        yield sums_of(
+            figures, session=key, tenant=tenant, dialect=dialect, exchange=f"x{mark}", at=at + turn * 90_000, **ended
         )
 
 
-def _fill(connection: StoreConnection, batch: Sequence[Sequence[EndedExchange]]) -> None:
+def _fill(connection: StoreConnection, batch: Sequence[Sequence[Sums]]) -> None:
     for ended in batch:
         first = ended[0]
-        create_session(connection, first.session, first.tenant, first.session, first.at)
+        create_session(connection, first["session"], first["tenant"], first["session"], first["hour"] * HOUR)
     add_figures(connection, [each for ended in batch for each in ended])
 
 

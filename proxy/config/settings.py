@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -91,20 +91,29 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     return secret
 
 
-def _origin(origin: str) -> str:
-    """Return the origin as browsers write it."""
-    if not _ORIGIN.fullmatch(origin):
-        raise ValueError("an origin is a scheme, a host and perhaps a port: https://app.example")
-    return origin.lower()
+def _fits(pattern: re.Pattern[str], problem: str) -> AfterValidator:
+    """Return the check that a text matches a pattern."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(problem)
+        return text
+
+    return AfterValidator(check)
 
 
-def _base_url(url: str) -> str:
-    """Return the address without a trailing slash, so that `/chat/completions` can be appended."""
+def _parts_of(url: str) -> SplitResult:
     if not _VISIBLE.fullmatch(url):
         raise ValueError("an address has only visible ASCII characters")
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("an address begins with http:// or https:// and names a host")
+    return parts
+
+
+def _base_url(url: str) -> str:
+    """Return the address without a trailing slash, so that `/chat/completions` can be appended."""
+    parts = _parts_of(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError("an address has no user name or password: put the key under api_key")
     if parts.query or parts.fragment or "?" in url or "#" in url:
@@ -119,11 +128,7 @@ def _base_url(url: str) -> str:
 
 def _proxy_url(url: str) -> str:
     """Return the address of an HTTP proxy; it may hold a user name and a password."""
-    if not _VISIBLE.fullmatch(url):
-        raise ValueError("an address has only visible ASCII characters")
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("an address begins with http:// or https:// and names a host")
+    parts = _parts_of(url)
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise ValueError("a proxy has no path: http://USER:PASSWORD@HOST:PORT")
     return url
@@ -155,25 +160,15 @@ def store_url(url: str) -> str:
 
 
 def _header_name(name: str) -> str:
-    if not _HEADER_NAME.fullmatch(name):
-        raise ValueError("this is not a valid name of an HTTP header")
     if name.lower() in {"authorization", "proxy-authorization", "cookie"}:
         raise ValueError("this header holds a credential, and session ids are stored and shown")
     return name
 
 
 def _field_path(path: str) -> str:
-    if not _FIELD_PATH.fullmatch(path):
-        raise ValueError("write the field of the body with dots between levels: metadata.session_id")
     if path.partition(".")[0] in {"messages", "model", "tools", "stream", "stream_options"}:
         raise ValueError("this field has a meaning of its own and cannot hold a session id")
     return path
-
-
-def _resource(name: str) -> str:
-    if not _RESOURCE.fullmatch(name):
-        raise ValueError("write the part of the path after /v1/, up to the next slash: models")
-    return name
 
 
 def _name(name: str) -> str:
@@ -205,13 +200,25 @@ ProxyUrl: TypeAlias = Annotated[str, AfterValidator(_proxy_url)]
 """The address of an HTTP proxy. It may hold a password."""
 StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
 """The address of a database in SQLAlchemy's form. It may hold a password."""
-HeaderName: TypeAlias = Annotated[str, AfterValidator(_header_name)]
-FieldPath: TypeAlias = Annotated[str, AfterValidator(_field_path)]
-Resource: TypeAlias = Annotated[str, AfterValidator(_resource)]
+HeaderName: TypeAlias = Annotated[
+    str, _fits(_HEADER_NAME, "this is not a valid name of an HTTP header"), AfterValidator(_header_name)
+]
+FieldPath: TypeAlias = Annotated[
+    str,
+    _fits(_FIELD_PATH, "write the field of the body with dots between levels: metadata.session_id"),
+    AfterValidator(_field_path),
+]
+Resource: TypeAlias = Annotated[
+    str, _fits(_RESOURCE, "write the part of the path after /v1/, up to the next slash: models")
+]
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(_policy_name)]
 ClientKey: TypeAlias = Annotated[Key, AfterValidator(_long_enough)]
-Origin: TypeAlias = Annotated[str, AfterValidator(_origin)]
+Origin: TypeAlias = Annotated[
+    str,
+    _fits(_ORIGIN, "an origin is a scheme, a host and perhaps a port: https://app.example"),
+    AfterValidator(str.lower),
+]
 Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 """A name with wildcards: `*`, `?`, `[a-z]`."""
 Text: TypeAlias = Annotated[str, Field(min_length=1)]

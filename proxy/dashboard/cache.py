@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.dashboard.overview import RANGES, RangeQuery
 from proxy.dashboard.render import Page
@@ -150,7 +150,7 @@ def cache_page(found: CacheData, *, admin: bool) -> Page:
         "misses": causes,
         "missed": sum([each["requests"] for each in causes if each["cause"]]),
         "models": found.models["data"],
-        "tools": [_tool(use) for use in tools],
+        "tools": [asdict(use) | {"removable": not use.calls and use.sessions >= ENOUGH} for use in tools],
         "inventory": {"sessions": found.inventory.sessions, "complete": found.inventory.complete, "enough": ENOUGH},
     }
     return Page(template="cache.html", title="Cache and tools", data=data, columns=_COLUMNS, rows=causes)
@@ -160,11 +160,6 @@ def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
     name, meaning = MEANINGS.get(row["group"], (row["group"], ""))
     told = {each: row[each] for each in ("requests", "tokens_input", "tokens_cached", "tokens_missed", "cost_missed")}
     return {"cause": row["group"], "name": name, "meaning": meaning, **told}
-
-
-def _tool(use: DeclaredTool) -> dict[str, Any]:
-    never = not use.calls and use.sessions >= ENOUGH
-    return {each: getattr(use, each) for each in DeclaredTool.__struct_fields__} | {"removable": never}
 
 
 def removable(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -34,25 +34,18 @@ COLUMNS: Final = (
 )
 
 
-class RangeQuery(Struct, frozen=True, kw_only=True):
+class RangeQuery(StatsRequest, frozen=True, kw_only=True):
     """Which time, and whose requests."""
 
-    since: str = "7d"
-    until: str = ""
-    group: str = "day"
-    model: str = ""
-    policy: str = ""
+    since: str | None = "7d"  # or `all`
     tenant: str | None = None  # None: everybody's
 
     def within(self, group: str, now: datetime) -> StatsQuery:
         """Return the question for the sums by `group`."""
-        asked = StatsRequest(
-            since=None if self.since == "all" else self.since,
-            until=self.until or None,
-            group=group,
-            policy=self.policy or None,
-            model=self.model or None,
-        )
+        # Of the fields of a form that are empty, nothing is asked.
+        until, policy, model = self.until or None, self.policy or None, self.model or None
+        since = None if self.since == "all" else self.since
+        asked = replace(self, since=since, until=until, policy=policy, model=model, group=group)
         return query_of(asked, now, self.tenant)
 
 
@@ -97,15 +90,14 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
 def overview_page(found: OverviewData, *, admin: bool) -> Page:
     """Return the overview."""
     total, times = found.times["total"], found.times["data"]
-    first, last = _range(found.times)
     asked = found.asked
     by_status = {row["group"]: row["requests"] for row in found.statuses}
     data = {
         "asked": {"since": asked.since, "until": asked.until, "group": asked.group}
         | {"model": asked.model, "policy": asked.policy, "tenant": asked.tenant if admin else None},
         "ranges": RANGES,
-        "since": first,
-        "until": last,
+        "since": found.times["since"] or (times[0]["group"] if times else None),
+        "until": found.times["until"],
         "total": total,
         "paid": total["cost"] + total["cost_summaries"],
         "gross": total["cost_saved"] + total["cost_recalls"],
@@ -124,12 +116,6 @@ def overview_page(found: OverviewData, *, admin: bool) -> Page:
 def _line(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     few = name == "policy" and row["sessions"] < _ENOUGH
     return {**row, "paid": row["cost"] + row["cost_summaries"], "few": few}
-
-
-def _range(times: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return when the time begins and ends that was asked for; without a beginning, that of the first request."""
-    rows = times["data"]
-    return times["since"] or (rows[0]["group"] if rows else None), times["until"]
 
 
 def _charts(times: Mapping[str, Any]) -> dict[str, Any] | None:

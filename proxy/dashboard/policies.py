@@ -145,7 +145,10 @@ async def try_policy(
         history = replace(history, messages=history.messages[:most], times=times)
     facts = app.knowledge.facts(today.model, today.dialect)
     prices = class_of(today.model, facts) or standard_classes()[2]
-    strategies = [_strategy(view.policy_name, view.policy) for view in (today, other)]
+    strategies: list[Strategy] = [
+        baseline_named(_NONE) if view.policy is None else PolicyStrategy(name=view.policy_name, policy=view.policy)
+        for view in (today, other)
+    ]
     test = Backtest(
         strategies,
         [prices],
@@ -163,10 +166,6 @@ async def try_policy(
         replayed=len(history.messages),
         messages=len(today.rows),
     )
-
-
-def _strategy(name: str, policy: Policy | None) -> Strategy:
-    return baseline_named(_NONE) if policy is None else PolicyStrategy(name=name, policy=policy)
 
 
 def lab_page(page: Page, found: LabResult) -> Page:

@@ -15,7 +15,7 @@ from proxy.dashboard.text import CLIPPED, WHOLE, clip, difference
 from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import AppServices, session_document, summary_document, timestamp
-from proxy.pipeline.inspection import SentView, exchange_view, past_of, receipt_document
+from proxy.pipeline.inspection import SentView, cut_of, exchange_view, past_of, receipt_document
 from proxy.store import BranchRow, ExchangeRow, InstructionsRow, Lineage, NodeRow, SessionRow, Store, SummaryRow
 from proxy.trimming import Summary
 
@@ -104,22 +104,15 @@ async def read_requests(store: Store, session: SessionRow) -> tuple[RequestPoint
 def _point(number: int, row: ExchangeRow) -> RequestPoint:
     told = row.receipt
     cut = told.get("cut")
+    same = ("id", "created_at", "kind", "policy", "model", "agent", "tokens_before", "tokens_sent", "replies")
     return RequestPoint(
         number=number,
-        id=row.id,
-        created_at=row.created_at,
+        **{name: getattr(row, name) for name in same},
         status=row.status.value,
-        kind=row.kind,
-        policy=row.policy,
-        model=row.model,
-        agent=row.agent,
-        tokens_before=row.tokens_before,
-        tokens_sent=row.tokens_sent,
         tokens_cached=_cached(told.get("usage")),
         cost=told.get("cost"),
         trimmed=bool(cut and cut["moved"]),
         warnings=len(told.get("warnings", ())),
-        replies=row.replies,
     )
 
 
@@ -145,7 +138,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     if chosen is not None:
         told = receipt_document(chosen, await past_of([chosen], store))
         view = await exchange_view(chosen, session, services)
-        summary = await _summary_of(chosen, store)
+        summary = cut.summary if (cut := await cut_of(chosen, store)) is not None else None
         tip = chosen.nodes[-1] if chosen.nodes else chosen.base
     lineage = await store.lineage(session.key, [tip]) if tip else Lineage()
     depth = lineage.depth(tip)
@@ -191,14 +184,6 @@ def _place(requests: Sequence[RequestPoint], asked: SessionQuery) -> int:
     return asked.request
 
 
-async def _summary_of(row: ExchangeRow, store: Store) -> Summary | None:
-    """Return the summary that a request sent in the place of older messages."""
-    cut = row.receipt.get("cut")
-    node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
-    found = None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
-    return None if found is None else found.summary
-
-
 async def read_branches(store: Store, session: SessionRow) -> tuple[Branch, ...]:
     """Return the branches of a session, the current one first, then the newest."""
     leaves = (await store.branches(session.key))[:_MOST_BRANCHES]
@@ -206,15 +191,7 @@ async def read_branches(store: Store, session: SessionRow) -> tuple[Branch, ...]
         return tuple([_branch(leaf, leaf.depth, session) for leaf in leaves])
     lineage = await store.lineage(session.key, [session.head, *(leaf.head for leaf in leaves)])
 
-    def shared(leaf: BranchRow) -> int:
-        low, high = 0, min(leaf.depth, lineage.depth(session.head))
-        while low < high:  # they are alike up to a place, and nowhere behind it
-            middle = (low + high + 1) // 2
-            alike = lineage.node_at(leaf.head, middle - 1) == lineage.node_at(session.head, middle - 1)
-            low, high = (middle, high) if alike else (low, middle - 1)
-        return low
-
-    found = [_branch(leaf, shared(leaf), session) for leaf in leaves]
+    found = [_branch(leaf, lineage.common(leaf.head, lineage, session.head), session) for leaf in leaves]
     return tuple(sorted(found, key=lambda branch: not branch.current))
 
 

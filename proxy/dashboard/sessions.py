@@ -105,14 +105,9 @@ def compare_page(one: ListedSession, other: ListedSession, common: int) -> Page:
 
 
 async def common_messages(store: Store, one: SessionRow, other: SessionRow) -> int:
-    """Return how many messages two sessions begin with alike: a message's name says all that came before it."""
+    """Return how many messages two sessions begin with alike."""
     if not one.head or not other.head:
         return 0
     first = await store.lineage(one.key, [one.head])
     second = await store.lineage(other.key, [other.head])
-    low, high = 0, min(first.depth(one.head), second.depth(other.head))
-    while low < high:  # they are alike up to a place, and nowhere behind it
-        middle = (low + high + 1) // 2
-        alike = first.node_at(one.head, middle - 1) == second.node_at(other.head, middle - 1)
-        low, high = (middle, high) if alike else (low, middle - 1)
-    return low
+    return first.common(one.head, second, other.head)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
@@ -28,7 +28,6 @@ from proxy.dialects.jsontext import FIELDS, members_of, mended, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
-Kind = TypeVar("Kind", bound=StrEnum)
 Made = TypeVar("Made")
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -81,6 +80,11 @@ class Attachment(Struct, frozen=True, kw_only=True):
     is_image: bool
     description: str  # its media type and size, or its address
 
+    @property
+    def line(self) -> str:
+        """How a text for a reader tells of it."""
+        return f"[{self.kind}: {self.description}; only text can be shown here]"
+
 
 class Countable(Struct, frozen=True, kw_only=True):
     """What of a message costs tokens."""
@@ -108,16 +112,16 @@ class Repaired(Struct, frozen=True, kw_only=True):
     """For each message its position before the repair where it is the very same; None where it was made."""
 
 
-def repair_notes(problems: Iterable[tuple[int, Kind]], kinds: type[Kind], cures: Mapping[Kind, str]) -> tuple[str, ...]:
-    """Return the notes of a repair; `cures` says how a problem was cured where the message was not left out."""
-    found = Counter([problem for _, problem in problems])
-    return tuple([f"repaired: {found[kind]} x {kind}, {cures.get(kind, 'left out')}" for kind in kinds if found[kind]])
-
-
 def one_line(text: str) -> str:
     """Return a name that others gave on one line, cut where it is very long."""
     line = " ".join(text[: 2 * _SHOWN].split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+def sized(kind: Any, held: str, size: int | None = None) -> str:
+    """Return the type and size of bytes: `image/png, 512 bytes`. They are `held` as base64, or `size` is given."""
+    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
+    return f"{known}, {len(held.rstrip('=')) * 3 // 4 if size is None else size} bytes"
 
 
 def hash_of(canonical: bytes) -> bytes:
@@ -363,15 +367,18 @@ class Message(ABC):
     def readable(self) -> str:
         """Return what it says as text for a reader: its own text first, then a line for each other thing."""
 
+    def _call_lines(self) -> list[str]:
+        return [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
+
     # ------------------------------------------------------------------------------------ rewriting
 
     @abstractmethod
     def with_text(self, text: str) -> Message:
         """Return it with `text` as its whole content."""
 
-    @abstractmethod
     def with_content_of(self, other: Message) -> Message:
         """Return it with the whole content of another message of its dialect."""
+        return self.replacing("content", other.data.get("content"))
 
     @abstractmethod
     def with_texts(self, texts: Sequence[str | None]) -> Message:
@@ -566,8 +573,16 @@ class Overflow(Struct, frozen=True, kw_only=True):
     reply: int | None  # tokens that were asked for the reply, where the error counts them in
 
 
+def _unchanged(messages: Sequence[Message], *_: Any) -> tuple[Message, ...]:
+    return tuple(messages)
+
+
+def _never(_: bytes) -> bool:
+    return False
+
+
 class RequestSide(Struct, frozen=True, kw_only=True):
-    """A dialect's requests: pure functions."""
+    """A dialect's requests: pure functions. An API that knows no marks, or insists on no order, leaves those out."""
 
     path: str  # where they are sent, after the upstream's base address
     headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
@@ -587,18 +602,19 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Offers the proxy's own tools beside the client's, where there is room for them."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]
     """Tells whether a client says in the fields of its request what is to be cached."""
-    marked: Callable[[Sequence[Message], Collection[int], MarkKind], tuple[Message, ...]]
+    marked: Callable[[Sequence[Message], Collection[int], MarkKind], tuple[Message, ...]] = _unchanged
     """Puts cache marks at the ends of the messages at these places."""
-    broken: Callable[[Sequence[Message], int, int, MarkKind], tuple[Message, ...]]
+    broken: Callable[[Sequence[Message], int, int, MarkKind], tuple[Message, ...]] = _unchanged
     """Puts a cache mark into the message at a place, after so many characters of its text, if there is room for one."""
     overflow_of: Callable[[int, bytes], Overflow | None]
     """Reads status and body of an error: None where it is no overflow of the context window."""
-    demanded_order: Callable[[int, bytes], RoleOrder | None]
+    demanded_order: Callable[[int, bytes], RoleOrder | None] = lambda _status, _body: None
     """Reads status and body of an error: the order of roles that it asks for."""
-    reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]]  # puts messages in such an order
-    refuses_usage: Callable[[bytes], bool]
+    reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]] = _unchanged
+    """Puts messages in such an order."""
+    refuses_usage: Callable[[bytes], bool] = _never
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
-    refuses_caching: Callable[[bytes], bool]
+    refuses_caching: Callable[[bytes], bool] = _never
     """Tells whether the body of an error speaks of the option that `cache_newest` adds."""
     state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
     resolved: Callable[[Request, Sequence[Message]], Request] | None = None
@@ -715,6 +731,22 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
 
 
+class RulesWalk:
+    """One reading of messages by the rules of an API: what stays and is put in, in order, and what is wrong."""
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.messages: list[Message] = list(messages)
+        self.sources: list[int | None] = list(range(len(messages)))
+        """See `Repaired.sources`."""
+        self.problems: list[tuple[int, StrEnum]] = []
+        """Positions, and what is wrong with the message there. The value says it, and reads on as a note."""
+
+    def keep(self, source: int | None, message: Message) -> None:
+        """Let a message stand next."""
+        self.messages.append(message)
+        self.sources.append(source)
+
+
 class Dialect(ABC):
     """One API: its rules for messages, its requests and its replies."""
 
@@ -754,12 +786,26 @@ class Dialect(ABC):
         """Return the spans of messages in order; together they cover every position once."""
 
     @abstractmethod
+    def walk(self, messages: Sequence[Message]) -> RulesWalk:
+        """Read messages by the API's rules; what keeps them stays the very same object."""
+
+    cures: ClassVar[Mapping[StrEnum, str]] = {}
+    """How a problem is cured where that is not by leaving out."""
+
     def problems(self, messages: Sequence[Message]) -> list[str]:
         """Return what breaks the API's rules, in words with positions; empty where nothing does."""
+        return [f"message {position}: {problem}" for position, problem in self.walk(messages).problems]
 
-    @abstractmethod
     def repair(self, messages: Sequence[Message]) -> Repaired:
-        """Return the messages as a provider takes them; what keeps the rules stays the very same object."""
+        """Return the messages as a provider takes them."""
+        walk = self.walk(messages)
+        found = Counter([problem for _, problem in walk.problems])
+        notes = [
+            f"repaired: {found[kind]} x {kind}, {self.cures.get(kind, 'left out')}"
+            for kind in (type(walk.problems[0][1]) if found else ())
+            if found[kind]
+        ]
+        return Repaired(messages=tuple(walk.messages), notes=tuple(notes), sources=tuple(walk.sources))
 
 
 @cache

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from msgspec import Struct
 
 from proxy.dialects.base import Request
 from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, without_member
@@ -43,22 +42,25 @@ def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[m
     return fields, items
 
 
-class CommonFields(Struct, frozen=True, kw_only=True):
-    """What requests of all dialects say in the same words."""
+def common_fields(body: bytes, fields: RawFields, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what requests of all dialects say in the same words, for `Request`; `values` are those of its fields.
 
-    model: str  # "" where none is named
-    stream: bool
-    tools: list[Any]
-
-
-def common_fields(values: dict[str, Any]) -> CommonFields:
-    """Return these of a request's fields, checked; the tools, which are long, leave `values`."""
+    They are checked; the tools, which are long, leave `values`.
+    """
     tools, stream = values.pop("tools", None), values.get("stream")
     if tools is not None and not is_array(tools):
         raise wrong_type("tools", "an array of objects", tools)
     if stream is not None and not isinstance(stream, bool):
         raise wrong_type("stream", "a boolean or null", stream)
-    return CommonFields(model=_model_of(values), stream=bool(stream), tools=tools or [])
+    return {
+        "raw": body,
+        "fields": fields,
+        "model": _model_of(values),
+        "stream": bool(stream),
+        "has_tools": bool(tools),
+        "tools": fields["tools"] if tools else None,
+        "parameters": values,
+    }
 
 
 def drop_members(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import Request, ToolDefinition, ToolOffer
+from proxy.dialects.base import JsonObject, Request, ToolDefinition, ToolOffer
+from proxy.dialects.jsontext import is_object
 
 MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
 STOPPED: Final = (
@@ -24,23 +26,37 @@ SAID_NOTHING: Final = "(No answer was written: the model ended its reply without
 def offer(
     request: Request,
     own: Sequence[ToolDefinition],
-    theirs: Sequence[Any],
-    taken: Collection[Any],
-    define: Callable[[ToolDefinition], bytes],
+    define: Callable[[ToolDefinition, bool], bytes],
+    *,
+    name_of: Callable[[JsonObject], Any] = lambda tool: tool.get("name"),
+    function_of: Callable[[JsonObject], Any] = lambda _: None,
 ) -> ToolOffer:
     """Return the tools to send: the client's, whose bytes stay, then the proxy's `own`.
 
-    None of the own where that would be too many tools, and none whose name is `taken` by one of `theirs`, the parsed
-    tools of the request. `define` returns the text of one.
+    None of the own where that would be too many tools, and none whose name one of the client's has: `name_of` returns
+    that of one, which may be any JSON. `define` returns the text of a tool; it is to be strict where all functions of
+    the client's are, which `function_of` finds in its tools: some providers take strict functions only beside others.
     """
+    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
+    taken = [name_of(tool) for tool in theirs if is_object(tool)]
     added = [tool for tool in own if tool.name not in taken]
     if not added or len(theirs) + len(added) > MOST_TOOLS:
         return ToolOffer(names=(), tools=request.tools)
-    ours, names = b",".join(map(define, added)), tuple([tool.name for tool in added])
+    functions = [found for tool in theirs if is_object(tool) and is_object(found := function_of(tool))]
+    strict = bool(functions) and all(function.get("strict") is True for function in functions)
+    ours, names = b",".join([define(tool, strict) for tool in added]), tuple([tool.name for tool in added])
     if not theirs or request.tools is None:
         return ToolOffer(names=names, tools=b"[%b]" % ours)
     end = request.tools.rindex(b"]")
     return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+
+
+def schema_of(tool: ToolDefinition, *, strict: bool = False) -> JsonObject:
+    """Return the JSON Schema of a tool's parameters; a strict one requires every property."""
+    unset = "Empty" if strict else "Leave out"
+    properties = {name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters}
+    required = {"required": list(properties)} if strict else {}
+    return {"type": "object", "properties": properties, **required, "additionalProperties": False}
 
 
 class RoundEnding(Struct, frozen=True, kw_only=True):

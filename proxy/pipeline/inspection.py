@@ -56,14 +56,14 @@ async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
     ends: set[str] = set()
     lines = 0
     for row in rows:
-        cut = row.receipt.get("cut")
-        node = None if cut is None else row.cut_node if cut["moved"] else cut["node"]
-        if cut is not None and node is not None:
+        node = _cut_node(row)
+        if node is not None:
             place = (node, row.policy, row.agent)
             if place not in cuts:
                 found = await store.cut_at(row.session_key, *place)
                 cuts[place] = found.changes if found is not None else ()
-            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if cut["moved"] else cuts[place]
+            moved = row.receipt["cut"]["moved"]
+            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if moved else cuts[place]
         told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
         told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
         if told and row.base != ROOT:
@@ -172,7 +172,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if tools is not None and (removed := row.receipt.get("removed_tools")):
         left = [text for text in msgspec.json.decode(tools, type=list[msgspec.Raw]) if tool_name(text) not in removed]
         tools = msgspec.json.encode(left)
-    cut = await _cut_of(row, store)
+    cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
@@ -180,10 +180,15 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     return await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
 
 
-async def _cut_of(row: ExchangeRow, store: Store) -> Cut | None:
-    told: dict[str, Any] | None = row.receipt.get("cut")
-    node = None if told is None else row.cut_node if told["moved"] else told["node"]
+async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
+    """Return the cut that an exchange was sent under."""
+    node = _cut_node(row)
     return None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
+
+
+def _cut_node(row: ExchangeRow) -> str | None:
+    told: dict[str, Any] | None = row.receipt.get("cut")
+    return None if told is None else row.cut_node if told["moved"] else told["node"]
 
 
 def _view(

@@ -541,16 +541,7 @@ def ready_summary_of(row: SummaryRow | None) -> ReadySummary | None:
     """Return a stored summary as trimming sees it; None where there is none that is ready."""
     if row is None or row.status is not SummaryStatus.READY:
         return None
-    return ReadySummary(
-        text=row.text,
-        tokens=row.tokens,
-        until=row.until,
-        model=row.model,
-        covered_messages=row.covered_messages,
-        covered_tokens=row.covered_tokens,
-        generation=row.generation,
-        asked=row.asked,
-    )
+    return ReadySummary(**{name: getattr(row, name) for name in ReadySummary.__struct_fields__})
 
 
 def unused(row: SummaryRow | None, cut: Cut | None) -> SummaryRow | None:

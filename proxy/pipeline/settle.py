@@ -253,20 +253,8 @@ class Exchange:
         values = counts.values
         values[counts.under_way] -= 1
         values[at.requests] += 1
-        values[at.tokens_before] += figures.tokens_before
-        values[at.tokens_sent] += figures.tokens_sent
-        values[at.tokens_input] += figures.tokens_input
-        values[at.tokens_cached] += figures.tokens_cached
-        values[at.tokens_written] += figures.tokens_written
-        values[at.tokens_output] += figures.tokens_output
-        if figures.priced:
-            values[at.paid] += figures.cost
-            values[at.untrimmed] += figures.cost + figures.cost_saved
-            values[at.saved] += figures.cost_saved
-            values[at.cache_saved] += figures.cost_cache_saved
-        values[at.trims] += figures.trims
-        values[at.warnings] += figures.warnings
-        values[at.recalls] += figures.recalls
+        for place, name in at.sums:
+            values[place] += getattr(figures, name)
         _observe(counts, at.added, figures.added_ms / 1000)
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
         if self._services.used_by is not None:

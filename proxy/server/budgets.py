@@ -209,7 +209,11 @@ class Budgets:
         return dollars
 
     def _owned_by(self, tenant: str, key: str | None) -> list[OwnedBudget]:
-        return [each for each in self._owned if _is_for(each.budget, tenant, key)]
+        return [
+            each
+            for each in self._owned
+            if (each.budget.tenant == tenant if each.budget.key is None else each.budget.key == key)
+        ]
 
     def _check(self, owned: OwnedBudget, name: str, limit: int, figure: int, now: float) -> None:
         """Raise `OverBudget` if the last 60 seconds hold as much as the limit; of requests, this one is among them."""
@@ -272,10 +276,6 @@ class Budgets:
             values[place + _REQUESTS] = values[place + _TOKENS] = 0.0
             values[place] = second
         values[place + figure] += amount
-
-
-def _is_for(budget: Budget, tenant: str, key: str | None) -> bool:
-    return budget.tenant == tenant if budget.key is None else budget.key == key
 
 
 def _dollar_limits(budget: Budget, now: float) -> Iterator[DollarLimit]:

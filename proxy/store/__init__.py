@@ -32,7 +32,6 @@ see to it); a unit of work is one transaction; whoever writes to a session locks
 
 from __future__ import annotations
 
-from proxy.store.cuts import decode_cut, encode_cut
 from proxy.store.database import SqliteFile, address_of
 from proxy.store.evidence import Doubt, Inferred, UnnamedRequest
 from proxy.store.history import Branches, Lineage, recall

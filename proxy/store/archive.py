@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import msgspec
@@ -69,7 +69,6 @@ from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 
 FORMAT: Final = 1  # version of the records, said by the first of them
 READY: Final = SummaryStatus.READY.value
-_Item = TypeVar("_Item")
 _AT_ONCE: Final = 500  # rows of one reading, so that a long session need not fit into memory
 PORTION: Final = 250  # messages of one transaction
 
@@ -240,17 +239,7 @@ def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_ArchiveP
     return [record_of(_FORM, {"node": form.node, "body": form.body, "exchange": form.exchange}) for form in forms]
 
 
-class _PlacesFinder(Protocol):
-    def __call__(self, connection: StoreConnection, /, key: str) -> list[_ArchivePlace]: ...
-
-
-class _RecordsReader(Protocol):
-    def __call__(
-        self, connection: StoreConnection, /, key: str, places: Sequence[_ArchivePlace]
-    ) -> list[JsonObject]: ...
-
-
-_PLACED: Final[Mapping[str, tuple[_PlacesFinder, _RecordsReader]]] = {
+_PLACED: Final[Mapping[str, tuple[Callable[..., list[_ArchivePlace]], Callable[..., list[JsonObject]]]]] = {
     "form": (_form_places, _forms_at),
     "node": (_node_places, _nodes_at),
     "body": (_text_places, _texts_at),
@@ -721,7 +710,7 @@ class _Loading:
         self._create(connection)
         self._hold(connection)
 
-    def go_on(self, connection: StoreConnection, portion: Unit[None]) -> None:
+    def go_on(self, connection: StoreConnection, portion: Unit[Any]) -> None:
         """Store a portion."""
         self._require_held(connection)
         portion(connection)
@@ -737,23 +726,23 @@ class _Loading:
         asked = {"key": self.key, "arrival": tree.REMOVED, "model": self._holder}
         return connection.execute(_HELD, asked).one_or_none() is not None
 
-    def portions(self) -> Iterator[Unit[None]]:
+    def portions(self) -> Iterator[Unit[Any]]:
         """Give what stores all but the session's own row, a little at a time."""
         key, archive, places = self.key, self._archive, {ROOT: tree.root_of(None)}
         for bodies in portions_of(self._bodies.values(), lambda body: len(body.message.raw)):
             rows = packed_rows(key, bodies)
             yield partial(insert_new, table=BODIES, rows=rows)
         versions = [{"session": key} | row for row in archive.instructions.values()]
-        for some in _in_parts(versions):
+        for some in tree.in_parts(versions, PORTION):
             yield partial(insert_new, table=INSTRUCTIONS, rows=some)
-        for nodes in _in_parts(archive.nodes):
+        for nodes in tree.in_parts(archive.nodes, PORTION):
             yield partial(insert_new, table=NODES, rows=tree.node_rows(key, nodes, places))
         self._places = places
         for record, cut in archive.cuts:
             yield partial(keep_cut, key=key, standing=cut, agent=record.agent, exchange=None, at=record.created_at)
-        for hidden in _in_parts([(node, *what) for node, what in archive.hidden.items()]):
-            yield partial(_keep_hidden, key=key, rows=hidden)
-        for summaries in _in_parts(list(archive.summaries.values())):
+        for hidden in tree.in_parts([(node, *what) for node, what in archive.hidden.items()], PORTION):
+            yield partial(tree.add_hidden, key=key, rows=hidden, exchange=None)
+        for summaries in tree.in_parts(list(archive.summaries.values()), PORTION):
             yield partial(add_summaries, key=key, rows=summaries)
 
     def _create(self, connection: StoreConnection) -> None:
@@ -781,15 +770,6 @@ class _Loading:
             "summaries": len(archive.summaries),
         }
         return _move_head(connection, self.key, self._places.get(said.head), values)
-
-
-def _in_parts(items: Sequence[_Item]) -> Iterator[list[_Item]]:
-    for start in range(0, len(items), PORTION):
-        yield list(items[start : start + PORTION])
-
-
-def _keep_hidden(connection: StoreConnection, key: str, rows: Sequence[tuple[str, Hidden, int]]) -> None:
-    tree.add_hidden(connection, key, rows, exchange=None)
 
 
 def _move_head(
@@ -839,7 +819,7 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
     require_plain(session=as_id)
     source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
     fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
-    portions = [branch[start : start + PORTION] for start in range(0, len(branch), PORTION)]
+    portions = list(tree.in_parts(branch, PORTION))
     last = len(portions) - 1
     try:
         first = partial(_begin_fork, fork=fork, portion=portions[0], finish=last == 0)

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final, cast
 
 import orjson
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     Column,
     Connection,
-    Float,
-    Integer,
+    Inspector,
     LargeBinary,
     MetaData,
     Table,
     Text,
     delete,
-    func,
+    event,
     select,
+    text,
     tuple_,
 )
-from sqlalchemy.types import TypeEngine
 
 from proxy.conversation import ROOT
 from proxy.errors import StoreUnavailable
 from proxy.store.cuts import changes_of, pack_changes
 from proxy.store.database import Rows, StoreConnection
 from proxy.store.packing import (
+    EXCHANGE_NAME,
+    HASH_NAME,
+    HASH_NAMES,
+    SESSION_NAME,
     TEXTS,
-    ExchangeName,
-    HashName,
-    Names,
-    PackedRecord,
-    PackedText,
-    SessionName,
     StoredAsBytes,
     is_against,
     pack,
@@ -51,195 +46,40 @@ from proxy.store.packing import (
     unpack,
 )
 from proxy.store.records import Status
-from proxy.store.schema import METADATA, ORDERED, insert_new
+from proxy.store.schema import METADATA, ORDERED, insert_into
 
 # ------------------------------------------------------------------------------------- the tables of migration 13
 
-_SUMS: Final = (
-    *("requests", "tokens_before", "tokens_sent", "tokens_input", "tokens_cached", "tokens_written", "tokens_output"),
-    *("tokens_missed", "tokens_unique", "trims", "edits", "warnings", "recalls", "summaries", "priced"),
+OLD_TABLES: Final = (
+    *("sessions", "session_rollups", "instructions", "bodies", "nodes", "exchanges", "evidence", "pending", "cuts"),
+    *("provider_ids", "forms", "hidden", "summaries", "leases"),
 )
-_AMOUNTS: Final = (
-    *("cost", "cost_saved", "cost_cache_saved", "cost_missed", "cost_recalls", "cost_summaries"),
-    *("added_ms", "upstream_ms"),
-)
-
-
-def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool = False) -> list[Column[Any]]:
-    return [Column(name, kind, nullable=nullable, primary_key=primary_key) for name in names]
-
-
-def _keys(kind: Any, *names: str) -> list[Column[Any]]:
-    return _columns(SessionName, "session", primary_key=True) + _columns(kind, *names, primary_key=True)
-
-
-def _of_an_exchange() -> list[Column[Any]]:
-    return [
-        *_keys(ExchangeName, "id"),
-        *_columns(BigInteger, "created_at", "tokens_before", "tokens_sent"),
-        *_columns(BigInteger, "settled_at", nullable=True),
-        *_columns(HashName, "base", "digest"),
-        *_columns(Text, "status", "kind", "model", "policy", "policy_version"),
-        *_columns(Text, "agent", nullable=True),
-        *_columns(Boolean, "stream"),
-        *_columns(PackedRecord, "parameters", "receipt"),
-        *_columns(Names, "messages", "nodes", "replies"),
-        *_columns(HashName, "tools", "instructions", "cut_node", "idempotency", nullable=True),
-    ]
-
-
-_COMPACT: Final = MetaData(naming_convention=METADATA.naming_convention)
-_SESSIONS: Final = Table(
-    "sessions",
-    _COMPACT,
-    *_keys(HashName),
-    *_columns(Text, "tenant", "id"),
-    *_columns(BigInteger, "created_at", "updated_at"),
-    *_columns(HashName, "head"),
-    *_columns(HashName, "instructions", nullable=True),
-    *_columns(Text, "arrival", nullable=True),
-    *_columns(Integer, "messages", "rounds"),
-    *_columns(BigInteger, "tokens"),
-    *_columns(Integer, "requests"),
-    *_columns(BigInteger, "tokens_sent", "tokens_saved"),
-    *_columns(Text, "model", nullable=True),
-    *_columns(HashName, "tools", nullable=True),
-    *_columns(Float, "scale", nullable=True),
-    *_columns(Integer, "hidden", "summaries"),
-    *_columns(Float, "cost", nullable=True),
-    *_columns(Text, "calls", nullable=True),
-    *_columns(Text, "dialect"),
-)
-_SESSION_ROLLUPS: Final = Table(
-    "session_rollups",
-    _COMPACT,
-    *_keys(BigInteger, "hour"),
-    *_columns(Text, "model", "policy", "kind", "status", primary_key=True),
-    *_columns(BigInteger, *_SUMS),
-    *_columns(Float, *_AMOUNTS),
-)
-_INSTRUCTIONS: Final = Table(
-    "instructions",
-    _COMPACT,
-    *_keys(HashName, "version"),
-    *_columns(PackedText, "messages"),
-    *_columns(Integer, "tokens"),
-    *_columns(BigInteger, "created_at"),
-)
-_BODIES: Final = Table(
-    "bodies", _COMPACT, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
-)
-_NODES: Final = Table(
-    "nodes",
-    _COMPACT,
-    *_keys(HashName, "node"),
-    *_columns(HashName, "parent", "body"),
-    *_columns(Integer, "depth", "round", "tokens"),
-    *_columns(BigInteger, "tokens_total", "created_at"),
-    *_columns(Text, "source"),
-    *_columns(Boolean, "partial"),
-    *_columns(ExchangeName, "exchange", nullable=True),
-    *_columns(Text, "agent", "policy", nullable=True),
-    *_columns(PackedText, "arrival", nullable=True),
-    *_columns(HashName, "content", nullable=True),
-    *_columns(Text, "recorded", nullable=True),
-)
-_EXCHANGES: Final = Table("exchanges", _COMPACT, *_of_an_exchange())
-_EVIDENCE: Final = Table("evidence", _COMPACT, *_keys(BigInteger, "piece"))
-_PENDING: Final = Table("pending", _COMPACT, *_of_an_exchange())
-_CUTS: Final = Table(
-    "cuts",
-    _COMPACT,
-    *_keys(HashName, "node"),
-    *_columns(Text, "policy", "agent", primary_key=True),
-    *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
-    *_columns(Text, "version"),
-    *_columns(LargeBinary, "changes"),
-    *_columns(HashName, "base", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
-    *_columns(BigInteger, "created_at"),
-)
-_PROVIDER_IDS: Final = Table("provider_ids", _COMPACT, *_keys(BigInteger, "piece"), *_columns(HashName, "node"))
-_FORMS: Final = Table(
-    "forms",
-    _COMPACT,
-    *_keys(HashName, "node", "body"),
-    *_columns(ExchangeName, "exchange"),
-    *_columns(LargeBinary, "text"),
-)
-_HIDDEN: Final = Table(
-    "hidden",
-    _COMPACT,
-    *_keys(HashName, "node"),
-    *_columns(PackedText, "before", "after"),
-    *_columns(PackedText, "reply", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
-    *_columns(Integer, "tokens"),
-    *_columns(BigInteger, "created_at"),
-)
-_SUMMARIES: Final = Table(
-    "summaries",
-    _COMPACT,
-    *_keys(ORDERED, "id"),
-    *_columns(HashName, "node", "tip"),
-    *_columns(ORDERED, "recipe", "status"),
-    *_columns(ORDERED, "predecessor", nullable=True),
-    *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
-    *_columns(Text, "reason", "model"),
-    *_columns(PackedText, "text", "state"),
-    *_columns(PackedRecord, "usage", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
-    *_columns(Boolean, "asked"),
-    *_columns(Float, "cost", nullable=True),
-    *_columns(BigInteger, "created_at"),
-)
-_LEASES: Final = Table(
-    "leases", _COMPACT, *_keys(Text, "name"), *_columns(Text, "holder"), *_columns(BigInteger, "expires_at")
-)
-_TABLES: Final = tuple(_COMPACT.tables.values())
 """Every table that a session has rows in, its own row first."""
-
-OLD_TABLES: Final = tuple(table.name for table in _TABLES)
-_SINCE: Final = {
-    "cuts": {"base"},
-    "forms": {"text"},
-    "pending": {column.name for column in _PENDING.columns} - {"session", "id"},
-}
-"""Columns that the old tables do not have."""
-_ARRAYS: Final = frozenset({column.name for column in _EXCHANGES.columns if isinstance(column.type, Names)})
+_SINCE: Final = {"cuts": {"base"}, "forms": {"text"}}
+"""Columns that the old tables do not have. Of `pending` they have the names alone."""
+_NAMES_ALONE: Final = ("session", "id")
+_FORMS: Final = {"session": SESSION_NAME, "node": HASH_NAME, "body": HASH_NAME, "exchange": EXCHANGE_NAME}
+"""The packed columns of a table that later migrations drop; those of the others are what they are today."""
+_ARRAYS: Final = frozenset(each.name for each in METADATA.tables["exchanges"].columns if each.type is HASH_NAMES)
+_CHANGED: Final = frozenset({"bodies", "cuts", "exchanges", "forms", "pending"})
 _AT_ONCE: Final = 500  # rows of one reading
-_CHANGED: Final = frozenset({_BODIES, _CUTS, _EXCHANGES, _FORMS, _PENDING})
-_COPIED_AS_IT_IS: Final = tuple(table for table in _TABLES if table not in _CHANGED)
+_LEFT: Final = text("SELECT count(*) FROM old_sessions")
+_NEXT: Final = text("SELECT session FROM old_sessions ORDER BY session LIMIT 1")
 
 
-def _old_type(kind: TypeEngine[Any], *, is_key: bool) -> TypeEngine[Any]:
-    if not isinstance(kind, StoredAsBytes | LargeBinary):
-        return kind
-    return ORDERED if is_key else Text()
+def _reflected(connection: StoreConnection | Connection, names: Iterable[str]) -> dict[str, Table]:
+    """Return tables as they are in the database, those of the new layout with the types of packed columns."""
+    found = MetaData()
 
+    @event.listens_for(found, "column_reflect")
+    def _type(_: Inspector, table: Table, column: Any) -> None:  # pyright: ignore[reportUnusedFunction]  # the event calls it
+        known = METADATA.tables.get(table.name)
+        types = _FORMS if table.name == "forms" else {} if known is None else {each.name: each.type for each in known.c}
+        if isinstance(kind := types.get(column["name"]), StoredAsBytes):
+            column["type"] = kind
 
-def _old_tables() -> dict[str, Table]:
-    """Return the old tables by the names of the new ones."""
-    aside = MetaData(naming_convention=METADATA.naming_convention)
-    tables: dict[str, Table] = {}
-    for table in _TABLES:
-        columns = [
-            Column(
-                column.name,
-                _old_type(column.type, is_key=column.primary_key),
-                nullable=column.nullable,
-                primary_key=column.primary_key,
-            )
-            for column in table.columns
-            if column.name not in _SINCE.get(table.name, ())
-        ]
-        tables[table.name] = Table(f"old_{table.name}", aside, *columns)
-    return tables
-
-
-_OLD: Final = _old_tables()
-_LEFT: Final = select(func.count()).select_from(_OLD["sessions"])
-_NEXT: Final = select(_OLD["sessions"].c.session).order_by(_OLD["sessions"].c.session).limit(1)
+    found.reflect(cast("Connection", connection), only=list(names))
+    return dict(found.tables)
 
 
 # ----------------------------------------------------------------------------------------------------- forward
@@ -253,128 +93,180 @@ def left(connection: StoreConnection | Connection) -> int:
 def convert_some(connection: StoreConnection, seconds: float) -> int:
     """Move sessions for about so long, at least one if there is one; return how many."""
     deadline, count = time.monotonic() + seconds, 0
+    layouts = _Layouts(connection)
     while count == 0 or time.monotonic() < deadline:
         key: str | None = connection.execute(_NEXT).scalar_one_or_none()
         if key is None:
             break
-        _convert(connection, key)
+        layouts.convert(key)
         count += 1
     return count
 
 
-def _convert(connection: StoreConnection, key: str) -> None:
-    """Move a session; raises `StoreUnavailable`, and changes nothing, where the copy would differ."""
-    for table in _COPIED_AS_IT_IS:
-        for rows in _pages(connection, _OLD[table.name], key):
-            insert_new(connection, table, rows)
-    for rows in _pages(connection, _OLD["exchanges"], key):
-        insert_new(connection, _PENDING, [row for row in rows if row["status"] == Status.PENDING.value])
-        insert_new(connection, _EXCHANGES, [row for row in rows if row["status"] != Status.PENDING.value])
-    _convert_texts(connection, key)
-    _convert_cuts(connection, key)
-    before, after = _digests(_old_records(connection, key)), _digests(_records(connection, key))
-    if before != after:
-        kinds = ", ".join(sorted(kind for kind in before | after if before.get(kind) != after.get(kind)))
-        raise StoreUnavailable(
-            f"The store cannot be migrated: the copy of session {key} differs in its records of kind {kinds}. "
-            "Nothing of it was changed: keep the file, and report this."
-        )
-    for table in reversed(_TABLES):
-        old = _OLD[table.name]
-        connection.execute(delete(old).where(old.c.session == key))
+class _Layouts:
+    """The tables of both layouts, by the names of the new ones."""
 
+    def __init__(self, connection: StoreConnection | Connection) -> None:
+        self._connection = cast("StoreConnection", connection)
+        self._new = _reflected(connection, OLD_TABLES)
+        aside = _reflected(connection, [f"old_{name}" for name in OLD_TABLES])
+        self._old = {name: aside[f"old_{name}"] for name in OLD_TABLES}
 
-def _convert_texts(connection: StoreConnection, key: str) -> None:
-    """Move texts; those that stand for stored messages in another form go to their forms."""
-    named: set[str] = set()
-    bodies: dict[str, str] = {}  # of nodes
-    for rows in _pages(connection, _OLD["nodes"], key):
-        bodies |= {row["node"]: row["body"] for row in rows}
-    named |= set(bodies.values())
-    for rows in _pages(connection, _OLD["exchanges"], key):
-        for row in rows:
-            named |= {row["tools"], *orjson.loads(row["messages"])}
-    old_bodies, text = _OLD["bodies"], _OLD["bodies"].c.text
-    formed: set[str] = set()
-    for rows in _pages(connection, _OLD["forms"], key):
-        wanted = [row["body"] for row in rows] + [bodies[row["node"]] for row in rows if row["node"] in bodies]
-        found = select(old_bodies.c.body, text).where(old_bodies.c.session == key, old_bodies.c.body.in_(wanted))
-        texts: dict[str, str] = {row.body: row.text for row in connection.execute(found)}
-        for row in rows:
-            said, form = texts.get(bodies.get(row["node"], "")), texts[row["body"]]
-            row["text"] = pack(form, TEXTS) if said is None else pack_against(said, form, TEXTS)
-            formed.add(row["body"])
-        insert_new(connection, _FORMS, rows)
-    for rows in _pages(connection, old_bodies, key):
-        kept = [row for row in rows if row["tokens"] or row["body"] in named or row["body"] not in formed]
-        insert_new(connection, _BODIES, kept)
+    def convert(self, key: str) -> None:
+        """Move a session; raises `StoreUnavailable`, and changes nothing, where the copy would differ."""
+        for name in OLD_TABLES:
+            for rows in () if name in _CHANGED else self._pages(self._old[name], key):
+                self._insert(name, rows)
+        for rows in self._pages(self._old["exchanges"], key):
+            self._insert("pending", [row for row in rows if row["status"] == Status.PENDING.value])
+            self._insert("exchanges", [row for row in rows if row["status"] != Status.PENDING.value])
+        self._convert_texts(key)
+        self._convert_cuts(key)
+        before, after = _digests(self._old_records(key)), _digests(self._records(key))
+        if before != after:
+            kinds = ", ".join(sorted(kind for kind in before | after if before.get(kind) != after.get(kind)))
+            raise StoreUnavailable(
+                f"The store cannot be migrated: the copy of session {key} differs in its records of kind {kinds}. "
+                "Nothing of it was changed: keep the file, and report this."
+            )
+        for name in reversed(OLD_TABLES):
+            old = self._old[name]
+            self._connection.execute(delete(old).where(old.c.session == key))
 
+    def copy_back(self) -> None:
+        """Copy every session into the old tables."""
+        for key in list(self._connection.execute(select(self._new["sessions"].c.session)).scalars()):
+            for name in OLD_TABLES:
+                for rows in self._pages(self._new[name], key):
+                    if name == "cuts":
+                        for row in rows:
+                            self._unpack_cut(key, row)
+                    elif name == "forms":
+                        self._give_back_texts(key, rows)
+                    elif name == "pending":
+                        self._connection.execute(self._old["exchanges"].insert(), rows)
+                        rows = [{column: row[column] for column in _NAMES_ALONE} for row in rows]  # noqa: PLW2901
+                    self._connection.execute(self._old[name].insert(), rows)
 
-def _convert_cuts(connection: StoreConnection, key: str) -> None:
-    """Move cuts, each as what differs from the one before it on its branch."""
-    old = _OLD["cuts"]
-    places = select(old.c.node, old.c.policy, old.c.agent).where(old.c.session == key)
-    cuts = [tuple(row) for row in connection.execute(places.order_by(old.c.position, old.c.node))]
-    parents: dict[str, str] = {}
-    if cuts:
-        for rows in _pages(connection, _OLD["nodes"], key):
-            parents |= {row["node"]: row["parent"] for row in rows}
-    moved: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for node, policy, agent in cuts:
-        there, before = moved[policy, agent], parents.get(node, ROOT)
-        while before != ROOT and before not in there:
-            before = parents.get(before, ROOT)
-        found = select(old).where(old.c.session == key, old.c.node == node)
-        found = found.where(old.c.policy == policy, old.c.agent == agent)
-        (row,) = [each._asdict() for each in connection.execute(found)]
-        packed, base = pack_changes(connection, key, policy, agent, row["changes"], before or None)
-        insert_new(connection, _CUTS, [_plain(row) | {"changes": packed, "base": base}])
-        there.add(node)
-
-
-def _pages(connection: StoreConnection | Connection, table: Table, key: str) -> Iterator[list[dict[str, Any]]]:
-    """Give the rows of a session, some at a time."""
-    order = list(table.primary_key.columns)
-    found, after = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
-    while True:
-        page = found if after is None else found.where(tuple_(*order) > after)
-        read: Rows = cast("StoreConnection", connection).execute(page)
-        rows = [_plain(row._asdict()) for row in read]
+    def _insert(self, name: str, rows: list[dict[str, Any]]) -> None:
         if rows:
-            yield rows
-        if len(rows) < _AT_ONCE:
-            return
-        after = tuple(rows[-1][column.name] for column in order)
+            made = insert_into(self._connection.dialect.name, self._new[name]).on_conflict_do_nothing()
+            self._connection.execute(made, rows)
+
+    def _convert_texts(self, key: str) -> None:
+        """Move texts; those that stand for stored messages in another form go to their forms."""
+        bodies: dict[str, str] = {}  # of nodes
+        for rows in self._pages(self._old["nodes"], key):
+            bodies |= {row["node"]: row["body"] for row in rows}
+        named: set[str] = set(bodies.values())
+        for rows in self._pages(self._old["exchanges"], key):
+            for row in rows:
+                named |= {row["tools"], *orjson.loads(row["messages"])}
+        old = self._old["bodies"].c
+        formed: set[str] = set()
+        for rows in self._pages(self._old["forms"], key):
+            wanted = [row["body"] for row in rows] + [bodies[row["node"]] for row in rows if row["node"] in bodies]
+            found = select(old.body, old.text).where(old.session == key, old.body.in_(wanted))
+            texts: dict[str, str] = {row.body: row.text for row in self._connection.execute(found)}
+            for row in rows:
+                said, form = texts.get(bodies.get(row["node"], "")), texts[row["body"]]
+                row["text"] = pack(form, TEXTS) if said is None else pack_against(said, form, TEXTS)
+                formed.add(row["body"])
+            self._insert("forms", rows)
+        for rows in self._pages(self._old["bodies"], key):
+            self._insert(
+                "bodies", [row for row in rows if row["tokens"] or row["body"] in named or row["body"] not in formed]
+            )
+
+    def _convert_cuts(self, key: str) -> None:
+        """Move cuts, each as what differs from the one before it on its branch."""
+        old = self._old["cuts"].c
+        places = select(old.node, old.policy, old.agent).where(old.session == key)
+        cuts = [tuple(row) for row in self._connection.execute(places.order_by(old.position, old.node))]
+        parents: dict[str, str] = {}
+        for rows in self._pages(self._old["nodes"], key) if cuts else ():
+            parents |= {row["node"]: row["parent"] for row in rows}
+        moved: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for node, policy, agent in cuts:
+            there, before = moved[policy, agent], parents.get(node, ROOT)
+            while before != ROOT and before not in there:
+                before = parents.get(before, ROOT)
+            row = _plain(self._cut(self._old["cuts"], key, node, policy, agent)._asdict())
+            packed, base = pack_changes(self._connection, key, policy, agent, row["changes"], before or None)
+            self._insert("cuts", [row | {"changes": packed, "base": base}])
+            there.add(node)
+
+    def _cut(self, cuts: Table, key: str, node: str, policy: str, agent: str) -> Any:
+        found = select(cuts).where(cuts.c.session == key, cuts.c.node == node)
+        found = found.where(cuts.c.policy == policy, cuts.c.agent == agent)
+        return self._connection.execute(found).one_or_none()
+
+    def _pages(self, table: Table, key: str) -> Iterator[list[dict[str, Any]]]:
+        """Give the rows of a session, some at a time."""
+        order = list(table.primary_key.columns)
+        found, after = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
+        while True:
+            page: Rows = self._connection.execute(found if after is None else found.where(tuple_(*order) > after))
+            rows = [_plain(row._asdict()) for row in page]
+            if rows:
+                yield rows
+            if len(rows) < _AT_ONCE:
+                return
+            after = tuple(rows[-1][column.name] for column in order)
+
+    # ------------------------------------------------------------------------------------------ what is compared
+
+    def _old_records(self, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Give the old rows of a session, each with the name of its table."""
+        for name, table in self._old.items():
+            for rows in self._pages(table, key) if name != "pending" else ():  # all are among the exchanges
+                for row in rows:
+                    yield name, row
+
+    def _records(self, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Give the same of the new ones."""
+        for name, table in self._new.items():
+            for rows in self._pages(table, key):
+                for row in rows:
+                    if name == "cuts":
+                        self._unpack_cut(key, row)
+                    elif name == "forms":
+                        text = self._form_text(key, row)
+                        if not self._has_body(self._new["bodies"], row):
+                            yield "bodies", {"session": key, "body": row["body"], "tokens": 0, "text": text}
+                        del row["text"]
+                    yield "exchanges" if name == "pending" else name, row
+
+    def _unpack_cut(self, key: str, row: dict[str, Any]) -> None:
+        found = self._cut(self._new["cuts"], key, row["node"], row["policy"], row["agent"])
+        row["changes"] = changes_of(self._connection, key, found)
+        del row["base"]
+
+    def _give_back_texts(self, key: str, rows: list[dict[str, Any]]) -> None:
+        old = self._old["bodies"]
+        for row in rows:
+            if not self._has_body(old, row):
+                text = self._form_text(key, row)
+                made = {"session": key, "body": row["body"], "tokens": 0, "text": text}
+                self._connection.execute(old.insert(), [made])
+            del row["text"]
+
+    def _has_body(self, bodies: Table, row: Mapping[str, Any]) -> bool:
+        found = select(bodies.c.body).where(bodies.c.session == row["session"], bodies.c.body == row["body"])
+        return self._connection.execute(found).one_or_none() is not None
+
+    def _form_text(self, key: str, row: Mapping[str, Any]) -> str:
+        said: str | None = None
+        if is_against(row["text"]):
+            bodies, nodes = self._new["bodies"].c, self._new["nodes"].c
+            found = select(bodies.text).where(bodies.session == key, bodies.body == nodes.body)
+            found = found.where(nodes.session == key, nodes.node == row["node"])
+            said = self._connection.execute(found).scalar_one_or_none()
+        return unpack(row["text"], said)
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row.items()}
-
-
-# ------------------------------------------------------------------------------------------------ what is compared
-
-
-def _old_records(connection: StoreConnection, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the old rows of a session, each with the name of its table."""
-    for name, table in _OLD.items():
-        for rows in _pages(connection, table, key) if name != "pending" else ():  # all are among the exchanges
-            for row in rows:
-                yield name, row
-
-
-def _records(connection: StoreConnection, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the same of the new ones."""
-    for table in _TABLES:
-        for rows in _pages(connection, table, key):
-            for row in rows:
-                if table is _CUTS:
-                    _unpack_cut(connection, key, row)
-                elif table is _FORMS:
-                    text = _form_text(connection, key, row)
-                    if not _has_body(connection, _BODIES, row):
-                        yield "bodies", {"session": key, "body": row["body"], "tokens": 0, "text": text}
-                    del row["text"]
-                yield "exchanges" if table is _PENDING else table.name, row
 
 
 def _digests(records: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[bytes]]:
@@ -392,59 +284,23 @@ def _digests(records: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list
 
 
 def make_old_tables(connection: Connection) -> None:
-    """Make the old tables, without rows."""
-    for table in _OLD.values():
-        table.create(connection)
+    """Make the old tables, without rows: names and texts are plain in them."""
+    aside = MetaData(naming_convention=METADATA.naming_convention)
+    for name, table in _reflected(connection, OLD_TABLES).items():
+        columns = [
+            Column(each.name, _old_type(each), nullable=each.nullable, primary_key=each.primary_key)
+            for each in table.columns
+            if each.name not in _SINCE.get(name, ()) and (name != "pending" or each.name in _NAMES_ALONE)
+        ]
+        Table(f"old_{name}", aside, *columns).create(connection)
+
+
+def _old_type(column: Column[Any]) -> Any:
+    if not isinstance(column.type, StoredAsBytes | LargeBinary):
+        return column.type
+    return ORDERED if column.primary_key else Text()
 
 
 def copy_back(connection: Connection) -> None:
     """Copy every session into the old tables."""
-    made: Callable[..., Any] = connection.execute
-    keys = [row.session for row in connection.execute(select(_SESSIONS.c.session))]
-    for key in keys:
-        for table in _TABLES:
-            old = _OLD[table.name]
-            for rows in _pages(connection, table, key):
-                if table is _CUTS:
-                    for row in rows:
-                        _unpack_cut(connection, key, row)
-                elif table is _FORMS:
-                    _give_back_texts(connection, key, rows)
-                elif table is _PENDING and rows:
-                    made(_OLD["exchanges"].insert(), rows)
-                    rows = [{name: row[name] for name in ("session", "id")} for row in rows]  # noqa: PLW2901
-                if rows:
-                    made(old.insert(), rows)
-
-
-def _unpack_cut(connection: StoreConnection | Connection, key: str, row: dict[str, Any]) -> None:
-    found = select(_CUTS).where(_CUTS.c.session == key, _CUTS.c.node == row["node"])
-    found = found.where(_CUTS.c.policy == row["policy"], _CUTS.c.agent == row["agent"])
-    reading = cast("StoreConnection", connection)
-    row["changes"] = changes_of(reading, key, reading.execute(found).one_or_none())
-    del row["base"]
-
-
-def _give_back_texts(connection: Connection, key: str, rows: list[dict[str, Any]]) -> None:
-    old, reading = _OLD["bodies"], cast("StoreConnection", connection)
-    for row in rows:
-        if not _has_body(reading, old, row):
-            text = _form_text(reading, key, row)
-            reading.execute(old.insert(), [{"session": key, "body": row["body"], "tokens": 0, "text": text}])
-        del row["text"]
-
-
-def _has_body(connection: StoreConnection, bodies: Table, row: Mapping[str, Any]) -> bool:
-    found = select(bodies.c.body).where(bodies.c.session == row["session"], bodies.c.body == row["body"])
-    return connection.execute(found).one_or_none() is not None
-
-
-def _form_text(connection: StoreConnection, key: str, row: Mapping[str, Any]) -> str:
-    said: str | None = None
-    if is_against(row["text"]):
-        found = select(_BODIES.c.text).join(
-            _NODES, (_NODES.c.session == _BODIES.c.session) & (_NODES.c.body == _BODIES.c.body)
-        )
-        found = found.where(_NODES.c.session == key, _NODES.c.node == row["node"])
-        said = connection.execute(found).scalar_one_or_none()
-    return unpack(row["text"], said)
+    _Layouts(connection).copy_back()

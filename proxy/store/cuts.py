@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -77,11 +77,11 @@ class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Decided(Struct, frozen=True, kw_only=True):
-    """What a cut does, as it was read."""
+    """What a cut does."""
 
-    changes: tuple[Change, ...]
-    gaps: tuple[Gap, ...]
-    kept: tuple[str, ...] | None  # the nodes before it that lie in no gap; None where it is not known
+    changes: tuple[Change, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    kept: tuple[str, ...] | None = None  # the nodes before it that lie in no gap; None where it is not known
     summary: Summary | None = None
     account: Account | None = None
     stale: tuple[StaleRange, ...] = ()
@@ -108,34 +108,24 @@ def decode_changes(text: str, dialect: Dialect) -> tuple[Change, ...]:
     return () if text == _EMPTY else _changes_in(_DECODER.decode(text), dialect)
 
 
-def encode_cut(
-    changes: Iterable[Change],
-    gaps: Iterable[Gap],
-    kept: Sequence[str] | None,
-    summary: Summary | None = None,
-    account: Account | None = None,
-    stale: Iterable[StaleRange] = (),
-) -> str:
-    """Return what a cut does as text; `kept` are the nodes before it that lie in no gap, None if unknown.
-
-    Half an emoji in a summary is read back as U+FFFD: no text holds it.
-    """
+def encode_cut(decided: Decided) -> str:
+    """Return what a cut does as text. Half an emoji in a summary is read back as U+FFFD: no text holds it."""
     why: _Why = {}
-    rows = [
+    gaps = [
         (why.setdefault((gap.edit, gap.reason), len(why)), gap.start, gap.stop, gap.tokens, gap.tool_calls)
-        for gap in gaps
+        for gap in decided.gaps
     ]
-    drop, put = _rows_of(changes, why)
-    names = None if kept is None else list(kept)
+    drop, put = _rows_of(decided.changes, why)
+    summary = decided.summary
     cut = _CutText(
         why=list(why),
         drop=drop,
         put=put,
-        gaps=rows,
-        kept=names,
+        gaps=gaps,
+        kept=None if decided.kept is None else list(decided.kept),
         summary=summary,
-        account=account,
-        stale=[(each.start, each.stop) for each in stale],
+        account=decided.account,
+        stale=[(each.start, each.stop) for each in decided.stale],
     )
     try:
         return _ENCODER.encode(cut).decode()
@@ -153,12 +143,10 @@ def decode_cut(text: str, dialect: Dialect) -> Decided:
     for place, start, stop, tokens, tool_calls in read.gaps:
         edit, reason = read.reason(place)
         gaps.append(Gap(start=start, stop=stop, edit=edit, reason=reason, tokens=tokens, tool_calls=tool_calls))
-    kept = None if read.kept is None else tuple(read.kept)
-    changes = _changes_in(read, dialect)
     return Decided(
-        changes=changes,
+        changes=_changes_in(read, dialect),
         gaps=tuple(gaps),
-        kept=kept,
+        kept=None if read.kept is None else tuple(read.kept),
         summary=read.summary,
         account=read.account,
         stale=tuple([StaleRange(start=start, stop=stop) for start, stop in read.stale]),
@@ -269,6 +257,8 @@ _AT_ONCE: Final = 64  # cuts looked at in one question. The first nearly always 
 
 _OF_CUT: Final = ("position", "policy", "version", "tokens", "messages", "tool_calls")
 """What a cut and its row have in common."""
+_DECIDED: Final = ("changes", "gaps", "summary", "account", "stale")
+"""What a cut has of `Decided`."""
 _PLACES: Final = (
     select(CUTS.c.position, CUTS.c.node)
     .where(*matching(CUTS, "policy", "agent"))
@@ -381,14 +371,8 @@ def standing_at(connection: StoreConnection, key: str, node: str, policy: str, a
 
 def standing_cut(row: Any, decided: Decided) -> StandingCut:
     """Return the cut of a row, or of a record with the names of its columns."""
-    cut = Cut(
-        **{name: getattr(row, name) for name in _OF_CUT},
-        changes=decided.changes,
-        gaps=decided.gaps,
-        summary=decided.summary,
-        account=decided.account,
-        stale=decided.stale,
-    )
+    told = {name: getattr(decided, name) for name in _DECIDED}
+    cut = Cut(**{name: getattr(row, name) for name in _OF_CUT}, **told)
     return StandingCut(cut=cut, node=row.node, kept=decided.kept)
 
 
@@ -408,7 +392,7 @@ def keep_cut(
     the branch.
     """
     cut, node = standing.cut, standing.node
-    changes = encode_cut(cut.changes, cut.gaps, standing.kept, cut.summary, cut.account, cut.stale)
+    changes = encode_cut(Decided(kept=standing.kept, **{name: getattr(cut, name) for name in _DECIDED}))
     packed, base = pack_changes(connection, key, cut.policy, agent or "", changes, None if follows == node else follows)
     row = {name: getattr(cut, name) for name in _OF_CUT} | {
         "session": key,

@@ -26,6 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.config import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.store.statements import NO_ROWS
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 _CONNECT_SECONDS: Final = 10
@@ -53,27 +54,6 @@ class Rows(Protocol):
 
     def scalar_one_or_none(self) -> Any:
         """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
-
-
-class NoRows:
-    """What a statement returned that returns nothing."""
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(())
-
-    def all(self) -> Sequence[Row]:
-        """Return no row."""
-        return ()
-
-    def one_or_none(self) -> None:
-        """Return no row."""
-
-    def scalars(self) -> Iterable[Any]:
-        """Return nothing."""
-        return ()
-
-    def scalar_one_or_none(self) -> None:
-        """Return nothing."""
 
 
 class SqlDialect(Protocol):
@@ -132,7 +112,7 @@ class GatheringConnection:
         if parameters and _only_writes(statement):
             rows = [parameters] if isinstance(parameters, (dict, Mapping)) else parameters
             self._waiting.setdefault((statement, tuple(rows[0])), []).extend(rows)
-            return NoRows()
+            return NO_ROWS
         self.flush()
         return self._connection.execute(statement, parameters)
 
@@ -235,31 +215,16 @@ class Unopened:
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
+    is_busy: bool = False
 
     def __init__(self, why: StoreUnavailable) -> None:
         """Raise `why` whatever is asked."""
         self._why = why
 
-    async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:  # noqa: ARG002 - see `Database`
-        """Raise it."""
+    def _raise(self, *_: Any, **__: Any) -> Any:
         raise self._why
 
-    async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
-
-    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
-
-    @property
-    def is_busy(self) -> bool:
-        """Nothing keeps probes waiting."""
-        return False
-
-    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002
-        """Raise it."""
-        raise self._why
+    read = write = start = probe = _raise
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -125,13 +125,6 @@ class _Session(Struct, frozen=True, kw_only=True):
     updated_at: int
 
 
-def keep_evidence(
-    connection: StoreConnection, key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None
-) -> None:
-    """Keep what the messages in `said`, with their nodes, are known by; and the `first` node of a history."""
-    insert_evidence(connection, evidence_rows(key, witness, said, first))
-
-
 def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> None:
     """Insert rows of `evidence`; those that are there already are left as they are. The session is locked."""
     if connection.dialect.name != "postgresql":
@@ -143,7 +136,7 @@ def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> 
 def evidence_rows(
     key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of what `keep_evidence` keeps."""
+    """Return rows of what the messages in `said`, with their nodes, are known by; and the `first` of a history."""
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
     if first is not None:  # a request that resembles the session begins with it
         pieces.add(witness.place(first).piece)

@@ -54,7 +54,7 @@ from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
-from proxy.store.evidence import keep_evidence
+from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.packing import encode_exchange, encode_session
 from proxy.store.records import (
     NOTHING_CAME,
@@ -74,7 +74,7 @@ from proxy.store.records import (
     settled_columns,
     with_model,
 )
-from proxy.store.rollups import EndedExchange, add_figures, counted
+from proxy.store.rollups import Sums, add_figures, counted
 from proxy.store.schema import EXCHANGES, NODES, PENDING, SESSIONS, insert_into, matching
 from proxy.trimming import Hidden
 
@@ -416,7 +416,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settl
     begin(gathered, openings, newest, said=tree.said_before(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
-    ended: list[EndedExchange] = []
+    ended: list[Sums] = []
     while waiting:
         now: dict[str, tuple[int, Settlement]] = {}
         later: list[tuple[int, Settlement]] = []
@@ -440,7 +440,7 @@ def settle_placed(connection: StoreConnection, settlement: Settlement, line: Seq
     gathered = GatheringConnection(connection)
     key = session_key(settlement.tenant, settlement.session, settlement.dialect)
     now = settle_snapshots(gathered, {key: settlement})[key]
-    ended: list[EndedExchange] = []
+    ended: list[Sums] = []
     settled = _settle(gathered, settlement, now, ended, line)
     add_figures(gathered, ended)
     gathered.flush()
@@ -451,7 +451,7 @@ def _settle(
     connection: StoreConnection,
     settlement: Settlement,
     now: SettleSnapshot,
-    ended: list[EndedExchange],
+    ended: list[Sums],
     line: Sequence[tree.NodePlace] = (),
 ) -> Settled:
     """Make it true that the exchange ended so, and add it to `ended`.
@@ -747,7 +747,7 @@ class ExchangeEnd:
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
         first = line[0].node if line and begins else None
-        keep_evidence(self._connection, self._session.key, witness, said, first)
+        insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, first))
 
     def _answered(self) -> list[tree.NewNode]:
         settlement = self._settlement

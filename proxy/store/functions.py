@@ -22,7 +22,7 @@ from proxy.dialects import Message
 from proxy.dialects.generations import Generations
 from proxy.store import tree
 from proxy.store.cuts import CHAIN
-from proxy.store.database import NoRows, Parameters, Rows, SqlDialect
+from proxy.store.database import Parameters, Rows, SqlDialect
 from proxy.store.exchanges import ExchangeEnd, ExchangeState, begin
 from proxy.store.packing import (
     decode_exchange,
@@ -34,9 +34,9 @@ from proxy.store.packing import (
     encoder_of,
 )
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
-from proxy.store.rollups import counted, row_of
+from proxy.store.rollups import counted
 from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PENDING, SESSIONS
-from proxy.store.statements import FetchedRows
+from proxy.store.statements import NO_ROWS, FetchedRows
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
@@ -119,7 +119,7 @@ class _RowKeeper:
         if not isinstance(statement, Insert) or parameters is None:
             raise _NeedsToRead
         self.rows[statement.table.name] += [parameters] if isinstance(parameters, Mapping) else parameters
-        return NoRows()
+        return NO_ROWS
 
 
 # ------------------------------------------------------------------------------------------------------ begin
@@ -277,8 +277,7 @@ def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> Plai
         return None
     row = end.session_row | end.exchange_row | {"session": key, "id": settlement.exchange, "base": settlement.base}
     row["answered"] = bool(settlement.replies)
-    ended = counted(settlement, key, end.exchange_row["status"])
-    row["figures"] = None if ended is None else row_of(ended)
+    row["figures"] = counted(settlement, key, end.exchange_row["status"])
     kept: tuple[CutChain, _CutPlace, _CutPlace] | None = None
     if settlement.replies:
         cuts = keeper.rows["cuts"]

@@ -514,6 +514,15 @@ class Lineage:
         """Return the tokens of the messages from `start` to before `stop`, on the branch to `end`."""
         return self._total(end, stop) - self._total(end, start)
 
+    def common(self, end: str, other: Lineage, other_end: str) -> int:
+        """Return how many messages the branch to `end` and one of another lineage begin with alike."""
+        low, high = 0, min(self.depth(end), other.depth(other_end))
+        while low < high:  # a message's name says all that came before it: where they part, they part for good
+            middle = (low + high + 1) // 2
+            alike = self.node_at(end, middle - 1) == other.node_at(other_end, middle - 1)
+            low, high = (middle, high) if alike else (low, middle - 1)
+        return low
+
     def add(self, end: str, depth: int, marks: list[Mark], below: str | None) -> None:
         """Take in the branch that ends at `end`: `marks` follow `below`, which is known (None: the root)."""
         self._depths[end] = depth

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
@@ -12,17 +11,15 @@ from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, or_,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.dialects import Message
-from proxy.errors import InvalidRequest
 from proxy.store.database import StoreConnection
 from proxy.store.packing import encode_exchange
-from proxy.store.records import SessionRow, dialect_of
+from proxy.store.records import Cursor, SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
 from proxy.store.schema import HAS_FAILED, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
-_CURSOR: Final = re.compile(r"(-?[0-9]{1,18})\.([^\x00\ud800-\udfff]{1,200})")
 _NANO: Final = 1_000_000_000  # dollars are compared in billionths
 _FEW: Final = 2_000  # sessions with errors that are looked up by their names
 
@@ -58,13 +55,10 @@ def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple
         found = found.where(_has_failed(connection))
     rows = connection.execute(found.limit(query.limit + 1)).all()
     page = rows[: query.limit]
-    keys = [row.session for row in page]
-    sums_of: dict[str, Any] = {}
-    if keys:
-        for row in connection.execute(_saved().where(SESSION_ROLLUPS.c.session.in_(keys))):
-            sums_of[row.session] = row
-    listed = [_listed(row, sums_of.get(row.session)) for row in page]
-    following = f"{int(page[-1].place)}.{page[-1].session}" if len(rows) > query.limit else None
+    sums = _saved().where(SESSION_ROLLUPS.c.session.in_([row.session for row in page]))
+    saved = {row.session: float(row.saved) for row in (connection.execute(sums) if page else ()) if row.priced}
+    listed = [ListedSession(row=session_in(row), cost_saved=saved.get(row.session)) for row in page]
+    following = str(Cursor(time=int(page[-1].place), name=page[-1].session)) if len(rows) > query.limit else None
     return listed, following
 
 
@@ -94,11 +88,10 @@ def _ordered(query: SessionListQuery) -> Any:
     if query.until is not None:
         found = found.where(SESSIONS.c.period <= query.until // PERIOD_MS, SESSIONS.c.updated_at < query.until)
     if query.after is not None:
-        cursor = _CURSOR.fullmatch(query.after)
-        if cursor is None:
-            raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
-        last, key = int(cursor[1]), cursor[2]
-        found = found.where(or_(place < last, and_(place == last, SESSIONS.c.session < key)))
+        last = Cursor.read(query.after)
+        found = found.where(or_(place < last.time, and_(place == last.time, SESSIONS.c.session < last.name)))
+        if place is SESSIONS.c.updated_at:  # the index begins there
+            found = found.where(SESSIONS.c.period <= last.time // PERIOD_MS)
     return found
 
 
@@ -124,11 +117,6 @@ def _saved() -> Any:
     saved, priced = func.sum(SESSION_ROLLUPS.c.cost_saved), func.sum(SESSION_ROLLUPS.c.priced)
     columns = (SESSION_ROLLUPS.c.session, saved.label("saved"), priced.label("priced"))
     return select(*columns).group_by(SESSION_ROLLUPS.c.session)
-
-
-def _listed(row: Any, sums: Any | None) -> ListedSession:
-    saved = float(sums.saved) if sums is not None and sums.priced else None
-    return ListedSession(row=session_in(row), cost_saved=saved)
 
 
 def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:

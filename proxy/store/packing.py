@@ -285,99 +285,48 @@ class StoredAsBytes(TypeDecorator[str]):
     impl = LargeBinary
     cache_ok = True
 
-    @staticmethod
-    def encode(value: str, /) -> bytes:
-        """Return a text as it is stored."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decode(stored: bytes, /) -> str:
-        """Return the text of what is stored."""
-        raise NotImplementedError
+    def __init__(self, encode: Callable[[str], bytes], decode: Callable[[bytes], str]) -> None:
+        """Store a text as `encode` makes it; `decode` returns the text again."""
+        super().__init__()
+        self.encode = encode
+        self.decode = decode
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
         """Return the value as it is stored."""
-        return None if value is None else type(self).encode(value)
+        return None if value is None else self.encode(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:  # noqa: ARG002
         """Return the text of what is stored."""
-        return None if value is None else type(self).decode(value)
+        return None if value is None else self.decode(value)
 
 
-class HashName(StoredAsBytes):
-    """A hash in hexadecimal digits."""
+def _packing(dictionary: int) -> StoredAsBytes:
+    """Return the type of texts that are compressed; bytes are so already."""
 
-    cache_ok = True
-    encode = staticmethod(encode_name)
-    decode = staticmethod(decode_name)
+    def encode(text: str | bytes) -> bytes:
+        return text if isinstance(text, bytes) else pack(text, dictionary)
 
-
-class SessionName(StoredAsBytes):
-    """The internal name of a session."""
-
-    cache_ok = True
-    encode = staticmethod(encode_session)
-    decode = staticmethod(decode_session)
+    return StoredAsBytes(encode, unpack)
 
 
-class ExchangeName(StoredAsBytes):
-    """The id of an exchange."""
-
-    cache_ok = True
-    encode = staticmethod(encode_exchange)
-    decode = staticmethod(decode_exchange)
-
-
-class Names(StoredAsBytes):
-    """A JSON array of hashes."""
-
-    cache_ok = True
-    encode = staticmethod(encode_names)
-    decode = staticmethod(decode_names)
-
-
-def pack_text(text: str | bytes) -> bytes:
-    """Return a text as the columns of `PackedText` have it; bytes are packed already."""
-    return text if isinstance(text, bytes) else pack(text, TEXTS)
-
-
-def _pack_record(text: str) -> bytes:
-    return pack(text, RECORDS)
-
-
-def _pack_receipt(text: str) -> bytes:
-    return pack(text, RECEIPTS)
-
-
-class PackedText(StoredAsBytes):
-    """A text that came from a client or a model."""
-
-    cache_ok = True
-    encode = staticmethod(pack_text)
-    decode = staticmethod(unpack)
-
-
-class PackedRecord(StoredAsBytes):
-    """A text that the program wrote."""
-
-    cache_ok = True
-    encode = staticmethod(_pack_record)
-    decode = staticmethod(unpack)
-
-
-class PackedReceipt(StoredAsBytes):
-    """A receipt, or the parameters of a request."""
-
-    cache_ok = True
-    encode = staticmethod(_pack_receipt)
-    decode = staticmethod(unpack)
+HASH_NAME: Final = StoredAsBytes(encode_name, decode_name)
+SESSION_NAME: Final = StoredAsBytes(encode_session, decode_session)
+EXCHANGE_NAME: Final = StoredAsBytes(encode_exchange, decode_exchange)
+HASH_NAMES: Final = StoredAsBytes(encode_names, decode_names)
+"""A JSON array of hashes."""
+PACKED_TEXT: Final = _packing(TEXTS)
+"""A text that came from a client or a model."""
+PACKED_RECORD: Final = _packing(RECORDS)
+"""A text that the program wrote."""
+PACKED_RECEIPT: Final = _packing(RECEIPTS)
+"""A receipt, or the parameters of a request."""
 
 
 def encoder_of(kind: TypeEngine[Any]) -> Callable[[str], bytes] | None:
     """Return what encodes values of a type; None where they are stored as they are."""
-    return type(kind).encode if isinstance(kind, StoredAsBytes) else None
+    return kind.encode if isinstance(kind, StoredAsBytes) else None
 
 
 def decoder_of(kind: TypeEngine[Any]) -> Callable[[bytes], str] | None:
     """Return what decodes values of a type; None where they are stored as they are."""
-    return type(kind).decode if isinstance(kind, StoredAsBytes) else None
+    return kind.decode if isinstance(kind, StoredAsBytes) else None

@@ -43,7 +43,7 @@ from proxy.store.database import (
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Opening, Settlement, session_key
-from proxy.store.statements import CompiledStatement, FetchedRows, Values
+from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -75,6 +75,7 @@ class PostgresDatabase:
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
+    is_busy: bool = False  # nothing keeps probes waiting
 
     def __init__(self, server: PostgresServer) -> None:
         """Prepare to connect; nothing is sent yet."""
@@ -141,11 +142,6 @@ class PostgresDatabase:
         await self._readers.close()
         await self._writer.close()
         await self._engine.dispose()
-
-    @property
-    def is_busy(self) -> bool:
-        """Nothing keeps probes waiting."""
-        return False
 
     async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
         """Run `unit` in a transaction of a new connection."""
@@ -330,7 +326,7 @@ class PostgresConnection:
         values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
         found = await_only(self._connection.fetch(compiled.text, values))
         if not found.rows:
-            return FetchedRows((), tuple)
+            return NO_ROWS
         return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -15,7 +16,6 @@ from proxy.conversation import Arrival, Incoming, StoredMessage, body_of
 from proxy.dialects import Dialect, Message, dialect_named
 from proxy.dialects.jsontext import sound
 from proxy.errors import InvalidRequest
-from proxy.store.packing import is_plain
 from proxy.trimming import Change, Cut, Hidden
 
 CHAT: Final = "chat"  # the dialect of every session that does not say which one it speaks
@@ -470,11 +470,12 @@ class TooLong(Exception):
 
 # -------------------------------------------------------------------------------------------- places in lists
 
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,19})\.([^\x00\ud800-\udfff]*)")
 _LARGEST: Final = 2**63
 
 
 class Cursor(Struct, frozen=True, kw_only=True):
-    """Time and name of the last row that was shown; rows of one time are told apart by name."""
+    """The last row that was shown: what rows are ordered by, mostly a time, and the name that tells equals apart."""
 
     time: int
     name: str
@@ -486,10 +487,10 @@ class Cursor(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, text: str) -> Cursor:
         """Read what `str` made."""
-        time, dot, name = text.partition(".")
-        if dot and time.isascii() and time.isdecimal() and len(time) < 20 and int(time) < _LARGEST and is_plain(name):
-            return cls(time=int(time), name=name)
-        raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
+        found = _CURSOR.fullmatch(text)
+        if found is None or abs(int(found[1])) >= _LARGEST:
+            raise InvalidRequest("after must be the `next` of the page before, unchanged.", param="after")
+        return cls(time=int(found[1]), name=found[2])
 
 
 # --------------------------------------------------------------------------------- numbers that can be stored

@@ -9,7 +9,7 @@ of a day: what statistics read grows with the time and with what is told apart, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
@@ -39,24 +39,24 @@ _OTHERS: Final = {  # what a row has for the other table
 Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
 
 
-class EndedExchange(Struct, frozen=True, kw_only=True):
-    """An exchange that has ended, as far as statistics depend on it."""
-
-    session: str  # the internal name of its session
-    tenant: str
-    dialect: str
-    kind: str
-    status: str
-    exchange: str  # its id, or that of what else is counted
-    at: int  # milliseconds since 1970
-    figures: ExchangeFigures
+Sums: TypeAlias = dict[str, Any]
+"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables."""
 
 
-def counted(settlement: Settlement, session: str, status: str) -> EndedExchange | None:
+def sums_of(
+    figures: ExchangeFigures, *, session: str, tenant: str, dialect: str, kind: str, status: str, exchange: str, at: int
+) -> Sums:
+    """Return what is added; `session` is an internal name, `exchange` an id, `at` in milliseconds since 1970."""
+    keys = {"hour": at // HOUR, "slot": slot_of(exchange), "session": session, "tenant": tenant, "dialect": dialect}
+    return asdict(figures) | keys | {"model": sanitize(figures.model), "kind": kind, "status": status}
+
+
+def counted(settlement: Settlement, session: str, status: str) -> Sums | None:
     """Return what is counted of an exchange; `status` is how it ended."""
     if settlement.figures is None:
         return None
-    return EndedExchange(
+    return sums_of(
+        settlement.figures,
         session=session,
         tenant=settlement.tenant,
         dialect=settlement.dialect,
@@ -64,22 +64,7 @@ def counted(settlement: Settlement, session: str, status: str) -> EndedExchange 
         status=status,
         exchange=settlement.exchange,
         at=settlement.settled_at,
-        figures=settlement.figures,
     )
-
-
-def row_of(ended: EndedExchange) -> dict[str, Any]:
-    """Return the row of one exchange, with the keys of both tables."""
-    row = asdict(ended.figures)
-    row["hour"] = ended.at // HOUR
-    row["slot"] = slot_of(ended.exchange)
-    row["session"] = ended.session
-    row["tenant"] = ended.tenant
-    row["dialect"] = ended.dialect
-    row["model"] = sanitize(ended.figures.model)
-    row["kind"] = ended.kind
-    row["status"] = ended.status
-    return row
 
 
 def slot_of(exchange: str) -> int:
@@ -87,12 +72,9 @@ def slot_of(exchange: str) -> int:
     return max(_DIGITS.find(exchange[-1:]), 0)
 
 
-def add_figures(connection: StoreConnection, ended: Iterable[EndedExchange]) -> None:
+def add_figures(connection: StoreConnection, rows: Sequence[Sums]) -> None:
     """Add what exchanges came to. To be called last in a transaction: others wait for the rows from here on."""
-    rows = [row_of(each) for each in ended]
-    if not rows:
-        return
-    for table in (ROLLUPS, SESSION_ROLLUPS):
+    for table in (ROLLUPS, SESSION_ROLLUPS) if rows else ():
         _add_rows(connection, table, rows)
 
 

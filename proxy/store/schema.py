@@ -12,7 +12,7 @@ append-only: the migrations set triggers that refuse an UPDATE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -41,13 +41,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
 from proxy.store.packing import (
-    ExchangeName,
-    HashName,
-    Names,
-    PackedReceipt,
-    PackedRecord,
-    PackedText,
-    SessionName,
+    EXCHANGE_NAME,
+    HASH_NAME,
+    HASH_NAMES,
+    PACKED_RECEIPT,
+    PACKED_RECORD,
+    PACKED_TEXT,
+    SESSION_NAME,
     encoder_of,
 )
 
@@ -73,7 +73,7 @@ def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool =
 
 def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
     """Give the columns of a primary key, which begins with the session."""
-    yield from _columns(SessionName, "session", primary_key=True)
+    yield from _columns(SESSION_NAME, "session", primary_key=True)
     yield from _columns(kind, *names, primary_key=True)
 
 
@@ -83,18 +83,18 @@ PERIOD_MS: Final = 600_000
 SESSIONS: Final = Table(
     "sessions",
     METADATA,  # in the order of the fields of `SessionRow`
-    *_keys(HashName),
+    *_keys(HASH_NAME),
     *_columns(Text, "tenant", "id"),
     *_columns(BigInteger, "created_at", "updated_at"),
-    *_columns(HashName, "head"),
-    *_columns(HashName, "instructions", nullable=True),
+    *_columns(HASH_NAME, "head"),
+    *_columns(HASH_NAME, "instructions", nullable=True),
     *_columns(Text, "arrival", nullable=True),
     *_columns(Integer, "messages", "rounds"),
     *_columns(BigInteger, "tokens"),
     *_columns(Integer, "requests"),
     *_columns(BigInteger, "tokens_sent", "tokens_saved"),
     *_columns(Text, "model", nullable=True),
-    *_columns(HashName, "tools", nullable=True),
+    *_columns(HASH_NAME, "tools", nullable=True),
     *_columns(Float, "scale", nullable=True),
     Column("hidden", Integer, nullable=False, server_default=text("0")),
     Column("summaries", Integer, nullable=False, server_default=text("0")),
@@ -113,15 +113,15 @@ SESSIONS: Final = Table(
 INSTRUCTIONS: Final = Table(
     "instructions",
     METADATA,
-    *_keys(HashName, "version"),
-    *_columns(PackedText, "messages"),  # a JSON array of the messages' own texts
+    *_keys(HASH_NAME, "version"),
+    *_columns(PACKED_TEXT, "messages"),  # a JSON array of the messages' own texts
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
 """The versions of what leads the requests. Append-only."""
 
 BODIES: Final = Table(
-    "bodies", METADATA, *_keys(HashName, "body"), *_columns(Integer, "tokens"), *_columns(PackedText, "text")
+    "bodies", METADATA, *_keys(HASH_NAME, "body"), *_columns(Integer, "tokens"), *_columns(PACKED_TEXT, "text")
 )
 """Texts of what clients send, messages (JSON objects) and `tools` (JSON arrays), once per session. Append-only."""
 
@@ -139,20 +139,20 @@ def content_place(content: ColumnElement[Any], session: ColumnElement[Any]) -> C
 NODES: Final = Table(
     "nodes",
     METADATA,
-    *_keys(HashName, "node"),
-    *_columns(HashName, "parent", "body"),
+    *_keys(HASH_NAME, "node"),
+    *_columns(HASH_NAME, "parent", "body"),
     *_columns(Integer, "depth", "round", "tokens"),
     *_columns(BigInteger, "tokens_total", "created_at"),
     *_columns(Text, "source"),
     *_columns(Boolean, "partial"),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Text, "agent", "policy", nullable=True),
-    *_columns(PackedText, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
-    *_columns(HashName, "content", nullable=True),  # `content_key` of what it says
+    *_columns(PACKED_TEXT, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
+    *_columns(HASH_NAME, "content", nullable=True),  # `content_key` of what it says
     # The tenant, where every assistant message up to here came from upstream. Exports have it.
     *_columns(Text, "recorded", nullable=True),
     # That of a reply, which is stored with its node at once; NULL where `bodies` has it.
-    *_columns(PackedText, "text", nullable=True),
+    *_columns(PACKED_TEXT, "text", nullable=True),
     Index(None, "session", "content").ddl_if(dialect="sqlite"),
 )
 """The tree of messages. Append-only."""
@@ -162,10 +162,10 @@ Index("ix_nodes_content", content_place(NODES.c.content, NODES.c.session)).ddl_i
 HIDDEN: Final = Table(
     "hidden",
     METADATA,
-    *_keys(HashName, "node"),
-    *_columns(PackedText, "before", "after"),  # JSON arrays of the messages' own texts, as strings
-    *_columns(PackedText, "reply", nullable=True),  # the text of a message
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_keys(HASH_NAME, "node"),
+    *_columns(PACKED_TEXT, "before", "after"),  # JSON arrays of the messages' own texts, as strings
+    *_columns(PACKED_TEXT, "reply", nullable=True),  # the text of a message
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
@@ -175,14 +175,14 @@ SUMMARIES: Final = Table(
     "summaries",
     METADATA,
     *_keys(ORDERED, "id"),
-    *_columns(HashName, "node", "tip"),
+    *_columns(HASH_NAME, "node", "tip"),
     *_columns(ORDERED, "recipe", "status"),
     *_columns(ORDERED, "predecessor", nullable=True),
     *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
     *_columns(Text, "reason", "model"),
-    *_columns(PackedText, "text", "state"),  # `state`, as `usage`, is a JSON object
-    *_columns(PackedRecord, "usage", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(PACKED_TEXT, "text", "state"),  # `state`, as `usage`, is a JSON object
+    *_columns(PACKED_RECORD, "usage", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Boolean, "asked"),
     *_columns(Float, "cost", nullable=True),
     *_columns(BigInteger, "created_at"),
@@ -199,14 +199,14 @@ LEASES: Final = Table(
 CUTS: Final = Table(
     "cuts",
     METADATA,
-    *_keys(HashName, "node"),
+    *_keys(HASH_NAME, "node"),
     *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" where none is named
     *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
     *_columns(Text, "version"),
     # `changes` as `cuts` encodes them, packed: where `base` names a node, against the changes of the cut there.
     *_columns(LargeBinary, "changes"),
-    *_columns(HashName, "base", nullable=True),
-    *_columns(ExchangeName, "exchange", nullable=True),
+    *_columns(HASH_NAME, "base", nullable=True),
+    *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(BigInteger, "created_at"),
     Index(None, "session", "policy", "agent", "position", "node"),
 )
@@ -214,17 +214,17 @@ CUTS: Final = Table(
 
 
 def _of_an_exchange() -> Iterator[Column[Any]]:
-    yield from _keys(ExchangeName, "id")
+    yield from _keys(EXCHANGE_NAME, "id")
     yield from _columns(BigInteger, "created_at", "tokens_before", "tokens_sent")
     yield from _columns(BigInteger, "settled_at", nullable=True)
-    yield from _columns(HashName, "base", "digest")
+    yield from _columns(HASH_NAME, "base", "digest")
     yield from _columns(Text, "status", "kind", "model", "policy", "policy_version")
     yield from _columns(Text, "agent", nullable=True)
     yield from _columns(Boolean, "stream")
-    yield from _columns(PackedReceipt, "parameters", "receipt")  # JSON objects
-    yield from _columns(Names, "messages", "nodes", "replies")
-    yield from _columns(HashName, "tools", "instructions", "cut_node", nullable=True)
-    yield from _columns(HashName, "idempotency", nullable=True)  # hash of the client's key for this request
+    yield from _columns(PACKED_RECEIPT, "parameters", "receipt")  # JSON objects
+    yield from _columns(HASH_NAMES, "messages", "nodes", "replies")
+    yield from _columns(HASH_NAME, "tools", "instructions", "cut_node", nullable=True)
+    yield from _columns(HASH_NAME, "idempotency", nullable=True)  # hash of the client's key for this request
     # Other texts of stored messages, as the client sent them back in this request: see `tree.encode_forms`.
     yield from _columns(LargeBinary, "forms", nullable=True)
 
@@ -291,7 +291,7 @@ PROVIDER_IDS: Final = Table(
     "provider_ids",
     METADATA,
     *_keys(BigInteger, "piece"),  # a number made of tenant, dialect and id
-    *_columns(HashName, "node"),
+    *_columns(HASH_NAME, "node"),
     Index(None, "piece"),
     sqlite_with_rowid=False,
 )
@@ -347,14 +347,14 @@ def matching(table: FromClause, *names: str) -> list[ColumnElement[bool]]:
     return [table.c.session == bindparam("key"), *asked]
 
 
-def insert_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+def insert_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert `rows`; those whose primary key is there already are left as they are."""
     if rows:
         # One is told from several faster here than there.
         connection.execute(_insert_new(connection.dialect.name, table), rows[0] if len(rows) == 1 else rows)
 
 
-def insert_many_new(connection: StoreConnection, table: Table, rows: list[dict[str, Any]]) -> None:
+def insert_many_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Insert hundreds of rows as `insert_new` does. PostgreSQL gets each column as an array, in a third of the time."""
     if connection.dialect.name != "postgresql" or not rows:
         insert_new(connection, table, rows)

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 
 from proxy.store.database import StoreConnection
-from proxy.store.packing import HashName, SessionName
+from proxy.store.packing import HASH_NAME, SESSION_NAME
 from proxy.store.records import NodeRow
 from proxy.store.schema import NODES, SESSIONS, insert_into
 from proxy.store.tree import IS_THERE, depths_of, rows_of
@@ -55,14 +55,14 @@ _OWN: Final = MetaData()
 _TEXTS: Final = Table(
     "search_texts",
     _OWN,
-    Column("session", SessionName, primary_key=True),
-    Column("node", HashName, primary_key=True),
+    Column("session", SESSION_NAME, primary_key=True),
+    Column("node", HASH_NAME, primary_key=True),
     Column("terms", Text, nullable=False),  # on PostgreSQL a tsvector
 )
 _MARKS: Final = Table(
     "search_marks",
     _OWN,
-    Column("session", SessionName, primary_key=True),
+    Column("session", SESSION_NAME, primary_key=True),
     Column("mark", BigInteger, nullable=False),  # what `_STATE` was when all of the session was indexed
 )
 _PURGE: Final = ""  # stored as x'7e'
@@ -326,4 +326,4 @@ def _finding(dialect: str, *, of_one: bool) -> Any:
     found = found.bindparams(bindparam("asked", type_=Text()), bindparam("most", type_=BigInteger()))
     if of_one:
         found = found.bindparams(bindparam("tenant", type_=Text()))
-    return found.columns(session=SessionName(), node=HashName(), updated_at=BigInteger())
+    return found.columns(session=SESSION_NAME, node=HASH_NAME, updated_at=BigInteger())

@@ -51,7 +51,7 @@ from sqlalchemy.engine import Dialect
 from proxy.errors import StoreUnavailable
 from proxy.store.database import Batch, Item, Parameters, Result, StoreConnection, Unit, closed, translated, unavailable
 from proxy.store.packing import StoredAsBytes
-from proxy.store.statements import CompiledStatement, FetchedRows, Values
+from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -543,7 +543,7 @@ class SqliteConnection:
         else:
             cursor = self._raw.execute(compiled.text, values)
         if cursor.description is None:
-            return FetchedRows([], tuple)
+            return NO_ROWS
         return FetchedRows(
             cursor.fetchall(), compiled.make or compiled.maker([column[0] for column in cursor.description])
         )
@@ -560,7 +560,7 @@ class SqliteConnection:
                 self._raw.execute(compiled.inserting(some), tuple(chain.from_iterable(rows[:some])))
                 del rows[:some]
             self._raw.executemany(compiled.text, rows)
-        return FetchedRows([], tuple)
+        return NO_ROWS
 
 
 class _Compiled(CompiledStatement):

@@ -58,6 +58,10 @@ class FetchedRows:
         return None if row is None else row[0]
 
 
+NO_ROWS: Final = FetchedRows((), tuple)
+"""What a statement returned that returns nothing."""
+
+
 class CompiledStatement:
     """A statement as a driver takes it."""
 

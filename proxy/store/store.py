@@ -229,10 +229,8 @@ class Store:
 
         Raises `InvalidRequest` if `after` is no cursor.
         """
-        cursor = None if after is None else Cursor.read(after)
-        if tenant is not None and not is_plain(tenant):
-            return [], None
-        return await self._read(partial(tree.sessions_page, tenant=tenant, limit=limit, after=cursor))
+        listed, following = await self.listed(SessionListQuery(tenant=tenant, limit=limit, after=after))
+        return [each.row for each in listed], following
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them; of one owner's that of Chat Completions comes first."""
@@ -565,12 +563,6 @@ class Store:
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
 
     # -------------------------------------------------------------------------------- statistics
-
-    async def stats(self, query: StatsQuery) -> list[StatsRow]:
-        """Return the sums over exchanges in each group; see `rollups`."""
-        if not _are_plain(query.tenant, query.policy, query.model):
-            return []
-        return await self._read(partial(rollups.stats, query=query))
 
     async def stats_by(self, query: StatsQuery, groups: Sequence[Group]) -> dict[Group, list[StatsRow]]:
         """Return the sums in each of several groups; see `rollups`."""

@@ -19,7 +19,7 @@ from proxy.store.cuts import encode_data
 from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import sanitize
 from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus
-from proxy.store.rollups import EndedExchange, add_figures
+from proxy.store.rollups import add_figures, sums_of
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.tree import locked_session
 
@@ -78,21 +78,17 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow, policy:
     if policy is None:
         return is_kept
     attempt = ExchangeFigures(model=row.model, policy=policy, requests=0, summaries=1, cost_summaries=row.cost or 0.0)
-    add_figures(
-        connection,
-        [
-            EndedExchange(
-                session=key,
-                tenant=session.tenant,
-                dialect=session.dialect,
-                kind="summary",
-                status=row.status.value,
-                exchange=row.id,
-                at=row.created_at,
-                figures=attempt,
-            )
-        ],
+    counted = sums_of(
+        attempt,
+        session=key,
+        tenant=session.tenant,
+        dialect=session.dialect,
+        kind="summary",
+        status=row.status.value,
+        exchange=row.id,
+        at=row.created_at,
     )
+    add_figures(connection, [counted])
     return is_kept
 
 

@@ -56,7 +56,6 @@ from proxy.store.packing import (
 from proxy.store.records import (
     Body,
     BranchRow,
-    Cursor,
     InstructionsRow,
     Mark,
     NodeRow,
@@ -74,7 +73,6 @@ from proxy.store.schema import (
     NODES,
     OF_A_SESSION,
     PENDING,
-    PERIOD_MS,
     PROVIDER_IDS,
     SECRETS,
     SESSIONS,
@@ -158,26 +156,6 @@ def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow
     """Return the sessions with this id, whoever owns them, by owner."""
     found = select(SESSIONS).where(SESSIONS.c.id == session, IS_THERE).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
     return [session_in(row) for row in connection.execute(found)]
-
-
-def sessions_page(
-    connection: StoreConnection, tenant: str | None, limit: int, after: Cursor | None
-) -> tuple[list[SessionRow], str | None]:
-    """Return up to `limit` sessions, the last changed first, and the cursor of the next ones."""
-    newest = [column.desc() for column in (SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)]
-    found = select(SESSIONS).where(IS_THERE).order_by(*newest).limit(limit + 1)
-    if tenant is not None:
-        found = found.where(SESSIONS.c.tenant == tenant)
-    if after is not None:
-        found = found.where(
-            SESSIONS.c.period <= after.time // PERIOD_MS,
-            tuple_(SESSIONS.c.updated_at, SESSIONS.c.session) < (after.time, after.name),
-        )
-    rows = [session_in(row) for row in connection.execute(found)]
-    if len(rows) <= limit:
-        return rows, None
-    last = rows[limit - 1]
-    return rows[:limit], str(Cursor(time=last.updated_at, name=last.key))
 
 
 def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> dict[str, str | None]:
@@ -830,10 +808,10 @@ def node_rows(
     return rows
 
 
-def in_parts(names: Sequence[Name]) -> Iterator[Sequence[Name]]:
+def in_parts(names: Sequence[Name], most: int = _AT_ONCE) -> Iterator[Sequence[Name]]:
     """Give names in parts, none too long for one question."""
-    for start in range(0, len(names), _AT_ONCE):
-        yield names[start : start + _AT_ONCE]
+    for start in range(0, len(names), most):
+        yield names[start : start + most]
 
 
 def places_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, NodePlace]:

@@ -95,7 +95,6 @@ class Work(Struct, frozen=True, kw_only=True):
     exchange: str | None = None  # the exchange that began it
     attempt: SummaryRow | None = None  # the newest attempt on this branch, where it is known
     given: Given | None = None  # the messages; None: they are read from the store
-    hint: str = ""  # a sentence in the summary on how its reader can read more; may be empty
 
 
 class SummaryAttempt(Struct, frozen=True, kw_only=True):
@@ -381,12 +380,7 @@ class Writer:
             short = _SHORT_ONES * own
         text = render(
             Content(
-                heading=edit.heading,
-                hint=work.hint,
-                own=ground.own,
-                facts=ground.facts,
-                narrative=narrative,
-                language=ground.language,
+                heading=edit.heading, own=ground.own, facts=ground.facts, narrative=narrative, language=ground.language
             ),
             Limits(room=room - MESSAGE_TOKENS, own=own, own_short=short, narrative=edit.max_tokens),
             partial(self._counter.text, model=work.model),

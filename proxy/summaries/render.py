@@ -56,7 +56,6 @@ class Content(Struct, frozen=True, kw_only=True):
     """The parts of a summary."""
 
     heading: str  # the first line
-    hint: str  # a sentence after the preface; may be empty
     own: Sequence[str]  # the user's messages, oldest first
     facts: CoveredFacts
     narrative: str
@@ -114,7 +113,7 @@ def render(content: Content, limits: Limits, count: Count) -> str:
 def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
     words = _HEADINGS[content.language]
     preface = words["preface"].format(content.facts.messages)
-    lines = [content.heading, f"{preface} {content.hint}" if content.hint else preface]
+    lines = [content.heading, preface]
     left = room - count("\n".join(lines)) - 1
     token = token_of((content.narrative, *content.own, *[name.text for name in content.facts.names]))
     frame = count(f"{words['narrative']}\n{fenced('record', token, '')}") + 2

@@ -72,23 +72,24 @@ FAMILIES: Final = {
 }
 
 
+_SUMS: Final = (
+    *(("palimpsest_tokens", state, f"tokens_{state}") for state in ("before", "sent", "input", "cached", "written")),
+    ("palimpsest_tokens", "output", "tokens_output"),
+    ("palimpsest_dollars", "paid", "cost"),
+    ("palimpsest_dollars", "would_have_paid", "cost"),
+    ("palimpsest_dollars", "would_have_paid", "cost_saved"),
+    ("palimpsest_dollars", "saved", "cost_saved"),
+    ("palimpsest_dollars", "cache_saved", "cost_cache_saved"),
+    *((f"palimpsest_{name}", "", name) for name in ("trims", "warnings", "recalls")),
+)
+"""What of an exchange is added to which metrics, with its label: the names of its figures."""
+
+
 class ExchangePlaces(Struct, frozen=True, kw_only=True):
     """Where exchanges of one dialect, kind, status and policy are counted."""
 
     requests: int
-    tokens_before: int
-    tokens_sent: int
-    tokens_input: int
-    tokens_cached: int
-    tokens_written: int
-    tokens_output: int
-    paid: int
-    untrimmed: int
-    saved: int
-    cache_saved: int
-    trims: int
-    warnings: int
-    recalls: int
+    sums: tuple[tuple[int, str], ...]  # places, each with the name of the figure that is added there
     added: int
     upstream: int
 
@@ -132,24 +133,11 @@ class Meters:
 
     def of_exchanges(self, dialect: str, kind: str, status: str, policy: str) -> ExchangePlaces:
         """Return where exchanges like this one are counted."""
-        place, tokens, dollars = self.place, "palimpsest_tokens", "palimpsest_dollars"
         found = self.exchanges[dialect, kind, status, policy] = ExchangePlaces(
-            requests=place("palimpsest_requests", dialect, kind, status, policy),
-            tokens_before=place(tokens, "before"),
-            tokens_sent=place(tokens, "sent"),
-            tokens_input=place(tokens, "input"),
-            tokens_cached=place(tokens, "cached"),
-            tokens_written=place(tokens, "written"),
-            tokens_output=place(tokens, "output"),
-            paid=place(dollars, "paid"),
-            untrimmed=place(dollars, "would_have_paid"),
-            saved=place(dollars, "saved"),
-            cache_saved=place(dollars, "cache_saved"),
-            trims=place("palimpsest_trims"),
-            warnings=place("palimpsest_warnings"),
-            recalls=place("palimpsest_recalls"),
-            added=place("palimpsest_added_seconds"),
-            upstream=place("palimpsest_upstream_seconds"),
+            requests=self.place("palimpsest_requests", dialect, kind, status, policy),
+            sums=tuple([(self.place(metric, *filter(None, (label,))), name) for metric, label, name in _SUMS]),
+            added=self.place("palimpsest_added_seconds"),
+            upstream=self.place("palimpsest_upstream_seconds"),
         )
         return found
 

@@ -105,17 +105,13 @@ def tidied(text: str) -> str:
 def _last_state(line: str) -> str:
     """Return a line without the states that were overwritten by one of the same kind."""
     states = line.split("\r")
-    kinds = [_kind_of_state(state) for state in states]
+    kinds = [_UNIT.sub("", _STATE.sub("#", state)).replace("#", "") for state in states]
     kept = [
         state
         for place, state in enumerate(states)
         if state and (place + 1 == len(states) or kinds[place] != kinds[place + 1])
     ]
     return "\r".join(kept)
-
-
-def _kind_of_state(state: str) -> str:
-    return _UNIT.sub("", _STATE.sub("#", state)).replace("#", "")
 
 
 SMALLEST: Final = 200  # characters of the shortest blob

@@ -239,7 +239,7 @@ def test_several_edits_and_a_later_request_go_on_from_the_same_cut() -> None:
 
 def test_a_broken_history_is_repaired_by_the_rules_of_its_dialect() -> None:
     broken = [human("a"), bot(a=("look", {}), b=("look", {})), result("b", "x"), result("z", "y"), human("c")]
-    assert TOY.problems(broken) == ["1 x result put in", "1 x result left out"]
+    assert TOY.problems(broken) == ["message 3: result of nothing", "message 1: missing result"]
     made = _planned({"type": "keep_rounds"}, trigger={"messages": 99}, messages=broken, composed=True)
     assert list(made.view) == [*broken[:3], TOY.result("a", NO_RESULT), human("c")]
     assert len(made.warnings) == 2

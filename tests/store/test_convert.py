@@ -41,7 +41,7 @@ def dying(work):
         return work(*given, **named)
     return run
 
-convert.insert_new = dying(convert.insert_new)
+convert.insert_into = dying(convert.insert_into)
 convert._digests = dying(convert._digests)
 convert.delete = dying(convert.delete)
 migrate._convert_step = dying(migrate._convert_step)
@@ -167,7 +167,7 @@ async def test_a_large_one_is_converted_by_the_command_alone(url: str, monkeypat
 
 
 async def test_a_copy_that_differs_is_not_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.store.convert._convert_cuts", lambda _connection, _key: None)
+    monkeypatch.setattr("proxy.store.convert._Layouts._convert_cuts", lambda _layouts, _key: None)
     with pytest.raises(StoreUnavailable, match="differs in its records of kind cut"):
         await upgrade(url)
     monkeypatch.undo()
@@ -216,7 +216,7 @@ async def test_sums_stay_and_are_of_the_same_sessions(url: str) -> None:
     assert sorted(named) == before["session_rollups"]
     store = await Store.open(url)
     query = StatsQuery(since=0, until=10_000_000, group="session")
-    rows = await store.stats(query)
+    rows = (await store.stats_and_total(query))[0]
     assert {row.group for row in rows} == {row["id"] for row in sessions}
     assert (await store.stats_and_total(query))[1].sums["requests"] == sum(row.sums["requests"] for row in rows)
     await store.close()

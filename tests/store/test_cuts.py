@@ -146,20 +146,10 @@ async def test_a_cut_without_a_summary_ends_those_before_it(store: Store) -> Non
 
 def text_of(number: int) -> str:
     shorter = message("tool", f"so short: {number:04}")
-    return encode_cut(
-        [
-            Change(
-                position=number,
-                edit="clear_tool_results",
-                reason="old",
-                message=shorter,
-                tokens_before=900,
-                tokens_after=5,
-            )
-        ],
-        (),
-        ["a", "b"],
+    change = Change(
+        position=number, edit="clear_tool_results", reason="old", message=shorter, tokens_before=900, tokens_after=5
     )
+    return encode_cut(Decided(changes=(change,), kept=("a", "b")))
 
 
 def read(decoded: DecodedCuts, place: object, text: str) -> Decided:
@@ -212,7 +202,7 @@ def test_what_its_items_take_counts_beside_the_text() -> None:
         Gap(start=2 * number, stop=2 * number + 1, edit="drop_oldest", reason="old", tokens=9, tool_calls=0)
         for number in range(1000)
     ]
-    for text in (encode_cut(dropped, (), None), encode_cut((), gaps, None)):
+    for text in (encode_cut(Decided(changes=tuple(dropped))), encode_cut(Decided(gaps=tuple(gaps)))):
         # The text alone would have room.
         for most, stays in ((2 * len(text) + 50_000, False), (2 * len(text) + 70_000, True)):
             decoded = DecodedCuts(most)

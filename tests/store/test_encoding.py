@@ -73,14 +73,14 @@ def test_cuts_come_back_exactly(
     account: Account | None,
 ) -> None:
     in_order = tuple(sorted(changes, key=lambda change: change.position))
-    read = decode_cut(encode_cut(changes, gaps, kept, summary, account), CHAT)
-    assert read == Decided(changes=in_order, gaps=tuple(gaps), kept=kept, summary=summary, account=account)
+    decided = Decided(changes=in_order, gaps=tuple(gaps), kept=kept, summary=summary, account=account)
+    assert decode_cut(encode_cut(decided), CHAT) == decided
 
 
 @given(st.lists(dropped | changed))
 def test_a_cut_that_was_stored_as_changes_alone_is_read(changes: list[Change]) -> None:
     text = encode_changes(changes)
-    assert decode_cut(text, CHAT) == Decided(changes=decode_changes(text, CHAT), gaps=(), kept=None)
+    assert decode_cut(text, CHAT) == Decided(changes=decode_changes(text, CHAT))
 
 
 def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
@@ -94,15 +94,16 @@ def test_half_an_emoji_in_a_summary_is_stored_as_a_mark() -> None:
         covered_tokens=30,
         state={"rounds": 2, "k\ud83d": [{"text": "Z\udc00"}, None, 1.5]},
     )
-    read = decode_cut(encode_cut((), (), None, summary), CHAT).summary
+    read = decode_cut(encode_cut(Decided(summary=summary)), CHAT).summary
     assert read is not None
     assert read.text == "abc\ufffd"
     assert read.state == {"rounds": 2, "k\ufffd": [{"text": "Z\ufffd"}, None, 1.5]}
 
 
 def test_what_else_is_no_text_is_refused() -> None:
+    gap = Gap(start=0, stop=1, edit="drop_oldest", reason="\ud83d", tokens=1, tool_calls=0)
     with pytest.raises(UnicodeEncodeError):
-        encode_cut((), [Gap(start=0, stop=1, edit="drop_oldest", reason="\ud83d", tokens=1, tool_calls=0)], None)
+        encode_cut(Decided(gaps=(gap,)))
 
 
 def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:
@@ -114,7 +115,7 @@ def test_a_cut_over_a_hundred_thousand_messages_takes_next_to_no_room() -> None:
         tokens=12_000_000,
         tool_calls=30_000,
     )
-    assert len(encode_cut((), (gap,), ())) < 200
+    assert len(encode_cut(Decided(gaps=(gap,), kept=()))) < 200
 
 
 def test_thousands_of_dropped_messages_take_little_room() -> None:

@@ -82,7 +82,7 @@ def test_a_cursor_comes_back_as_it_was(time: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "12", ".", ".name", "-1.name", "1e3.name", "٣.name", f"{2**63}.n", "1.a\0b", "9" * 5000 + ".n"]
+    "text", ["", "12", ".", ".name", "1e3.name", "٣.name", f"{2**63}.n", "1.a\0b", "9" * 5000 + ".n"]
 )
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

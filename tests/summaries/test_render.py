@@ -34,7 +34,6 @@ from tests.trimming.notation import messages
 
 CONTENT = Content(
     heading="Archive",
-    hint="",
     own=["Sell house-17.", "Never sell it\nbelow 500 USD."],
     facts=CoveredFacts(
         messages=42,
@@ -63,9 +62,9 @@ def without_token(text: str) -> str:
 
 
 def test_the_text_in_english() -> None:
-    assert without_token(rendered(hint="More is to be had.")).split("\n") == [
+    assert without_token(rendered()).split("\n") == [
         "Archive",
-        f"{PREFACE} More is to be had.",
+        PREFACE,
         "## What the user said, verbatim, oldest first",
         "- Sell house-17.",
         "- Never sell it",

@@ -229,22 +229,12 @@ async def test_a_model_that_refuses_every_length_fails(upstream: Upstream, windo
 
 async def test_the_operators_prompt_is_used_and_needs_no_headings(upstream: Upstream) -> None:
     edit = Summarize(mode="model", prompt="Task goal, in 3 lines.", heading="What was", language="en")
-    work = Work(
-        key="k",
-        session="s",
-        tip="t",
-        wanted=WORK.wanted,
-        edit=edit,
-        model="gpt",
-        caller=Caller(tenant="t"),
-        hint="Ask for more.",
-    )
+    work = Work(key="k", session="s", tip="t", wanted=WORK.wanted, edit=edit, model="gpt", caller=Caller(tenant="t"))
     told = Told(upstream, "They want to move the parcels to the depot.")
     made = await written(told, None, work)
     assert made.status is SummaryStatus.READY
     assert "Task goal, in 3 lines." in told.asked[0]
     assert made.text.startswith("What was\n")
-    assert "Ask for more." in made.text
 
 
 async def test_a_chinese_conversation_gets_a_chinese_summary(upstream: Upstream) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, ClassVar, Final, cast
 
 import orjson
@@ -30,23 +31,20 @@ from proxy.dialects import (
     Countable,
     Dialect,
     JsonObject,
-    MarkKind,
     Message,
     Overflow,
     OwnCalls,
     ReasoningMode,
-    Repaired,
     Replies,
     ReplySide,
     Request,
     RequestSide,
-    RoleOrder,
     Span,
     SpokenRole,
     ToolDefinition,
     ToolOffer,
 )
-from proxy.dialects.base import StreamFilter
+from proxy.dialects.base import RulesWalk, StreamFilter
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted
 from proxy.dialects.sse import Event
 from proxy.errors import InvalidRequest, PalimpsestError
@@ -239,25 +237,6 @@ def _decides_caching(fields: Mapping[str, bytes]) -> bool:
     return "caching" in fields
 
 
-def _marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
-    del places, kind
-    return tuple(messages)
-
-
-def _broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    return tuple(messages)
-
-
-def _demanded_order(status: int, body: bytes) -> RoleOrder | None:
-    del status, body
-    return None
-
-
-def _reordered(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
-    del order
-    return tuple(messages)
-
-
 def _refuses_usage(body: bytes) -> bool:
     return b"spent" in body
 
@@ -383,23 +362,26 @@ def _error_event(body: bytes) -> bytes:
     return b"event: broken\ndata: %b\n\n" % body
 
 
+class ToyProblem(StrEnum):
+    """What can be wrong with an entry."""
+
+    MISSING = "missing result"
+    ORPHAN = "result of nothing"
+
+
 class ToyDialect(Dialect):
     """The toy API."""
 
     name: ClassVar[str] = "toy"
+    cures: ClassVar[Mapping[StrEnum, str]] = {ToyProblem.MISSING: "put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/talk",
         parse=_parse,
         compose=_compose,
         offer_tools=_offer_tools,
         decides_caching=_decides_caching,
-        marked=_marked,
-        broken=_broken,
         overflow_of=_overflow_of,
-        demanded_order=_demanded_order,
-        reordered=_reordered,
         refuses_usage=_refuses_usage,
-        refuses_caching=lambda _body: False,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=_read,
@@ -443,31 +425,23 @@ class ToyDialect(Dialect):
             spans.append(Span(start=start, stop=position, round=number))
         return tuple(spans)
 
-    def problems(self, messages: Sequence[Message]) -> list[str]:
-        return list(self.repair(messages).notes)
-
-    def repair(self, messages: Sequence[Message]) -> Repaired:
+    def walk(self, messages: Sequence[Message]) -> RulesWalk:
         """Put in a text for each result that is missing; leave out each result that answers nothing."""
-        kept: list[Message] = []
-        sources: list[int | None] = []
-        missing = orphans = 0
+        walk = RulesWalk()
         for span in self.spans(messages):
             waiting = [call.id for call in messages[span.start].calls]
             for position in range(span.start, span.stop):
                 message = messages[position]
                 if message.is_result and message.answers not in waiting:
-                    orphans += 1
+                    walk.problems.append((position, ToyProblem.ORPHAN))
                     continue
                 if message.is_result and message.answers is not None:
                     waiting.remove(message.answers)
-                kept.append(message)
-                sources.append(position)
-            missing += len(waiting)
-            kept += [self.result(key, NO_RESULT) for key in waiting]
-            sources += [None] * len(waiting)
-        notes = [f"{missing} x result put in"] if missing else []
-        notes += [f"{orphans} x result left out"] if orphans else []
-        return Repaired(messages=tuple(kept), notes=tuple(notes), sources=tuple(sources))
+                walk.keep(position, message)
+            for key in waiting:
+                walk.problems.append((span.start, ToyProblem.MISSING))
+                walk.keep(None, self.result(key, NO_RESULT))
+        return walk
 
 
 DIALECT: Final = ToyDialect()

@@ -19,6 +19,7 @@ from proxy.dialects.base import (
     Message,
     ReasoningMode,
     one_line,
+    sized,
 )
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
@@ -193,18 +194,14 @@ class ChatMessage(Message):
             elif isinstance(part.get("refusal"), str):
                 lines.append(part["refusal"])
             elif _holds_no_text(part):
-                attachment = _attachment(at, part)
-                lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
-        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
+                lines.append(_attachment(at, part).line)
+        lines += self._call_lines()
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
 
     def with_text(self, text: str) -> ChatMessage:
         return self.replacing("content", text)
-
-    def with_content_of(self, other: Message) -> ChatMessage:
-        return self.replacing("content", other.data.get("content"))
 
     def with_texts(self, texts: Sequence[str | None]) -> ChatMessage:
         content = self.data.get("content")
@@ -448,5 +445,4 @@ def _described(inner: Any) -> str:
         kind, held = head.removeprefix("data:").partition(";")[0], data
     elif "://" in head[:_SCHEME]:
         return one_line(held)
-    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
-    return f"{known}, {len(held.rstrip('=')) * 3 // 4} bytes"
+    return sized(kind, held)

@@ -20,7 +20,7 @@ from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDef
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.jsontext import ITEMS, RawFields, added, emitted, is_array, is_object, read, with_field, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -44,34 +44,23 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
         text = request.fields.get(name)
         if (None if text is None else orjson.loads(text)) not in fine:
             return ToolOffer(names=(), tools=request.tools)
-    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
-    functions = [tool["function"] for tool in theirs if is_object(tool) and is_object(tool.get("function"))]
-    strict = bool(functions) and all(function.get("strict") is True for function in functions)
-    return offer(request, own, theirs, set(map(_name_of, theirs)), lambda tool: _definition(tool, strict=strict))
+    return offer(request, own, _definition, name_of=_name_of, function_of=lambda tool: tool.get("function"))
 
 
 @lru_cache
-def _definition(tool: ToolDefinition, *, strict: bool) -> bytes:
+def _definition(tool: ToolDefinition, strict: bool) -> bytes:
     """Return the JSON text of a tool."""
-    unset = "Empty" if strict else "Leave out"
-    properties = {name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters}
-    parameters: JsonObject = {"type": "object", "properties": properties}
-    if strict:
-        parameters["required"] = list(properties)
-    parameters["additionalProperties"] = False
-    function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    function: JsonObject = {"name": tool.name, "description": tool.description}
+    function["parameters"] = schema_of(tool, strict=strict)
     if strict:
         function["strict"] = True
     return orjson.dumps({"type": "function", "function": function})
 
 
-def _name_of(tool: Any) -> Any:
+def _name_of(tool: JsonObject) -> Any:
     """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
-    if not is_object(tool):
-        return None
     inner = next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool)
-    name = inner.get("name")
-    return name if isinstance(name, str) else None
+    return inner.get("name")
 
 
 # ------------------------------------------------------------------------------------- the calls

@@ -19,13 +19,13 @@ repair of a longer history begins with that of the shorter one, unless its last 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
@@ -44,7 +44,7 @@ _FUNCTION: Final = frozenset({"function"})
 
 
 class Problem(StrEnum):
-    """What can be wrong with a message. The value says it, and reads on as a note of the repair."""
+    """What can be wrong with a message."""
 
     MISSING = "tool call without a result"
     ORPHAN = "tool result without a call"
@@ -56,24 +56,13 @@ class Problem(StrEnum):
     SILENT = "assistant message without content and calls between two questions"
 
 
-_CURES: Final = {Problem.MISSING: "a result was put in", Problem.SILENT: "a text was put in"}
-"""How a problem is cured where that is not by leaving out."""
+class _Walk(RulesWalk):
+    """A missing result is put in, everything else that breaks the rules is left out."""
 
-
-class _Walk:
-    """One reading of the messages: what stays and is put in, in order, and what is wrong."""
-
-    __slots__ = ("_left_out", "messages", "problems", "sources")
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self.messages: list[Message] = []
-        self.sources: list[int | None] = []
-        self.problems: list[tuple[int, Problem]] = []  # positions, and what is wrong with the message there
-        self._left_out: int | None = None  # which of these left an assistant message out, since a message was kept last
-        ties = _ties_of(messages)
-        if _are_sound(ties):  # most histories are, and they are read at every request
-            self.messages, self.sources = list(messages), list(range(len(ties)))
-            return
+    def __init__(self, messages: Sequence[Message], ties: Sequence[Ties]) -> None:
+        super().__init__()
+        self._left_out: int | None = None
+        """Which of the problems left an assistant message out, since a message was kept last."""
         position = 0
         while position < len(ties):
             start, role = position, ties[position].role
@@ -81,7 +70,7 @@ class _Walk:
             if role == "assistant":
                 ids: Collection[str] = ties[start].ids
                 if _is_sound(ties[start]):
-                    self._keep(start, messages[start])
+                    self.keep(start, messages[start])
                 else:
                     ids = self._block(start, messages[start], ties[start])
                 if ids:
@@ -91,8 +80,8 @@ class _Walk:
             else:
                 if role == "user" and self._left_out is not None and self.messages and self.messages[-1].role == "user":
                     self.problems[self._left_out] = (self.problems[self._left_out][0], Problem.SILENT)
-                    self._keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
-                self._keep(start, messages[start])
+                    self.keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
+                self.keep(start, messages[start])
 
     def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]) -> int:
         """Keep the results that answer a block, put in those that are missing; return the position after them."""
@@ -106,17 +95,16 @@ class _Walk:
                 self.problems.append((position, Problem.SECOND))
             else:
                 answered.add(answer)
-                self._keep(position, messages[position])
+                self.keep(position, messages[position])
             position += 1
         for missing in ids:
             if missing not in answered:
-                self._keep(None, CHAT.result(missing, NO_RESULT))
+                self.keep(None, CHAT.result(missing, NO_RESULT))
                 self.problems.append((block, Problem.MISSING))
         return position
 
-    def _keep(self, source: int | None, message: Message) -> None:
-        self.messages.append(message)
-        self.sources.append(source)
+    def keep(self, source: int | None, message: Message) -> None:
+        super().keep(source, message)
         self._left_out = None
 
     def _block(self, position: int, message: Message, ties: Ties) -> Collection[str]:
@@ -135,7 +123,7 @@ class _Walk:
         sound = message.with_calls({*kept, len(calls)}) if calls else message.without("tool_calls")
         # An empty text that the client sent is its own affair; one that the repair left over is not.
         if ties.names_calls and (ids or ties.legacy_call or sound.has_content):
-            self._keep(None, sound)
+            self.keep(None, sound)
         else:
             self.problems.append((position, Problem.EMPTY))
             self._left_out = len(self.problems) - 1
@@ -176,6 +164,10 @@ class ChatDialect(Dialect):
 
     name: ClassVar[str] = "chat"
     repairs_blocks_alone: ClassVar[bool] = True
+    cures: ClassVar[Mapping[StrEnum, str]] = {
+        Problem.MISSING: "a result was put in",
+        Problem.SILENT: "a text was put in",
+    }
     requests: ClassVar[RequestSide] = RequestSide(
         path="/chat/completions",
         parse=parse_chat_request,
@@ -188,7 +180,6 @@ class ChatDialect(Dialect):
         demanded_order=demanded_order,
         reordered=reordered,
         refuses_usage=refuses_usage,
-        refuses_caching=lambda _body: False,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=read_body,
@@ -236,14 +227,10 @@ class ChatDialect(Dialect):
             found.append(Span(start=start, stop=position, round=number))
         return tuple(found)
 
-    def problems(self, messages: Sequence[Message]) -> list[str]:
-        return [f"message {position}: {problem}" for position, problem in _Walk(messages).problems]
-
-    def repair(self, messages: Sequence[Message]) -> Repaired:
-        # A missing result is put in, everything else that breaks the rules is left out.
-        walk = _Walk(messages)
-        notes = repair_notes(walk.problems, Problem, _CURES)
-        return Repaired(messages=tuple(walk.messages), notes=notes, sources=tuple(walk.sources))
+    def walk(self, messages: Sequence[Message]) -> RulesWalk:
+        ties = _ties_of(messages)
+        # Most histories are sound, and they are read at every request.
+        return RulesWalk(messages) if _are_sound(ties) else _Walk(messages, ties)
 
 
 CHAT: Final = ChatDialect()

@@ -91,20 +91,13 @@ def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk
     """Return the request; `values` are those of all fields but the messages."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
-    common = common_fields(values)
     return Request(
-        raw=body,
-        fields=fields,
+        **common_fields(body, fields, values),
         instructions=talk.instructions,
         messages=talk.messages,
-        model=common.model,
-        stream=common.stream,
-        has_tools=bool(common.tools),
-        tools=fields["tools"] if common.tools else None,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
         replies=talk.replies,
-        parameters=values,
         has_own_fields=talk.has_own_fields,
         ends=talk.ends,
         joined=talk.joined,

@@ -27,6 +27,7 @@ from proxy.dialects.base import (
     Message,
     ReasoningMode,
     one_line,
+    sized,
 )
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, write
 
@@ -188,11 +189,10 @@ class MessagesMessage(Message):
             if not is_object(leaf):
                 lines.append(f"[{write(leaf).decode()}]")
             elif _is_media(leaf):
-                attachment = _attachment(place, leaf)
-                lines.append(f"[{attachment.kind}: {attachment.description}; only text can be shown here]")
+                lines.append(_attachment(place, leaf).line)
             elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
                 lines.append(f"[{write(leaf).decode()}]")
-        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += self._call_lines()
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
@@ -206,9 +206,6 @@ class MessagesMessage(Message):
         pairs = list(self._pairs())
         thought = [raw for raw, block in pairs if _kind(block) in THINKING]
         return self._of_blocks([*thought, *([said] if text else []), *[raw for raw, block in pairs if is_call(block)]])
-
-    def with_content_of(self, other: Message) -> MessagesMessage:
-        return self.replacing("content", other.data.get("content"))
 
     def with_texts(self, texts: Sequence[str | None]) -> MessagesMessage:
         result = self._only_result
@@ -534,6 +531,4 @@ def _described(leaf: JsonObject) -> str:
     kind, held = source.get("media_type"), source.get("data")
     if not isinstance(held, str):
         return "no address"
-    known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
-    size = len(held.rstrip("=")) * 3 // 4 if source.get("type") == "base64" else len(held)
-    return f"{known}, {size} bytes"
+    return sized(kind, held, None if source.get("type") == "base64" else len(held))

@@ -17,7 +17,7 @@ from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDef
 from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import usage_of
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
@@ -34,17 +34,13 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     choice = request.parameters.get("tool_choice")
     if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
         return ToolOffer(names=(), tools=request.tools)
-    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
-    taken = [tool.get("name") for tool in theirs if is_object(tool)]  # a name may be any JSON
-    return offer(request, own, theirs, taken, _definition)
+    return offer(request, own, lambda tool, _: _definition(tool))
 
 
 @lru_cache
 def _definition(tool: ToolDefinition) -> bytes:
     """Return the JSON text of a tool."""
-    told = {name: {"type": "string", "description": text.format(unset="Leave out")} for name, text in tool.parameters}
-    schema = {"type": "object", "properties": told, "additionalProperties": False}
-    return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema})
+    return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
 
 
 # ------------------------------------------------------------------------------------- the calls

@@ -16,13 +16,13 @@ shorter one, unless its last calls were answered meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, Repaired, ReplySide, RequestSide, Span, SpokenRole, repair_notes
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
@@ -40,7 +40,7 @@ OPENING: Final = "[The beginning of this conversation is not shown.]"
 
 
 class BrokenRule(StrEnum):
-    """What can be wrong with a message. The value says it, and reads on as a note of the repair."""
+    """What can be wrong with a message."""
 
     MISSING = "tool call without a result"
     ORPHAN = "tool result without a call"
@@ -53,29 +53,12 @@ class BrokenRule(StrEnum):
     BEGINNING = "conversation that begins with a reply"
 
 
-_CURES: Final = {
-    BrokenRule.MISSING: "a result was put in",
-    BrokenRule.BEHIND: "put first",
-    BrokenRule.SYSTEM: "said by the user",
-    BrokenRule.BEGINNING: "a text was put before it",
-}
-"""How a problem is cured where that is not by leaving out."""
+class _TurnWalk(RulesWalk):
+    """What breaks the rules is left out where nothing else cures it."""
 
-
-class _TurnWalk:
-    """One reading of the messages: what stays and is put in, in order, and what is wrong."""
-
-    __slots__ = ("_ids", "messages", "problems", "sources")
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self.messages: list[Message] = []
-        self.sources: list[int | None] = []
-        self.problems: list[tuple[int, BrokenRule]] = []  # positions, and what is wrong with the message there
+    def __init__(self, messages: Sequence[Message], ties: Sequence[BlockTies]) -> None:
+        super().__init__()
         self._ids: set[str] = set()  # of all calls so far
-        ties = _ties_of(messages)
-        if _are_sound(ties):  # most histories are, and they are read at every request
-            self.messages, self.sources = list(messages), list(range(len(ties)))
-            return
         position = 0
         while position < len(ties):
             start, role = position, ties[position].role
@@ -92,23 +75,21 @@ class _TurnWalk:
                 self.problems.append((start, BrokenRule.EMPTY))
             elif role == "system" and (not self.messages or self.messages[-1].role == "assistant"):
                 self.problems.append((start, BrokenRule.SYSTEM))
-                self._keep(None, MESSAGES.spoken("user", messages[start].text))
+                self.keep(None, MESSAGES.spoken("user", messages[start].text))
             else:
-                self._keep(start, messages[start])
+                self.keep(start, messages[start])
 
-    def _keep(self, source: int | None, message: Message) -> None:
+    def keep(self, source: int | None, message: Message) -> None:
         if not self.messages and message.role == "assistant":
             self.problems.append((source or 0, BrokenRule.BEGINNING))
-            self.messages.append(MESSAGES.spoken("user", OPENING))
-            self.sources.append(None)
-        self.messages.append(message)
-        self.sources.append(source)
+            super().keep(None, MESSAGES.spoken("user", OPENING))
+        super().keep(source, message)
 
     def _orphans(self, position: int, message: Message) -> None:
         """Keep what stands beside results that answer nothing."""
         self.problems += [(position, BrokenRule.ORPHAN)] * message.result_count
         if (left := message.with_results([None] * message.result_count)) is not None:
-            self._keep(None, left)
+            self.keep(None, left)
 
     def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
         """Keep of a reply what keeps the rules; return the ids of its calls."""
@@ -122,9 +103,9 @@ class _TurnWalk:
                 ids[identity] = None
         self._ids.update(ids)
         if len(kept) == len(ties.ids) and not ties.empty:
-            self._keep(position, message)
+            self.keep(position, message)
         elif ids or (not ties.empty and message.has_content):
-            self._keep(None, message.with_calls(kept))
+            self.keep(None, message.with_calls(kept))
         else:
             self.problems.append((position, BrokenRule.EMPTY))
         return ids
@@ -136,7 +117,7 @@ class _TurnWalk:
         run = range(block + 1, stop)
         if _are_answers([ties[at] for at in run], ids):
             for at in run:
-                self._keep(at, messages[at])
+                self.keep(at, messages[at])
             return
         waiting = dict.fromkeys(ids, True)
         results: list[Message] = []
@@ -158,7 +139,7 @@ class _TurnWalk:
         missing = [answered for answered, waits in waiting.items() if waits]
         self.problems += [(block, BrokenRule.MISSING)] * len(missing)
         for message in (*results, *[MESSAGES.result(answered, NO_RESULT) for answered in missing], *beside):
-            self._keep(None, message)
+            self.keep(None, message)
 
 
 def _ties_of(messages: Sequence[Message]) -> list[BlockTies]:
@@ -207,6 +188,12 @@ class MessagesDialect(Dialect):
     """The Messages API."""
 
     name: ClassVar[str] = "messages"
+    cures: ClassVar[Mapping[StrEnum, str]] = {
+        BrokenRule.MISSING: "a result was put in",
+        BrokenRule.BEHIND: "put first",
+        BrokenRule.SYSTEM: "said by the user",
+        BrokenRule.BEGINNING: "a text was put before it",
+    }
     requests: ClassVar[RequestSide] = RequestSide(
         path="/messages",
         headers=((b"anthropic-version", b"2023-06-01"),),
@@ -217,9 +204,6 @@ class MessagesDialect(Dialect):
         marked=marked,
         broken=broken,
         overflow_of=overflow_of,
-        demanded_order=lambda _status, _body: None,  # the API puts users in a row together itself
-        reordered=lambda messages, _order: tuple(messages),
-        refuses_usage=lambda _body: False,
         refuses_caching=lambda body: b"cache_control" in body,
     )
     replies: ClassVar[ReplySide] = ReplySide(
@@ -266,13 +250,10 @@ class MessagesDialect(Dialect):
             found.append(Span(start=start, stop=position, round=number))
         return tuple(found)
 
-    def problems(self, messages: Sequence[Message]) -> list[str]:
-        return [f"message {position}: {problem}" for position, problem in _TurnWalk(messages).problems]
-
-    def repair(self, messages: Sequence[Message]) -> Repaired:
-        walk = _TurnWalk(messages)
-        notes = repair_notes(walk.problems, BrokenRule, _CURES)
-        return Repaired(messages=tuple(walk.messages), notes=notes, sources=tuple(walk.sources))
+    def walk(self, messages: Sequence[Message]) -> RulesWalk:
+        ties = _ties_of(messages)
+        # Most histories are sound, and they are read at every request.
+        return RulesWalk(messages) if _are_sound(ties) else _TurnWalk(messages, ties)
 
 
 MESSAGES: Final = MessagesDialect()

@@ -43,30 +43,24 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     values = {name: value_of(name, bytes(text)) for name, text in fields.items() if name != "messages"}
     facts, messages = _messages(items)
     _refuse_other_apis(values, messages)
-    common = common_fields(values)
+    common = common_fields(body, fields, values)
     limit = values["max_tokens"]
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
-    system = values.pop("system", None)
+    system, thread = values.pop("system", None), values.get("thread")
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
     return Request(
-        raw=body,
-        fields=fields,
-        instructions=(_instruction(fields["system"]),) if system else (),
+        **common,
+        instructions=(MessagesMessage(b'{"role":"system","content":%b}' % fields["system"]),) if system else (),
         messages=messages,
-        model=common.model,
-        stream=common.stream,
-        has_tools=bool(common.tools),
-        tools=fields["tools"] if common.tools else None,
         wants_usage=True,  # it always comes
         reply_tokens=limit if limit > 0 else None,
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
-        parameters=values,
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
-        binds_loop=_UNBOUND.search(common.model) is None,
-        untouched=_goes_on(values.get("thread")),
+        binds_loop=_UNBOUND.search(common["model"]) is None,
+        untouched=is_object(thread) and thread.get("type") == "continue",  # the provider holds its messages
         notes=(MANAGED,) if values.get("context_management") else (),
     )
 
@@ -161,10 +155,6 @@ def _system_of(instructions: Sequence[Message]) -> bytes:
     return write([block for message in instructions for block in blocks_of(message.data)])
 
 
-def _instruction(system: bytes) -> MessagesMessage:
-    return MessagesMessage(b'{"role":"system","content":%b}' % system)
-
-
 def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[MessagesMessage, ...]]:
     return _KNOWN.messages(list(map(bytes, items)), MessagesMessage, lambda at, text: _message(f"messages[{at}]", text))
 
@@ -199,11 +189,6 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 def _is_enabled(thinking: Any) -> bool:
     """Tell whether thinking is switched on in the older way, in which a reply amid a tool loop begins with thinking."""
     return is_object(thinking) and thinking.get("type") == "enabled"
-
-
-def _goes_on(thread: Any) -> bool:
-    """Tell whether a request goes on with a thread of messages that the provider holds."""
-    return is_object(thread) and thread.get("type") == "continue"
 
 
 def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:

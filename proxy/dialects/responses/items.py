@@ -30,6 +30,7 @@ from proxy.dialects.base import (
     Message,
     ReasoningMode,
     one_line,
+    sized,
 )
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
@@ -297,8 +298,8 @@ class Item(Message):
     def readable(self) -> str:
         lines = [self.text] if self.text else []
         lines += _refusals(self.slots)
-        lines += [f"[{each.kind}: {each.description}; only text can be shown here]" for each in self.attachments]
-        lines += [f"[call of {one_line(call.name)}: {call.arguments}]" for call in self.calls]
+        lines += [each.line for each in self.attachments]
+        lines += self._call_lines()
         lines += [f"[{kind_of(item)}]" for item in self.items if kind_of(item) not in _KNOWN_SHAPES | {"reasoning"}]
         return "\n".join(lines)
 
@@ -571,6 +572,5 @@ def _described(held: Any) -> str:
         return "no address"
     head, comma, data = held.partition(",")
     if head.startswith("data:") and comma:
-        kind = head.removeprefix("data:").partition(";")[0]
-        return f"{one_line(kind) or 'unknown type'}, {len(data.rstrip('=')) * 3 // 4} bytes"
+        return sized(head.removeprefix("data:").partition(";")[0], data)
     return one_line(held)

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.jsontext import RawFields, added, is_object, is_one_of, read, with_field, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer
+from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
 from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
@@ -37,30 +37,14 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     """
     if request.parameters.get("tool_choice") not in _LEAVES_ROOM:
         return ToolOffer(names=(), tools=request.tools)
-    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
-    taken = [tool.get("name") for tool in theirs if is_object(tool)]  # a name may be any JSON
-    functions = [tool for tool in theirs if is_object(tool) and tool.get("type") == "function"]
-    strict = bool(functions) and all(function.get("strict") is True for function in functions)
-    return offer(request, own, theirs, taken, lambda tool: _definition(tool, strict=strict))
+    return offer(request, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
 
 
 @lru_cache
-def _definition(tool: ToolDefinition, *, strict: bool) -> bytes:
+def _definition(tool: ToolDefinition, strict: bool) -> bytes:
     """Return the JSON text of a tool. What is not called strict is so by default."""
-    unset = "Empty" if strict else "Leave out"
-    properties = {name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters}
-    parameters: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
-    if strict:
-        parameters["required"] = list(properties)
-    return orjson.dumps(
-        {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": parameters,
-            "strict": strict,
-        }
-    )
+    named = {"type": "function", "name": tool.name, "description": tool.description}
+    return orjson.dumps({**named, "parameters": schema_of(tool, strict=strict), "strict": strict})
 
 
 # ------------------------------------------------------------------------------------- one round

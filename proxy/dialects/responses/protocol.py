@@ -19,18 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import (
-    Dialect,
-    MarkKind,
-    Message,
-    Repaired,
-    ReplySide,
-    RequestSide,
-    RoleOrder,
-    Span,
-    SpokenRole,
-    repair_notes,
-)
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
@@ -55,7 +44,7 @@ _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "
 
 
 class ItemProblem(StrEnum):
-    """What can be wrong with an entry. The value says it, and reads on as a note of the repair."""
+    """What can be wrong with an entry."""
 
     MISSING = "tool call without a result"
     ORPHAN = "tool result without a call"
@@ -66,13 +55,11 @@ class ItemProblem(StrEnum):
     SAME_ID = "item with the id of another one"
 
 
-class _ItemWalk:
-    """One reading of the entries: what stays and is put in, in order, and what is wrong."""
+class _ItemWalk(RulesWalk):
+    """A missing result is put in, everything else that breaks the rules is left out."""
 
     def __init__(self, entries: Sequence[Item]) -> None:
-        self.entries: list[Item] = []
-        self.sources: list[int | None] = []
-        self.problems: list[tuple[int, ItemProblem]] = []
+        super().__init__()
         self._ids: set[str] = set()
         self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
         self._known: Collection[str] = ()  # the calls of the last turn
@@ -86,7 +73,7 @@ class _ItemWalk:
             elif entry.is_result:
                 self._result(at, entry)
             else:
-                self._keep(at, self._unique(at, entry), entry)
+                self._keep_unique(at, entry)
         self._fill(len(entries))
 
     def _turn(self, at: int, entry: Item) -> None:
@@ -113,9 +100,9 @@ class _ItemWalk:
             self.problems.append((at, ItemProblem.ALONE))
         unique = self._unique(at, paired)
         if unique.items:
-            self._keep(at, unique, entry)
+            self.keep(at if unique is entry else None, unique)
         self._known = seen
-        self._last = len(self.entries)
+        self._last = len(self.messages)
 
     def _result(self, at: int, entry: Item) -> None:
         name = entry.answers or ""
@@ -127,14 +114,14 @@ class _ItemWalk:
         else:
             self._answered.add(name)
             self._open.pop(name, None)
-            self._keep(at, self._unique(at, entry), entry)
-            self._last = len(self.entries)
+            self._keep_unique(at, entry)
+            self._last = len(self.messages)
 
     def _fill(self, at: int) -> None:
         """Put in a text for each result that did not come before the next turn."""
         missing = [result(name, kind, NO_RESULT) for name, kind in self._open.items()]
         self.problems += [(max(0, at - 1), ItemProblem.MISSING) for _ in missing]
-        self.entries[self._last : self._last] = missing
+        self.messages[self._last : self._last] = missing
         self.sources[self._last : self._last] = [None] * len(missing)
         self._open = {}
 
@@ -153,9 +140,9 @@ class _ItemWalk:
 
         return entry.keeping(unique)
 
-    def _keep(self, at: int, entry: Item, original: Item) -> None:
-        self.entries.append(entry)
-        self.sources.append(at if entry is original else None)
+    def _keep_unique(self, at: int, entry: Item) -> None:
+        unique = self._unique(at, entry)
+        self.keep(at if unique is entry else None, unique)
 
 
 def result(call: str, kind: str, text: str) -> Item:
@@ -163,51 +150,18 @@ def result(call: str, kind: str, text: str) -> Item:
     return Item.as_stored({"type": kind, "call_id": call, "output": text})
 
 
-def _cache_decided(fields: Mapping[str, bytes]) -> bool:
-    return "prompt_cache_options" in fields
-
-
-def _unmarked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
-    del places, kind
-    return tuple(messages)
-
-
-def _unbroken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:  # noqa: ARG001
-    return tuple(messages)
-
-
-def _no_order(status: int, body: bytes) -> RoleOrder | None:
-    del status, body
-    return None
-
-
-def _as_they_are(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
-    del order
-    return tuple(messages)
-
-
-def _never(body: bytes) -> bool:
-    del body
-    return False
-
-
 class ResponsesDialect(Dialect):
     """The Responses API."""
 
     name: ClassVar[str] = "responses"
+    cures: ClassVar[Mapping[StrEnum, str]] = {ItemProblem.MISSING: "a result was put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/responses",
         parse=parse_responses_request,
         compose=compose,
         offer_tools=offer_tools,
-        decides_caching=_cache_decided,
-        marked=_unmarked,
-        broken=_unbroken,
+        decides_caching=lambda fields: "prompt_cache_options" in fields,
         overflow_of=overflow_of,
-        demanded_order=_no_order,
-        reordered=_as_they_are,
-        refuses_usage=_never,
-        refuses_caching=_never,
         state_fields=STATE_FIELDS,
         resolved=resolved,
         opening_error=opening_error,
@@ -261,14 +215,8 @@ class ResponsesDialect(Dialect):
             found.append(Span(start=start, stop=position, round=number))
         return tuple(found)
 
-    def problems(self, messages: Sequence[Message]) -> list[str]:
-        walk = _ItemWalk(cast("Sequence[Item]", messages))
-        return [f"item {position}: {problem}" for position, problem in walk.problems]
-
-    def repair(self, messages: Sequence[Message]) -> Repaired:
-        walk = _ItemWalk(cast("Sequence[Item]", messages))
-        notes = repair_notes(walk.problems, ItemProblem, {ItemProblem.MISSING: "a result was put in"})
-        return Repaired(messages=tuple(walk.entries), notes=notes, sources=tuple(walk.sources))
+    def walk(self, messages: Sequence[Message]) -> RulesWalk:
+        return _ItemWalk(cast("Sequence[Item]", messages))
 
 
 RESPONSES: Final = ResponsesDialect()

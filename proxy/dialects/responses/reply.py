@@ -218,7 +218,8 @@ def made_answer(
 ) -> tuple[bytes, bytes]:
     """Return content type and body of an answer with this reply; `created` is in seconds since 1970."""
     del usage  # it is always told
-    output = [_as_output(item, place) for place, item in enumerate(reply.items if isinstance(reply, Item) else [])]
+    items = reply.items if isinstance(reply, Item) else []
+    output = [{"id": f"item_{place}", "status": "completed", **item} for place, item in enumerate(items)]
     nothing = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     response: JsonObject = {
         "id": f"resp_{exchange}",
@@ -240,11 +241,6 @@ def made_answer(
     events.append(("response.completed", {"response": response}))
     numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
     return b"text/event-stream", b"".join([event_of(name, data) for name, data in numbered])
-
-
-def _as_output(item: JsonObject, place: int) -> JsonObject:
-    """Return an item as a response lists it: with an id and a status."""
-    return {"id": f"item_{place}", "status": "completed", **item}
 
 
 def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:

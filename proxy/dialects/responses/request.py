@@ -156,28 +156,22 @@ def _instructions(text: bytes) -> bytes:
 def _request(
     body: bytes, fields: RawFields, values: dict[str, Any], instructions: tuple[Item, ...], messages: tuple[Item, ...]
 ) -> Request:
-    common = common_fields(values)
+    common = common_fields(body, fields, values)
     limit, state = values.get("max_output_tokens"), _state_of(values)
-    references = _references(messages)
-    pointers = _pointers(messages)
+    turns = [item for message in messages if message.role == "assistant" for item in message.items]
+    references = _ids([item for item in turns if _is_kept(item)])
     return Request(
-        raw=body,
-        fields=fields,
+        **common,
         instructions=instructions,
         messages=messages,
-        model=common.model,
-        stream=common.stream,
-        has_tools=bool(common.tools),
-        tools=fields["tools"] if common.tools else None,
         wants_usage=True,  # it always comes
         reply_tokens=limit if type(limit) is int and limit > 0 else None,
         replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
-        parameters=values,
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
         untouched=bool(state) or values.get("background") is True,
         state=state,
-        references=(state, *references) if state else tuple(references),
-        pointers=tuple(pointers),
+        references=(state, *references) if state else references,
+        pointers=_ids([item for item in turns if kind_of(item) == "item_reference"]),
     )
 
 
@@ -255,20 +249,10 @@ def _state_of(values: Mapping[str, Any]) -> str:
     return state if isinstance(state, str) else ""
 
 
-def _references(messages: Sequence[Item]) -> list[str]:
-    """Return the ids of the items that stand for what the provider keeps."""
-    turns = [item for message in messages if message.role == "assistant" for item in message.items]
-    named = [item.get("id") for item in turns if _is_reference(item)]
-    return [name for name in named if isinstance(name, str)]
+def _ids(items: Sequence[JsonObject]) -> tuple[str, ...]:
+    return tuple([name for item in items if isinstance(name := item.get("id"), str)])
 
 
-def _pointers(messages: Sequence[Item]) -> list[str]:
-    """Return the ids of the items that are nothing but references."""
-    turns = [item for message in messages if message.role == "assistant" for item in message.items]
-    named = [item.get("id") for item in turns if kind_of(item) == "item_reference"]
-    return [name for name in named if isinstance(name, str)]
-
-
-def _is_reference(item: JsonObject) -> bool:
-    """Tell whether an item is a reference; so is reasoning without its content."""
+def _is_kept(item: JsonObject) -> bool:
+    """Tell whether an item stands for what the provider keeps: a reference, or reasoning without its content."""
     return kind_of(item) == "item_reference" or (kind_of(item) == "reasoning" and not item.get("encrypted_content"))

@@ -23,7 +23,7 @@ def test_a_turn_and_its_results_are_one_span() -> None:
     talk: list[Message] = [ASK, LOOK, SEEN, turn(said("a")), ASK, turn(CALL, CUSTOM), DRAWN, ASK, SEEN, ASK]
     found = [(span.start, span.stop, span.round) for span in API.spans(talk)]
     assert found == [(0, 1, 1), (1, 3, 1), (3, 4, 1), (4, 5, 2), (5, 9, 3), (9, 10, 4)]
-    assert API.problems(talk) == ["item 5: item with the id of another one"]
+    assert API.problems(talk) == ["message 5: item with the id of another one"]
 
 
 @pytest.mark.parametrize(
