@@ -140,7 +140,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
         counter,
         model=model,
         windows=lambda name: catalogue.facts(name, _base_url(settings, name)).context_window,
-        marks=settings.cache.breakpoints == "auto",
+        marks=settings.cache.breakpoints != "never",
         recall=recall or suggest,
     )
     with _progress(len(histories) * test.steps, shown=sys.stdout.isatty() and not as_json) as tick:

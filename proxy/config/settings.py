@@ -477,8 +477,10 @@ class CacheSettings(_Section):
 
     key: Literal["none", "session"] = "none"
     """`session` sends a `prompt_cache_key`, an HMAC of the session, where the client sends none."""
-    breakpoints: Literal["auto", "never"] = "auto"
-    """`auto` marks the end of the stable prefix, for models that take marks. `never` sets no marks."""
+    breakpoints: Literal["auto", "always", "never"] = "auto"
+    """`auto` marks the end of the stable prefix, for models that take marks; and, in a trimmed request to the Messages
+    API, the newest message. `always` marks that in untrimmed requests too, from the first reply on. `never`: no marks.
+    """
 
 
 class PriceStep(_Section):

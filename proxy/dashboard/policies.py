@@ -155,7 +155,7 @@ async def try_policy(
         app.counter,
         model=today.model,
         windows=lambda _: facts.context_window,
-        marks=settings.cache.breakpoints == "auto",
+        marks=settings.cache.breakpoints != "never",
     )
     replay = await compute(_REPLAY_BYTES, test.run, [history])
     return LabResult(

@@ -323,19 +323,20 @@ class UpstreamSender:
         lead, newest = len(instructions), False
         if (
             facts.breakpoints != "none"
-            and settings.cache.breakpoints == "auto"
+            and settings.cache.breakpoints != "never"
             and not api.decides_caching(request.fields)
         ):
             if made.stable_ends:
                 ends = [lead + end - 1 for end in made.stable_ends]
                 whole = api.marked((*instructions, *view), ends, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
-            place, at = self._stable_part(prepared) if attempt.report.would_send is None else (None, 0)
+            observed = attempt.report.would_send is not None
+            place, at = (None, 0) if observed else self._stable_part(prepared)
             if place is not None:
                 whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
             # Behind instructions that are others at each request nothing is found again.
-            newest = place is None and attempt.caches_newest and facts.breakpoints == "anthropic"
+            newest = place is None and not observed and attempt.caches_newest and facts.breakpoints == "anthropic"
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -344,6 +345,8 @@ class UpstreamSender:
                 whole = api.reordered(whole, order)
             lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
             instructions, view = whole[:lead], whole[lead:]
+        if newest and tuple(view) == request.messages:  # the client's own bytes, unless the operator says otherwise
+            newest = settings.cache.breakpoints == "always" and not request.untouched
         key = None
         if settings.cache.key == "session" and facts.takes_key and history.id is not None and not request.untouched:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)

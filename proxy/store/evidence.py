@@ -244,9 +244,8 @@ class _Inference:
 
     def _decide(self, holders: Mapping[int, set[str]], places: Sequence[int], *, all_read: bool) -> _Session | None:
         """Return the session that the evidence at these places tells; None where it tells none, or several."""
-        told = [
-            (each, holders[each.piece]) for place in places for each in self._evidence(place) if each.piece in holders
-        ]
+        known = {place: [each for each in self._evidence(place) if each.piece in holders] for place in places}
+        told = [(each, holders[each.piece]) for found in known.values() for each in found]
         if not told:
             return None
         counts = Counter(key for _, keys in told for key in keys)
@@ -262,7 +261,9 @@ class _Inference:
         ending = self._ending_alike(likely) if len(likely) > 1 else likely
         sole = {key for _, keys in told if len(keys) == 1 for key in keys}
         most = {key for key in likely if counts[key] == max(counts.values())}
-        return self._only_one(sole, ending, most, self._with_newest_head(most) if len(most) > 1 else most)
+        # What the client has of others may stand behind the newest reply that is known.
+        newest = max(place for place, found in known.items() if found)
+        return self._only_one(sole, ending, most, self._with_newest_head(most, newest) if len(most) > 1 else most)
 
     def _only_one(self, *better: Collection[str]) -> _Session | None:
         """Return the session of the first of some sets that holds but one; None where there is no such set."""
@@ -274,13 +275,14 @@ class _Inference:
         same = {key for key in tried if self._agrees(key)}
         likely = {key for key in same if self._unknown(key, self._newest_held(key, holders)) is None}
         if not likely:  # instructions with the time of day in them are others at each request
-            return self._only_one({key for key in self._with_newest_head(tried - same) if self._has_all(key)})
+            standing = self._with_newest_head(tried - same, self._newest)
+            return self._only_one({key for key in standing if self._has_all(key)})
         ending = likely if len(likely) == 1 else self._ending_alike(likely)
         if len(ending) == 1:
             return self._only_one(ending)
         known = {key: len(self._known(key, range(self._newest + 1))) for key in likely}
         most = {key for key in likely if known[key] == max(known.values())}
-        standing = self._with_newest_head(most) if len(most) > 1 else most
+        standing = self._with_newest_head(most, self._newest) if len(most) > 1 else most
         return self._only_one(most, standing) or self._only_one(self._asked_alike(standing))
 
     def _ending_alike(self, keys: Collection[str], asked: Sequence[Message] = ()) -> set[str]:
@@ -383,9 +385,9 @@ class _Inference:
             known.update(self._connection.execute(_pieces(self._connection.dialect.name), asked).scalars())
         return {place for place in contents if contents[place] in there or not known.isdisjoint(pieces[place])}
 
-    def _with_newest_head(self, keys: Collection[str]) -> set[str]:
-        """Return those of some sessions whose head says what the newest reply of the request says."""
-        newest = {each.piece for each in self._evidence(self._newest)}
+    def _with_newest_head(self, keys: Collection[str], place: int) -> set[str]:
+        """Return those of some sessions whose head says what the reply at a place of the request says."""
+        newest = {each.piece for each in self._evidence(place)}
         found: set[str] = set()
         for key in self._newest_of(keys):
             for row in tree.rows_of(self._connection, key, [self._sessions[key].head]):

@@ -164,6 +164,26 @@ def test_a_mark_of_the_clients_that_is_refused_is_not_sent_twice(
     assert len(bodies) == len(set(bodies)) == 2  # trimmed, then as the client sent it
 
 
+@pytest.mark.parametrize("mode", ["trim", "observe"])
+def test_the_messages_api_caches_each_newest_message_where_the_operator_says_so(
+    serve: Serve, upstream: Upstream, session: str, mode: str
+) -> None:
+    proxy, said = serve(policies={"default": POLICY | {"mode": mode}}, cache={"breakpoints": "always"}), list[Any]()
+    for number in range(4):
+        said.append({"role": "user", "content": f"question {number}"})
+        said += MESSAGES.reply(proxy.ask(MESSAGES, session, said, PLAIN).content, stream=False)
+    asked = ["cache_control" in request.json for request in upstream.log]
+    assert asked == [False, *[mode == "trim"] * 3]  # a request without a reply may be the only one
+    assert [row["tokens_before"] - row["tokens_sent"] for row in proxy.exchanges(session)] == [0] * 4
+    upstream.forget()
+    proxy.ask(
+        MESSAGES, session, [*said, {"role": "user", "content": "one"}], PLAIN, headers={"x-context-policy": "off"}
+    )
+    marked = {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}}]}
+    proxy.ask(MESSAGES, session, [*said, marked], PLAIN)
+    assert not any("cache_control" in request.json for request in upstream.log)
+
+
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve(policies={"default": POLICY}, models=MODELS, cache={"breakpoints": "never"})
     rows = converse(proxy, session, 8)

@@ -130,6 +130,20 @@ async def test_of_equal_conversations_the_one_counts_that_stands_there(store: St
     assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session is None
 
 
+async def test_of_equal_conversations_the_one_counts_that_stands_where_another_model_went_on(store: Store) -> None:
+    head = await hold(store, "a", *conversation("hi", "ok"))
+    await hold(store, "b", *conversation("hi", "ok"))
+    asked = conversation("hi", "ok", "on", "said elsewhere", "more")
+    both = await infer(store, asked)
+    assert (both.session, both.doubt) == (None, Doubt(session="a", rivals=2))
+    await hold(store, "a", *conversation("on", "said elsewhere", "more", "well"), base=head)
+    assert (await infer(store, asked)).session == "b"
+    assert (await infer(store, [*asked, *conversation("elsewhere too")])).session == "b"
+    await hold(store, "c", *conversation("hi", "ok"))
+    assert (await infer(store, asked)).session is None
+    assert (await infer(store, [*asked, said("assistant", "well"), said("user", "on")])).session == "a"
+
+
 async def test_what_was_made_up_before_an_equal_conversation_is_no_evidence(store: Store) -> None:
     examples = conversation("example", LONG)
     for session in ("a", "b"):

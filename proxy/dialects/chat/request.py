@@ -30,7 +30,7 @@ from proxy.dialects import (
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_object, members_of, with_field
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_array, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
 
 _KNOWN: Final = KnownMessages()
@@ -75,6 +75,18 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
     return _request(body, fields, values, talk)
 
 
+def _refuse_messages(values: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` for a request of the Messages API, saying where it belongs."""
+    tools = values.get("tools")
+    described = is_array(tools) and any(
+        [is_object(tool) and "input_schema" in tool and "function" not in tool for tool in tools]
+    )
+    for param, field, found in (("system", "system", "system" in values), ("tools", "input_schema", described)):
+        if found:
+            advice = f"A request with `{field}` belongs to /v1/messages."
+            raise InvalidRequest(advice, param=param, code="wrong_endpoint")
+
+
 class _Talk(Struct, frozen=True, kw_only=True):
     """The messages of a request, with what `Request` says of them."""
 
@@ -89,8 +101,8 @@ class _Talk(Struct, frozen=True, kw_only=True):
 
 def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
     """Return the request; `values` are those of all fields but the messages."""
-    if "system" in values and "max_tokens" in values:
-        raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
+    if "max_tokens" in values:
+        _refuse_messages(values)
     return Request(
         **common_fields(body, fields, values),
         instructions=talk.instructions,

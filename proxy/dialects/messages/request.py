@@ -80,7 +80,7 @@ def compose(
 
     A system message that leads goes to the system prompt. Where messages change, cache marks stand where the client's
     own do, and they are never more than the API takes. `cache_newest` has the provider mark the newest message of a
-    history that is made anew and has a reply, where the client marks nothing: so its messages stay as they are.
+    history that has a reply, where the client marks nothing: so its messages stay as they are.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     lead = request.instructions if instructions is None else tuple(instructions)
@@ -92,8 +92,8 @@ def compose(
             lead, sent = (*lead, sent[0]), sent[1:]
         sent = _remarked(request, sent, lead)
         changes["messages"] = b"[%b]" % b",".join([message.raw for message in sent])
-        if cache_newest and _leaves_marks(request, (*lead, *sent)):
-            changes[MARK] = EPHEMERAL
+    if cache_newest and _leaves_marks(request, (*lead, *sent)):
+        changes[MARK] = EPHEMERAL
     if lead != request.instructions:
         changes["system"] = _system_of(lead)
     drop_members(changes, request, drop_fields, but=("messages",))
