@@ -13,7 +13,8 @@ written to the cache again. When is it time?
                 stays a small part of what the session would have cost without any. More is risked only where
                 it comes back within few requests, compared with those there were: long sessions last.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
-                is as dear, as at any provider: there a trim gains least and costs most.
+                is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
+                from the known ones, only sessions that have lasted for a while risk anything on top.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 
@@ -39,10 +40,11 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningC
 RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
 RISK_IN_DOUBT: Final = 0.036  # and the same at the worst prices
 SOON: Final = 0.07  # more is risked if the rest is paid back within this part of the requests so far,
-SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices,
-RISK_FAR_OFF, SOON_FAR_OFF = 0.03, 0.06  # and these two where they are far off the known ones;
+SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices;
 HIGHEST_RISK: Final = 0.1  # never more than this
-_FAR_OFF: Final = 4  # times that a cached token costs what it does at the worst prices
+_FAR_OFF: Final = 4  # times that a cached token costs what it does at the worst prices: these may be far off.
+_YOUNG: Final = 30  # Then a session may end soon that has not had more requests than these,
+SOON_FAR_OFF, HIGHEST_FAR_OFF = 0.8, 0.2  # and of one that has, so much is risked for this part of the others
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
@@ -94,6 +96,11 @@ class Costs(Struct, frozen=True, kw_only=True):
         return worst_of(self.prices)
 
     @property
+    def _is_far_off(self) -> bool:
+        """Whether the worst prices are so far off that a trim may lose much there that saves much here."""
+        return self.prices.read >= _FAR_OFF * self.worst.read
+
+    @property
     def stays(self) -> int:
         """Tokens of this request without the trim."""
         return self.fixed + summary_tokens(self.summary) + sum(self.tokens)
@@ -117,19 +124,25 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
-        """Return from which of `starts` on the changes save most, where that is timely; None where it never is."""
+        """Return from which of `starts` on the changes save most, where that is timely; None where it never is.
+
+        Where prices may be far off, a trim that saves less does not take the place of the best one as long as that
+        cannot be afforded: little trims would use up what may be lost, and the best one would wait for long.
+        """
         ahead = [0, *accumulate(self.tokens)]
         less = list(map(sub, self.tokens, draft.tokens))
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
-        best: tuple[float, int] | None = None
+        best: tuple[float, int, bool] | None = None
+        waits = self._is_far_off
         for start in starts:
             left = self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
             balance = self._balance(self.stays - freed[-1] + freed[start], left, self.prices)
-            if self._timely(balance, waited[-1] - waited[start]):
-                saved = balance.gain * self.expected - balance.loss
-                if best is None or saved > best[0]:
-                    best = (saved, start)
-        return None if best is None else best[1]
+            saved = balance.gain * self.expected - balance.loss
+            if (best is None or saved > best[0]) and self._is_due(balance, waited[-1] - waited[start]):
+                is_affordable = self.affordable(balance)
+                if is_affordable or waits:
+                    best = (saved, start, is_affordable)
+        return best[1] if best is not None and best[2] else None
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
         """Tell whether making a summary and trimming for it pays; `before` is the balance of what was done already."""
@@ -140,16 +153,17 @@ class Costs(Struct, frozen=True, kw_only=True):
 
     def affordable(self, balance: Balance) -> bool:
         """Tell whether what trims have cost beyond what they saved, this one too, is little, or soon paid back."""
-        account = self.account
+        account, turns = self.account, self.account.turns
         if balance.loss <= 0:
             return True
-        if not _is_borne(balance, account, RISK, SOON * account.turns):
+        if not _is_borne(balance, account, RISK, SOON * turns, HIGHEST_RISK):
             return False
         sent, worst = self.stays - balance.freed, self.worst
         doubted = self._balance(sent, sent - balance.rewritten, worst)
-        is_far_off = self.prices.read >= _FAR_OFF * worst.read
-        risk, soon = (RISK_FAR_OFF, SOON_FAR_OFF) if is_far_off else (RISK_IN_DOUBT, SOON_IN_DOUBT)
-        return _is_borne(doubted, account.worst or account, risk, soon * account.turns)
+        soon, most = SOON_IN_DOUBT * turns, HIGHEST_RISK
+        if self._is_far_off:
+            soon, most = SOON_FAR_OFF * max(0, turns - _YOUNG), HIGHEST_FAR_OFF
+        return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)
 
     def paid_back(self, balance: Balance) -> int:
         """Return after how many requests a trim has paid for itself."""
@@ -161,10 +175,14 @@ class Costs(Struct, frozen=True, kw_only=True):
         return max(self.account.turns, EXPECTED_TURNS)
 
     def _timely(self, balance: Balance, waited: int) -> bool:
-        """Tell whether a trim is timely, where `waited` tokens were read that need not have been."""
+        """Tell whether a trim is due, and the session can afford it."""
+        return self._is_due(balance, waited) and self.affordable(balance)
+
+    def _is_due(self, balance: Balance, waited: int) -> bool:
+        """Tell whether waiting cost as much as a trim, where `waited` tokens were read that need not have been."""
         stays, prices = self.stays, self.prices
         rate = prices.factor(stays) * prices.read
-        if balance.freed <= 0 or balance.loss > rate * waited or not self.affordable(balance):
+        if balance.freed <= 0 or balance.loss > rate * waited:
             return False
         # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
         is_cached = stays - balance.freed >= prices.minimum
@@ -188,10 +206,13 @@ class Costs(Struct, frozen=True, kw_only=True):
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
 
 
-def _is_borne(balance: Balance, spent: Outlay, risk: float, turns: float) -> bool:
-    """Tell whether a session bears what would be lost in all: it is this part of all, or will be in so many turns."""
-    most = min(risk * spent.untrimmed + balance.gain * turns, HIGHEST_RISK * spent.untrimmed)
-    return balance.loss - spent.saved <= most
+def _is_borne(balance: Balance, spent: Outlay, risk: float, turns: float, most: float) -> bool:
+    """Tell whether a session bears what would be lost in all: it is this part of all, or will be in so many turns.
+
+    It is never more than the part `most` of all.
+    """
+    borne = min(risk * spent.untrimmed + balance.gain * turns, most * spent.untrimmed)
+    return balance.loss - spent.saved <= borne
 
 
 def _once(prices: Prices, tokens: int, cached: int) -> float:

@@ -252,14 +252,34 @@ def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable:
     assert given.affordable(replace(made, loss=0.0))
 
 
-@pytest.mark.parametrize(("read", "spent"), [(0.1, 11_120), (0.19, 11_120), (0.2, 16_680), (0.25, 16_680)])
-def test_prices_that_may_be_far_off_are_trusted_less(read: float, spent: int) -> None:
+@pytest.mark.parametrize(
+    ("read", "turns", "spent"),
+    [
+        # At the worst prices a trim loses 620, and each later request gains four.
+        *((0.1, 500, 11_120), (0.19, 500, 11_120)),
+        # Where these may be far off, a session is trusted once it has had thirty requests: then to eight tenths,
+        *((0.2, 0, 17_230), (0.2, 30, 17_230), (0.2, 40, 16_340), (0.25, 130, 8_340)),
+        # and a fifth of all is the most.
+        (0.25, 230, 3_100),
+    ],
+)
+def test_where_prices_may_be_far_off_long_sessions_risk_more(read: float, turns: int, spent: int) -> None:
     def affordable(untrimmed: float) -> bool:
-        account = Account(turns=500, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=untrimmed, saved=0.0))
+        account = Account(turns=turns, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=untrimmed, saved=0.0))
         given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=read))
         return given.affordable(given.balance(draft({2: 20})))
 
     assert [affordable(spent - 20), affordable(spent)] == [False, True]
+
+
+@pytest.mark.parametrize(("read", "spent", "first"), [(0.1, 10_000, 6), (0.25, 10_000, None), (0.25, 22_000, 0)])
+def test_where_prices_may_be_far_off_no_lesser_trim_takes_the_place_of_the_best(
+    read: float, spent: int, first: int | None
+) -> None:
+    # From the first place on most is saved. At the worst prices 760 are lost there, and from the seventh on 140.
+    account = Account(turns=30, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=spent, saved=0.0))
+    given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=read))
+    assert given.first_place([0, 6], draft({0: 20, 6: 20})) == first
 
 
 def test_the_worst_prices_are_those_at_which_trims_pay_least() -> None:
