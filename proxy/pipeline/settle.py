@@ -254,7 +254,8 @@ class Exchange:
         values[counts.under_way] -= 1
         values[at.requests] += 1
         for place, name in at.sums:
-            values[place] += getattr(figures, name)
+            if amount := getattr(figures, name):
+                values[place] += amount
         _observe(counts, at.added, figures.added_ms / 1000)
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
         if self._services.used_by is not None:
