@@ -61,6 +61,12 @@ def common_fields(values: dict[str, Any]) -> CommonFields:
     return CommonFields(model=_model_of(values), stream=bool(stream), tools=tools or [])
 
 
+def are_messages_tools(tools: Any) -> bool:
+    """Tell whether any tool is described as the Messages API has it."""
+    listed = tools if is_array(tools) else ()
+    return any([is_object(tool) and "input_schema" in tool and "function" not in tool for tool in listed])
+
+
 def drop_members(
     changes: dict[str, bytes | None], request: Request, paths: Collection[str], but: Collection[str]
 ) -> None:
