@@ -63,6 +63,12 @@ def common_fields(body: bytes, fields: RawFields, values: dict[str, Any]) -> dic
     }
 
 
+def are_messages_tools(tools: Any) -> bool:
+    """Tell whether any tool is described as the Messages API has it."""
+    listed = tools if is_array(tools) else ()
+    return any([is_object(tool) and "input_schema" in tool and "function" not in tool for tool in listed])
+
+
 def drop_members(
     changes: dict[str, bytes | None], request: Request, paths: Collection[str], but: Collection[str]
 ) -> None:

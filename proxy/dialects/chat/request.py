@@ -27,10 +27,10 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
-from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
+from proxy.dialects.bodies import are_messages_tools, common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_array, is_object, members_of, with_field
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
 
 _KNOWN: Final = KnownMessages()
@@ -77,11 +77,10 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
 
 def _refuse_messages(values: Mapping[str, Any]) -> None:
     """Raise `InvalidRequest` for a request of the Messages API, saying where it belongs."""
-    tools = values.get("tools")
-    described = is_array(tools) and any(
-        [is_object(tool) and "input_schema" in tool and "function" not in tool for tool in tools]
-    )
-    for param, field, found in (("system", "system", "system" in values), ("tools", "input_schema", described)):
+    for param, field, found in (
+        ("system", "system", "system" in values),
+        ("tools", "input_schema", are_messages_tools(values.get("tools"))),
+    ):
         if found:
             advice = f"A request with `{field}` belongs to /v1/messages."
             raise InvalidRequest(advice, param=param, code="wrong_endpoint")

@@ -23,7 +23,15 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
-from proxy.dialects.bodies import common_fields, drop_members, missing, unreadable, value_of, wrong_type
+from proxy.dialects.bodies import (
+    are_messages_tools,
+    common_fields,
+    drop_members,
+    missing,
+    unreadable,
+    value_of,
+    wrong_type,
+)
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
@@ -86,8 +94,9 @@ def _input(fields: RawFields, given: bytes, items: Sequence[msgspec.Raw], values
                 code="empty_array",
             )
         if "messages" in fields:
-            chat = "/v1/messages" if "system" in fields or "anthropic_version" in fields else "/v1/chat/completions"
-            raise missing(_LISTED, f"A request with `messages` belongs to {chat}.")
+            told = "system" in fields or "anthropic_version" in fields or are_messages_tools(values.get("tools"))
+            path = "/v1/messages" if told else "/v1/chat/completions"
+            raise missing(_LISTED, f"A request with `messages` belongs to {path}.")
         raise missing(_LISTED, "Send a string, or an array of at least one item.")
     return list(map(bytes, items))
 

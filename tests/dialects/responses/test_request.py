@@ -137,6 +137,8 @@ def test_references_are_read_as_the_items_that_they_name() -> None:
         ({"model": "m"}, "input", "Send a string, or an array"),
         ({"model": "m", "messages": []}, "input", "belongs to /v1/chat/completions"),
         ({"model": "m", "messages": [], "system": "x"}, "input", "belongs to /v1/messages"),
+        ({"model": "m", "messages": [], "tools": [{"input_schema": {}}]}, "input", "belongs to /v1/messages"),
+        ({"model": "m", "messages": [], "tools": 5}, "input", "belongs to /v1/chat/completions"),
         ({"input": []}, "input", "empty array"),
         ({"input": 5}, "input", "expected one of a string or array of input items, but got an integer"),
         ({"input": [5]}, "input[0]", "expected an object"),
