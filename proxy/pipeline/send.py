@@ -169,7 +169,7 @@ class UpstreamSender:
         prepared, refusal = attempt.prepared, await _read(answer)
         if attempt.adds_usage and prepared.call.dialect.requests.refuses_usage(refusal):
             attempt.adds_usage, refusing = False, self._refuses_usage
-        elif attempt.caches_newest and prepared.call.dialect.requests.refuses_caching(refusal):
+        elif attempt.caches_newest and self._may_refuse_our_mark(attempt, refusal):
             sent = self._body(attempt, attempt.orders)
             attempt.caches_newest, refusing = False, self._refuses_caching
             if self._body(attempt, attempt.orders) == sent:  # the mark that is refused is the client's
@@ -181,6 +181,12 @@ class UpstreamSender:
         if answer.status < 300:  # it was our option indeed, and nothing of the client's
             refusing[prepared.destination.base_url, prepared.request.model] = True
         return answer
+
+    def _may_refuse_our_mark(self, attempt: Attempt, refusal: bytes) -> bool:
+        """Tell whether a request is to be sent without our mark: untrimmed, it went through without the proxy."""
+        prepared, always = attempt.prepared, self._settings.cache.breakpoints == "always"
+        untrimmed = attempt.report.plan.view == prepared.request.messages
+        return (always and untrimmed) or prepared.call.dialect.requests.refuses_caching(refusal)
 
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
@@ -260,6 +266,7 @@ class UpstreamSender:
         await answer.aclose()
         attempt.report = _report(first, prepared, made, OPENED if original.helped is None else HELD)
         replanned(attempt.report, "refused")
+        attempt.caches_newest = False  # the original is the client's own bytes
         answer = await self._ask(attempt)
         if answer.status >= 400:
             attempt.report = replace(first, warnings=(*first.warnings, REFUSED_BOTH))

@@ -49,17 +49,22 @@ class ListedSession(Struct, frozen=True, kw_only=True):
 
 
 def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
+    """Return a page of sessions with what each saved, and the cursor of the next one."""
+    page, following = page_of_sessions(connection, query)
+    sums = _saved().where(SESSION_ROLLUPS.c.session.in_([row.key for row in page]))
+    saved = {row.session: float(row.saved) for row in (connection.execute(sums) if page else ()) if row.priced}
+    return [ListedSession(row=row, cost_saved=saved.get(row.key)) for row in page], following
+
+
+def page_of_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[SessionRow], str | None]:
     """Return a page of sessions, and the cursor of the next one."""
     found = _ordered(query)
     if query.failed:
         found = found.where(_has_failed(connection))
     rows = connection.execute(found.limit(query.limit + 1)).all()
     page = rows[: query.limit]
-    sums = _saved().where(SESSION_ROLLUPS.c.session.in_([row.session for row in page]))
-    saved = {row.session: float(row.saved) for row in (connection.execute(sums) if page else ()) if row.priced}
-    listed = [ListedSession(row=session_in(row), cost_saved=saved.get(row.session)) for row in page]
     following = str(Cursor(time=int(page[-1].place), name=page[-1].session)) if len(rows) > query.limit else None
-    return listed, following
+    return list(map(session_in, page)), following
 
 
 def _ordered(query: SessionListQuery) -> Any:

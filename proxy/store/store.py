@@ -229,8 +229,10 @@ class Store:
 
         Raises `InvalidRequest` if `after` is no cursor.
         """
-        listed, following = await self.listed(SessionListQuery(tenant=tenant, limit=limit, after=after))
-        return [each.row for each in listed], following
+        if not _are_plain(tenant):
+            return [], None
+        query = SessionListQuery(tenant=tenant, limit=limit, after=after)
+        return await self._read(partial(operations.page_of_sessions, query=query))
 
     async def find(self, session: str) -> list[SessionRow]:
         """Return the sessions with this id, whoever owns them; of one owner's that of Chat Completions comes first."""

@@ -184,6 +184,19 @@ def test_the_messages_api_caches_each_newest_message_where_the_operator_says_so(
     assert not any("cache_control" in request.json for request in upstream.log)
 
 
+def test_a_mark_of_ours_that_is_refused_in_other_words_does_not_break_an_untrimmed_request(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    proxy, said = serve(policies={"default": POLICY}, cache={"breakpoints": "always"}), list[JsonObject]()
+    for number in range(3):
+        said.append({"role": "user", "content": f"question {number}"})
+        answer = proxy.ask(MESSAGES, session, said, PLAIN + "+vague")
+        assert answer.status_code == 200, answer.text
+        said += MESSAGES.reply(answer.content, stream=False)
+    asked = ["cache_control" in request.json for request in upstream.log]
+    assert asked == [False, True, False, False]  # refused once, and not tried again
+
+
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:
     proxy = serve(policies={"default": POLICY}, models=MODELS, cache={"breakpoints": "never"})
     rows = converse(proxy, session, 8)

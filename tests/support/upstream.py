@@ -25,6 +25,7 @@ that a test can make a model's name its own:
     needs:TEXT         refuses a request in which this text does not stand; status:N with this status
     quotes             refuses `metadata`, in its own words
     plain              refuses `stream_options` with 422, and a request's `cache_control`
+    vague              refuses a request's `cache_control` without naming it
     lenient            takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
     times:X            counts X times as many tokens; discreet does not say how many its cache held
@@ -162,6 +163,8 @@ class Upstream:
                 raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
             if "plain" in does and "cache_control" in received.json:
                 raise Refused("cache_control: Extra inputs are not permitted")
+            if "vague" in does and "cache_control" in received.json:
+                raise Refused("Extra inputs are not permitted")
             if does.get("needs", "").encode() not in orjson.dumps(body["messages"]):
                 raise Refused("Something is missing.", "messages", status=int(does.get("status", 400)))
             seal = self._seal(received, body, does)

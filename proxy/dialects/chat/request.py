@@ -27,7 +27,7 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
-from proxy.dialects.bodies import are_messages_tools, common_fields, drop_members, missing, split, value_of, wrong_type
+from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_object, members_of, with_field
@@ -75,17 +75,6 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
     return _request(body, fields, values, talk)
 
 
-def _refuse_messages(values: Mapping[str, Any]) -> None:
-    """Raise `InvalidRequest` for a request of the Messages API, saying where it belongs."""
-    for param, field, found in (
-        ("system", "system", "system" in values),
-        ("tools", "input_schema", are_messages_tools(values.get("tools"))),
-    ):
-        if found:
-            advice = f"A request with `{field}` belongs to /v1/messages."
-            raise InvalidRequest(advice, param=param, code="wrong_endpoint")
-
-
 class _Talk(Struct, frozen=True, kw_only=True):
     """The messages of a request, with what `Request` says of them."""
 
@@ -100,8 +89,8 @@ class _Talk(Struct, frozen=True, kw_only=True):
 
 def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
     """Return the request; `values` are those of all fields but the messages."""
-    if "max_tokens" in values:
-        _refuse_messages(values)
+    if "system" in values and "max_tokens" in values:
+        raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     return Request(
         **common_fields(body, fields, values),
         instructions=talk.instructions,

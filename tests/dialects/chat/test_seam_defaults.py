@@ -31,7 +31,6 @@ def test_what_ends_a_stream_is_shown_as_it_came() -> None:
     [
         ({"input": "hi"}, "/v1/responses"),
         ({"messages": [{"role": "user"}], "system": "x", "max_tokens": 1}, "/v1/messages"),
-        ({"messages": [{"role": "user"}], "tools": [{"input_schema": {}}], "max_tokens": 1}, "/v1/messages"),
     ],
 )
 def test_a_body_for_another_api_is_told_where_it_belongs(body: object, path: str) -> None:
