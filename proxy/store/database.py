@@ -403,7 +403,8 @@ _last_said: tuple[str, float] = ("", 0.0)
 def _with(advice: str, cause: BaseException) -> StoreUnavailable:
     """Return what the client hears, and log what the driver said, unless that was logged just now."""
     global _last_said  # noqa: PLW0603 - of the log
-    said = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
+    kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # of "disk I/O error" there are thirty
+    said = f"{kind}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
     now = time.monotonic()
     if said != _last_said[0] or now - _last_said[1] > _REPEAT_SECONDS:
         _last_said = said, now
