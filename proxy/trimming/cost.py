@@ -42,9 +42,9 @@ RISK_IN_DOUBT: Final = 0.036  # and the same at the worst prices
 SOON: Final = 0.07  # more is risked if the rest is paid back within this part of the requests so far,
 SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices;
 HIGHEST_RISK: Final = 0.1  # never more than this
-_FAR_OFF: Final = 4  # times that a cached token costs what it does at the worst prices: these may be far off.
-_YOUNG: Final = 30  # Then a session may end soon that has not had more requests than these,
-SOON_FAR_OFF, HIGHEST_FAR_OFF = 0.8, 0.2  # and of one that has, so much is risked for this part of the others
+_FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
+_YOUNG: Final = 30  # a session with no more requests than these may end soon, and risks nothing on top,
+SOON_FAR_OFF, HIGHEST_FAR_OFF = 0.8, 0.2  # and an older one counts its requests beyond those, and risks at most this
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
