@@ -31,7 +31,7 @@ def palimpsest(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A reverse proxy for OpenAI-compatible APIs that keeps everything and sends less."""
+    """A reverse proxy for LLM APIs that keeps everything and sends less."""
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The settings: one frozen pydantic model for each section of the configuration file.
 
-The docstring under a field is its description in the JSON Schema and in docs/configuration.md, so it is
-written for operators. A rule about one section is checked by its model, a rule about two by `Settings`.
-Error messages never repeat a value, because a key may stand in the wrong place.
+The docstring under a field is its description in the JSON Schema, so it is written for operators. A rule about one
+section is checked by its model, a rule about two by `Settings`. Error messages never repeat a value, because a key may
+stand in the wrong place.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _TRIMS: Final = 64  # trims that one process remembers: each until it is stored,
 class Prepared(Struct, frozen=True, kw_only=True):
     """A request that was read, placed and planned: the first stage of an exchange."""
 
-    received: float  # `time.monotonic()` at its arrival
+    received: float  # `time.monotonic()` once its body was here
     call: ClientRequest
     request: Request
     context: RequestContext
@@ -322,8 +322,9 @@ class Preparer:
             planning = replace(planning, ready_summary=summary)
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
+        told = prepared.report.warnings[len(prepared.report.plan.warnings) :]
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
-        warnings += _absent_tools(prepared.tools, made.view) + prepared.request.notes
+        warnings += _absent_tools(prepared.tools, made.view) + tuple([one for one in told if one != _TOOLS_ABSENT])
         report = report_of(
             made,
             planning,

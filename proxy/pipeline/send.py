@@ -86,7 +86,8 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 
 Replanned: TypeAlias = Callable[[PlanReport, str], None]
-"""Called with the report of another plan before that is sent, and with what upstream said of the one before."""
+"""Called with the report that holds now and with what happened: "overflowed" or "refused" before another plan is sent,
+"refused_again" where the first one holds again."""
 Untrimmed: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
 """Returns a request as it was before trimming; None where that is not known."""
 

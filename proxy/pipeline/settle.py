@@ -56,13 +56,13 @@ class Exchange:
         self._counted = False
 
     def mark(self, event: str) -> float:
-        """Note when something happened; return the milliseconds from the request's arrival."""
+        """Note when something happened; return the milliseconds since the request's body was here."""
         took = round((time.monotonic() - self.prepared.received) * 1000, 2)
         self.timings[event] = took
         return took
 
     def replanned(self, report: PlanReport, event: str) -> None:
-        """Note what became of the request ("overflowed", "refused"), and that the plan of `report` is sent instead."""
+        """Note what became of the request ("overflowed", "refused", "refused_again"), and the report that holds now."""
         self.report = report
         self.mark(event)
         if event == "refused":
@@ -105,10 +105,11 @@ class Exchange:
             of_answer = isinstance(why, OverflowError | RecursionError)  # absurd numbers, or too many levels
             told = "an exchange could not be settled as it ended: it is kept as failed (%s)"
             _LOG.error(told, why, exc_info=not of_answer)
-            error = f"the proxy could not read the answer: {type(why).__name__}"
+            what = "read the answer" if of_answer else "store how the exchange ended"
+            error = f"the proxy could not {what}: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
-            figures = figures_of(self, failed, self._services.knowledge.now, None)
             with suppress(Exception):
+                figures = figures_of(self, failed, self._services.knowledge.now, None)
                 await self._services.background.finish(self._settle_apart(failed, figures, None, 0, then))
 
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
@@ -411,9 +412,8 @@ def figures_of(
 ) -> ExchangeFigures:
     """Return what the exchange adds to the statistics; `now` is in milliseconds since 1970.
 
-    `all_rounds` is what the upstream reported.
-
-    `caches`: the provider read something of the request before from its cache, as far as that is known.
+    `all_rounds` is what all of upstream's answers together used; None where that could not be read. `caches`: the
+    provider read something of the request before from its cache, as far as that is known.
     """
     prepared, report, timings = exchange.prepared, exchange.report, exchange.timings
     facts, plan = prepared.facts, report.plan

@@ -360,7 +360,7 @@ async def _refuse(request: Request, why: Exception) -> Response:
 
 
 def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """Return the FastAPI application with all routes but the two on raw ASGI."""
+    """Return the FastAPI application with the routes that are not on raw ASGI."""
     api = FastAPI(
         title="Palimpsest",
         version=__version__,

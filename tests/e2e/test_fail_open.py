@@ -105,6 +105,18 @@ def test_an_exchange_that_cannot_be_settled_as_it_ended_is_counted_once(
     assert [row["status"] for row in proxy.exchanges(session)] == ["failed"]
 
 
+def test_an_answer_is_not_withheld_where_its_figures_cannot_be_worked_out(
+    serve: Serve, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = serve()
+
+    def figures_of(*_: Any, **__: Any) -> Any:
+        raise ValueError("no figures")
+
+    monkeypatch.setattr(settle, "figures_of", figures_of)
+    assert proxy.chat(session, [user("hi")]).status_code == 200
+
+
 @pytest.mark.parametrize("status", [401, 403, 407, 413, 429])
 def test_who_may_not_ask_is_not_helped_by_another_body(
     proxy: Proxy, upstream: Upstream, session: str, status: int

@@ -358,6 +358,15 @@ def test_a_history_that_comes_whole_at_once_is_summed_up_at_once(
     assert kept["summary"] == sent(upstream)[0]["content"]
 
 
+def test_a_request_that_waits_for_its_summary_keeps_its_other_warnings(serve: Serve, session: str) -> None:
+    proxy = serve(**SECTIONS, summarizer={"background": False, "timeout": 10}, store={"mask": ["depot D-1[0-9]+"]})
+    ask(proxy, session, parcels(SOFT), "summary:good")
+    more = [message for message in parcels(FULL)[2 * SOFT - 1 :] if message["role"] == "user"]
+    receipts = [ask(proxy, session, [message], "summary:good") for message in more]
+    (summed,) = [receipt for receipt in receipts if "summarize" in receipt["edits"]]
+    assert "what was masked in the store is sent masked" in summed["warning"]
+
+
 @pytest.mark.parametrize("model", ["summary:invents", "sum-fault:500"])
 def test_where_the_one_that_is_waited_for_does_not_come_the_request_is_served_all_the_same(
     waiting: Proxy, upstream: Upstream, session: str, model: str
