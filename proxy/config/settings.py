@@ -477,9 +477,9 @@ class CacheSettings(_Section):
 
     key: Literal["none", "session"] = "none"
     """`session` sends a `prompt_cache_key`, an HMAC of the session, where the client sends none."""
-    breakpoints: Literal["auto", "always", "never"] = "auto"
-    """`auto` marks the end of the stable prefix, for models that take marks; and, in a trimmed request to the Messages
-    API, the newest message. `always` marks that in untrimmed requests too, from the first reply on. `never`: no marks.
+    breakpoints: Literal["auto", "never"] = "auto"
+    """`auto` marks the end of the stable prefix, for models that take marks; and, in a request to the Messages API that
+    is trimmed or goes on with its session, the newest message. `never`: no marks.
     """
 
 

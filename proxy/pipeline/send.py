@@ -184,10 +184,10 @@ class UpstreamSender:
         return answer
 
     def _may_refuse_our_mark(self, attempt: Attempt, refusal: bytes) -> bool:
-        """Tell whether a request is to be sent without our mark: untrimmed, it went through without the proxy."""
-        prepared, always = attempt.prepared, self._settings.cache.breakpoints == "always"
+        """Tell whether a request is to be sent without our mark: untrimmed, it might go through without the proxy."""
+        prepared, api = attempt.prepared, attempt.prepared.call.dialect.requests
         untrimmed = attempt.report.plan.view == prepared.request.messages
-        return (always and untrimmed) or prepared.call.dialect.requests.refuses_caching(refusal)
+        return (untrimmed and api.overflow_of(400, refusal) is None) or api.refuses_caching(refusal)
 
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
@@ -353,8 +353,8 @@ class UpstreamSender:
                 whole = api.reordered(whole, order)
             lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
             instructions, view = whole[:lead], whole[lead:]
-        if newest and tuple(view) == request.messages:  # the client's own bytes, unless the operator says otherwise
-            newest = settings.cache.breakpoints == "always" and not request.untouched
+        if newest and tuple(view) == request.messages:
+            newest = _is_read_again(prepared) and attempt.report.tokens_sent >= facts.prices.minimum
         key = None
         if settings.cache.key == "session" and facts.takes_key and history.id is not None and not request.untouched:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
@@ -395,6 +395,17 @@ class UpstreamSender:
         if before < prepared.facts.prices.minimum * _BYTES_PER_TOKEN:
             return None, 0
         return (place, at) if at else (place - 1, len(now[place - 1].text)) if place else (None, 0)
+
+
+def _is_read_again(prepared: Prepared) -> bool:
+    """Tell whether an untrimmed request goes on with its session, so that the next one likely repeats it.
+
+    Its newest reply was sent in that place. A first request may be the only one, and a window moves on.
+    """
+    request, arrival = prepared.request, prepared.history.arrival
+    if request.untouched or arrival.kind not in {Kind.RESEND, Kind.REWIND} or not request.replies:
+        return False
+    return request.replies[-1] < arrival.known
 
 
 def _first_difference(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, int] | None:

@@ -164,37 +164,109 @@ def test_a_mark_of_the_clients_that_is_refused_is_not_sent_twice(
     assert len(bodies) == len(set(bodies)) == 2  # trimmed, then as the client sent it
 
 
-@pytest.mark.parametrize("mode", ["trim", "observe"])
-def test_the_messages_api_caches_each_newest_message_where_the_operator_says_so(
-    serve: Serve, upstream: Upstream, session: str, mode: str
-) -> None:
-    proxy, said = serve(policies={"default": POLICY | {"mode": mode}}, cache={"breakpoints": "always"}), list[Any]()
-    for number in range(4):
-        said.append({"role": "user", "content": f"question {number}"})
-        said += MESSAGES.reply(proxy.ask(MESSAGES, session, said, PLAIN).content, stream=False)
-    asked = ["cache_control" in request.json for request in upstream.log]
-    assert asked == [False, *[mode == "trim"] * 3]  # a request without a reply may be the only one
-    assert [row["tokens_before"] - row["tokens_sent"] for row in proxy.exchanges(session)] == [0] * 4
-    upstream.forget()
-    proxy.ask(
-        MESSAGES, session, [*said, {"role": "user", "content": "one"}], PLAIN, headers={"x-context-policy": "off"}
-    )
-    marked = {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}}]}
-    proxy.ask(MESSAGES, session, [*said, marked], PLAIN)
-    assert not any("cache_control" in request.json for request in upstream.log)
+RULES = "Look twice before you answer. " * 250
 
 
-def test_a_mark_of_ours_that_is_refused_in_other_words_does_not_break_an_untrimmed_request(
-    serve: Serve, upstream: Upstream, session: str
-) -> None:
-    proxy, said = serve(policies={"default": POLICY}, cache={"breakpoints": "always"}), list[JsonObject]()
-    for number in range(3):
+def go_on(
+    proxy: Proxy, session: str | None, turns: int, model: str = PLAIN, system: str = RULES, **given: Any
+) -> list[JsonObject]:
+    """Resend a growing conversation by the Messages API that marks nothing; return what was said."""
+    said: list[JsonObject] = []
+    for number in range(turns):
         said.append({"role": "user", "content": f"question {number}"})
-        answer = proxy.ask(MESSAGES, session, said, PLAIN + "+vague")
+        answer = proxy.ask(MESSAGES, session, said, model, system=system, **given)
         assert answer.status_code == 200, answer.text
         said += MESSAGES.reply(answer.content, stream=False)
-    asked = ["cache_control" in request.json for request in upstream.log]
-    assert asked == [False, True, False, False]  # refused once, and not tried again
+    return said
+
+
+def newest_marked(upstream: Upstream) -> list[bool]:
+    return ["cache_control" in request.json for request in upstream.log]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "inferred"])
+def test_a_session_that_goes_on_by_the_messages_api_is_cached_untrimmed(
+    serve: Serve, upstream: Upstream, session: str, named: bool
+) -> None:
+    proxy = serve(policies={"default": POLICY})
+    said = go_on(proxy, session if named else None, 4, f"say:A reply that tells session {session} from others.")
+    assert newest_marked(upstream) == [False, True, True, True]
+    for request in upstream.log:  # what the client said stays as it is
+        assert {**request.json, "messages": said} == {**request.json, "messages": said, "system": RULES}
+        assert request.json["messages"] == said[: len(request.json["messages"])]
+    upstream.forget()
+    proxy.ask(MESSAGES, session, [*said, {"role": "user", "content": "again"}], PLAIN, system=RULES)
+    proxy.ask(MESSAGES, session, [*said, {"role": "user", "content": "edited"}], PLAIN, system=RULES)
+    assert newest_marked(upstream) == ([True, True] if named else [False, True])
+
+
+@pytest.mark.parametrize(
+    ("policy", "cache", "system"),
+    [
+        ({"mode": "observe"}, "auto", RULES),
+        ({"trigger": {"every_request": True}}, "auto", RULES),
+        ({}, "never", RULES),
+        ({}, "auto", "Look twice."),
+    ],
+    ids=["observed", "trimmed anew each time", "switched off", "too short to be cached"],
+)
+def test_otherwise_the_bytes_of_an_unmarked_client_are_sent(
+    serve: Serve, upstream: Upstream, session: str, policy: JsonObject, cache: str, system: str
+) -> None:
+    proxy = serve(policies={"default": POLICY | policy}, cache={"breakpoints": cache})
+    go_on(proxy, session, 4, system=system)
+    assert newest_marked(upstream) == [False] * 4
+
+
+def test_neither_what_stands_beside_a_session_nor_a_window_is_cached(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    proxy = serve(policies={"default": POLICY})
+    said = go_on(proxy, session, 4)
+    upstream.forget()
+    more = {"role": "user", "content": "and now?"}
+    mine = {"type": "text", "text": "mine", "cache_control": {"type": "ephemeral"}}
+    examples = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
+    for messages, headers in (
+        ([*said, more], {"x-context-policy": "off"}),
+        ([*said, {"role": "user", "content": [mine]}], {}),
+        ([*said[4:], more], {}),  # the client's own window
+        ([*examples, more], {}),  # another conversation
+        ([{"role": "user", "content": "A title for it?"}], {}),
+    ):
+        proxy.ask(MESSAGES, session, messages, PLAIN, system=RULES, headers=headers)
+    assert [row["kind"] for row in proxy.exchanges(session)][-3:] == ["windowed", "foreign", "side"]
+    assert newest_marked(upstream) == [False] * 5
+
+
+def test_a_reminder_that_comes_and_goes_is_not_cached(serve: Serve, upstream: Upstream, session: str) -> None:
+    proxy, said = serve(policies={"default": POLICY}), list[JsonObject]()
+    for number in range(4):
+        asked = {"role": "user", "content": f"question {number}"}
+        reminded = {"role": "user", "content": f"question {number}\n<reminder>Be brief.</reminder>"}
+        answer = proxy.ask(MESSAGES, session, [*said, reminded], PLAIN, system=RULES)
+        said += [asked, *MESSAGES.reply(answer.content, stream=False)]
+    assert newest_marked(upstream) == [False] * 4
+
+
+@pytest.mark.parametrize("wants", ["vague", "plain"])
+def test_a_mark_of_ours_that_is_refused_does_not_break_an_untrimmed_request(
+    serve: Serve, upstream: Upstream, session: str, wants: str
+) -> None:
+    proxy = serve(policies={"default": POLICY})
+    go_on(proxy, session, 3, f"{PLAIN}+{wants}")
+    assert newest_marked(upstream) == [False, True, False, False]  # refused once, and not tried again
+
+
+def test_a_marked_request_that_is_too_long_is_trimmed_at_once(serve: Serve, upstream: Upstream, session: str) -> None:
+    policy = {"trigger": {"tokens": 50_000}, "target": {"tokens": 1000}, "edits": [{"type": "drop_oldest"}]}
+    proxy, said = serve(policies={"default": policy}), list[JsonObject]()
+    for number in range(3):
+        said.append({"role": "user", "content": f"question {number}: " + "so much of it " * 300})
+        answer = proxy.ask(MESSAGES, session, said, f"{PLAIN}+ctx:3000")
+        assert answer.status_code == 200, answer.text
+        said += MESSAGES.reply(answer.content, stream=False)
+    assert newest_marked(upstream) == [False, True, True, False]  # the third was refused, and sent again trimmed
 
 
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:
