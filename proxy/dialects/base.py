@@ -257,6 +257,11 @@ class Message(ABC):
         return False
 
     @property
+    def parted(self) -> Sequence[tuple[Message, Message]]:
+        """It as two, wherever a reply may begin that went on with what the model had said: see `Item.parted`."""
+        return ()
+
+    @property
     def is_compaction(self) -> bool:
         """Whether it stands for what came before, which the provider has summed up: it is never trimmed."""
         return False

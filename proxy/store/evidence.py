@@ -28,6 +28,7 @@ from proxy.conversation import (
     ROOT,
     Evidence,
     Witness,
+    chain,
     content_key,
     continues,
     earlier_names,
@@ -168,6 +169,10 @@ class _Inference:
         replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
         self._newest = (replies or self._spoken or [0])[-1]
         """Position of the newest reply, or of the newest result where there is none."""
+        before = request.names[self._newest - 1] if self._newest else ROOT
+        parted = request.messages[self._newest].parted if replies else ()
+        self._ends = {*request.names[self._newest : self._newest + 1], *(chain(before, parts)[-1] for parts in parted)}
+        """The nodes at which that reply may stand."""
         self._pieces: dict[int, list[Evidence]] = {}
         self._sessions: dict[str, _Session] = {}
 
@@ -213,6 +218,8 @@ class _Inference:
             # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
             found = self._pieces[place] = [*of, *self._witness.told(message)]
+            if place == self._newest:
+                found += [self._witness.place(end) for end in self._ends - {node}]
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
@@ -250,8 +257,7 @@ class _Inference:
             return None
         counts = Counter(key for _, keys in told for key in keys)
         likely = set(counts)
-        last = self._request.names[self._newest]
-        heads = {key for key in likely if self._sessions[key].head == last}
+        heads = {key for key in likely if self._sessions[key].head in self._ends}
         if heads:  # several that end with the very same history cannot be told apart
             return self._sessions[heads.pop()] if len(heads) == 1 else None
         if not all_read:
@@ -313,7 +319,7 @@ class _Inference:
         A conversation whose calls were left out has the places of one without calls.
         """
         newest = self._evidence(self._newest)
-        left = found.head != self._request.names[self._newest]
+        left = found.head not in self._ends
         if not left or any(each.kind == "id" and each.piece in holders for each in newest):
             return found
         standing = self._ending_alike(self._held_by_few([each.piece for each in newest if each.kind == "text"]))

@@ -98,6 +98,24 @@ def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(
     assert len(set[str]().union(*found)) == 3
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn(client: httpx.Client) -> None:
+    """What the model wrote in a row is one entry; a request may end amid it, with a text as short as the reply."""
+    found: list[set[str]] = []
+    for _ in range(3):  # the same words each time
+        said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One."}]
+        sessions: set[str] = set()
+        for number in range(6):
+            if number in {2, 3}:
+                said.append({"role": "user", "content": "And then?"})
+            answer = client.post("/v1/responses", json={"model": f"say:{number}.", "input": said})
+            said += answer.json()["output"]
+            sessions.add(answer.headers["x-session-id"])
+        found.append(sessions)
+    assert [len(sessions) for sessions in found] == [1, 1, 1]
+    assert len(set[str]().union(*found)) == 3
+
+
 @in_each_api
 def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client, tongue: Tongue) -> None:
     pairs = PAIRS[tongue.name]

@@ -72,6 +72,15 @@ def test_a_turn_is_read_as_one_reply() -> None:
     assert TURN.readable() == 'I look.\n[call of look: {"at": 1}]\n[call of draw: a cat]'
 
 
+def test_a_turn_of_several_texts_may_be_an_earlier_text_and_the_reply() -> None:
+    for whole in (turn(REASONING, said("one"), CALL), user("one", "two"), item(said("one", "two"))):
+        assert not whole.parted
+    texts = [said(f"{number}") for number in range(7)]
+    parted = turn(*texts).parted
+    assert [earlier.text for earlier, _ in parted] == ["012", "0123", "01234", "012345"]
+    assert [reply.text for _, reply in parted] == ["3456", "456", "56", "6"]
+
+
 def test_calls_of_every_kind_are_read() -> None:
     odd = {"type": "function_call", "call_id": 1, "name": 2, "arguments": {"a": 1}}
     bare = {"type": "function_call"}
