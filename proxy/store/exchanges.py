@@ -50,7 +50,6 @@ from proxy.conversation import (
     place_finished,
     takes_head,
 )
-from proxy.dialects.jsontext import sound
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
@@ -70,6 +69,7 @@ from proxy.store.records import (
     StandingCut,
     Status,
     opened_columns,
+    receipt_text,
     session_key,
     settled_columns,
     with_model,
@@ -519,7 +519,7 @@ class ExchangeEnd:
                 return self._finished()
         except tree.UnknownBase:
             receipt = {**settlement.receipt, "error": _GONE}
-            self.exchange_row |= {"status": Status.FAILED.value, "receipt": orjson.dumps(sound(receipt)).decode()}
+            self.exchange_row |= {"status": Status.FAILED.value, "receipt": receipt_text(receipt)}
         return Settled(head=self._session.head, nodes=(), replies=())
 
     def _with_replies(self) -> Settled:

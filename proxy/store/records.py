@@ -317,8 +317,17 @@ def settled_columns(settlement: Settlement) -> dict[str, Any]:
         "settled_at": settlement.settled_at,
         "tokens_before": settlement.tokens_before,
         "tokens_sent": settlement.tokens_sent,
-        "receipt": orjson.dumps(sound(dict(settlement.receipt))).decode(),
+        "receipt": receipt_text(settlement.receipt),
     }
+
+
+def receipt_text(receipt: Mapping[str, Any]) -> str:
+    """Return a receipt as its column has it: as JSON that every parser takes."""
+    data = dict(receipt)
+    try:
+        return orjson.dumps(data).decode()
+    except TypeError:  # as every refusal of orjson's
+        return orjson.dumps(sound(data)).decode()
 
 
 class Settled(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -31,10 +31,7 @@ _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
 _PLACES: Final[Mapping[Table, Any]] = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
-_OTHERS: Final = {  # what a row has for the other table
-    ROLLUPS: tuple(sorted({*_KEYS[SESSION_ROLLUPS]} - {*_KEYS[ROLLUPS]})),
-    SESSION_ROLLUPS: tuple(sorted({*_KEYS[ROLLUPS]} - {*_KEYS[SESSION_ROLLUPS]})),
-}
+_FIGURES: Final[Any] = itemgetter(*SUMS)
 
 Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
 
@@ -80,19 +77,13 @@ def add_figures(connection: StoreConnection, rows: Sequence[Sums]) -> None:
 
 def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     place_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = _PLACES[table]
-    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    sums: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for row in rows:
-        place = place_of(row)
-        there = sums.get(place)
-        if there is None:
-            there = sums[place] = dict(row)
-            for name in _OTHERS[table]:
-                there.pop(name, None)
-        else:
-            for name in SUMS:
-                there[name] += row[name]
+        place, figures = place_of(row), _FIGURES(row)
+        sums[place] = tuple(map(add, sums[place], figures)) if place in sums else figures
+    names = (*_KEYS[table], *SUMS)
     # In one order, so that two that add to the same rows do not wait for each other.
-    added = [sums[place] for place in sorted(sums)]
+    added = [dict(zip(names, place + sums[place], strict=True)) for place in sorted(sums)]
     connection.execute(_adding(connection.dialect.name, table), added[0] if len(added) == 1 else added)
 
 

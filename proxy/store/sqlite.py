@@ -553,8 +553,7 @@ class SqliteConnection:
             compiled = _compiled(statement, tuple(several[0]) if isinstance(statement, UpdateBase) else ())
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
-            fixed, pick = compiled.fixed, compiled.pick
-            rows = [pick({**fixed, **asked} if fixed else asked) for asked in several]
+            rows = compiled.pick_rows(several)
             while compiled.is_insert and len(rows) > 1:
                 some = min(1 << (len(rows).bit_length() - 1), _ROWS)
                 self._raw.execute(compiled.inserting(some), tuple(chain.from_iterable(rows[:some])))
@@ -583,6 +582,12 @@ class _Compiled(CompiledStatement):
         self.is_insert = isinstance(statement, Insert) and statement.select is None and not self.exported
         self.pick = self.picker(self.order)
         """Takes the values out, in the order of their places."""
+        self.pick_rows = self.rows_picker(self.order)
+        """Takes those of several executions out."""
+        if self.text.startswith("INSERT INTO"):
+            # Whoever sees it fail takes back the transaction or the savepoint. Else SQLite would keep a copy of each
+            # page that an INSERT of several rows changes, so as to take back that alone.
+            self.text = self.text.replace("INSERT INTO", "INSERT OR FAIL INTO", 1)
         self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
 
     def expanded(self, values: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:

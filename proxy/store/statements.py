@@ -109,21 +109,38 @@ class CompiledStatement:
 
     def picker(self, order: Sequence[str]) -> Callable[[Values], Sequence[Any]]:
         """Return what takes values out, in the order of their places, as the driver gets them."""
-        pick = _picker(order)
-        kinds = [(place, encoder_of(self.binds[name].type), name in self.lists) for place, name in enumerate(order)]
-        encoders = [(place, encode, is_list) for place, encode, is_list in kinds if encode is not None]
+        pick, encoders = _picker(order), self.encoders(order)
         if not encoders:
             return pick
 
         def encoding(asked: Values) -> list[Any]:
             values = list(pick(asked))
-            for place, encode, is_list in encoders:
+            for place, encode in encoders:
                 value = values[place]
                 if value is not None:
-                    values[place] = list(map(encode, value)) if is_list else encode(value)
+                    values[place] = list(map(encode, value)) if order[place] in self.lists else encode(value)
             return values
 
         return encoding
+
+    def rows_picker(self, order: Sequence[str]) -> Callable[[Sequence[Values]], list[tuple[Any, ...]]]:
+        """Return what does so for several executions, without lists: a column at a time takes half as long."""
+        pick, encoders, fixed = _picker(order), self.encoders(order), self.fixed
+
+        def encoding(several: Sequence[Values]) -> list[tuple[Any, ...]]:
+            columns: list[Sequence[Any]] = list(
+                zip(*[pick({**fixed, **asked} if fixed else asked) for asked in several], strict=True)
+            )
+            for place, encode in encoders:
+                columns[place] = [None if value is None else encode(value) for value in columns[place]]
+            return list(zip(*columns, strict=True))
+
+        return encoding
+
+    def encoders(self, order: Sequence[str]) -> list[tuple[int, Callable[[str], bytes]]]:
+        """Return the places of the values that are encoded, and by what."""
+        kinds = [(place, encoder_of(self.binds[name].type)) for place, name in enumerate(order)]
+        return [(place, encode) for place, encode in kinds if encode is not None]
 
 
 def _picker(order: Sequence[str]) -> Callable[[Values], tuple[Any, ...]]:

@@ -320,6 +320,26 @@ async def test_a_unit_that_fails_takes_back_its_own_work_only(path: Path) -> Non
     await database.close()
 
 
+async def test_an_insert_of_several_rows_that_fails_keeps_none_of_them(path: Path) -> None:
+    database = SqliteDatabase(path)
+    await database.write(lambda connection: connection.execute(text("CREATE UNIQUE INDEX one ON names (name)")))
+    rows = [{"name": name} for name in ("failed", "before")]
+    named = Table("names", MetaData(), Column("name", Text))
+
+    async def fail() -> None:
+        with pytest.raises(sqlite3.IntegrityError):
+            await database.write(lambda connection: connection.execute(insert(named), rows))
+
+    async with Held(database), asyncio.TaskGroup() as tasks:
+        tasks.create_task(database.write(partial(put, name="before")))
+        tasks.create_task(fail())
+        tasks.create_task(database.write(partial(put, name="after")))
+        await asyncio.sleep(0)
+    await fail()  # alone in its transaction
+    assert await database.read(names) == ["after", "before", "held"]
+    await database.close()
+
+
 async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
     with pytest.raises(KeyError) as caught:
         await database.write(unit)
@@ -678,6 +698,15 @@ def test_many_rows_go_in_at_once_and_none_is_nothing(connection: SqliteConnectio
     assert connection.execute(new, [{"id": n, "name": f"{n}", "on": n > 1} for n in (1, 2, 3)]).all() == []
     assert connection.execute(new, []).all() == []
     assert connection.execute(select(THINGS)).all() == [(1, "1", False), (2, "2", True), (3, "3", True)]
+
+
+def test_an_insert_of_several_rows_copies_no_pages(connection: SqliteConnection) -> None:
+    new = insert(THINGS)
+    rows = [{"id": n, "name": f"{n}", "on": None} for n in (1, 2, 1, 3)]
+    with pytest.raises(sqlite3.IntegrityError):
+        connection.execute(new, rows)
+    # Who sees it fail takes back what it did.
+    assert connection.execute(select(THINGS.c.id)).scalars() == [1, 2]
 
 
 def test_null_is_neither_true_nor_false(connection: SqliteConnection) -> None:
