@@ -109,6 +109,7 @@ class ClientConnection:
             unwatched.cancel()
             if self._watching is not None:
                 self._watching.cancel()
+                self._watching = None  # it holds this object: only the garbage collector would free the two
 
     def _watch(self, work: asyncio.Task[Any], background: Background, stops: bool) -> None:
         self._watching = background.start(self._stop_when_left(work, stops=stops))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -172,6 +174,30 @@ async def test_work_that_is_to_be_finished_goes_on_without_the_client() -> None:
 
     await connection.serve(work(), Background(), stops=False)
     assert connection.gone
+
+
+async def test_a_request_that_was_watched_is_freed_without_the_garbage_collector() -> None:
+    client, background = _Leaving(), Background()
+
+    async def serve() -> weakref.ref[ClientConnection]:
+        connection, watched = await _connected(client), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            watched.set()
+            return await client()
+
+        connection._receive = receive
+        await connection.serve(watched.wait(), background)  # type: ignore[arg-type]
+        return weakref.ref(connection)
+
+    gc.disable()
+    try:
+        reference = await serve()
+        await background.drain()
+        await asyncio.sleep(0)
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_server_that_stops_cancels_the_work_and_hears_of_it() -> None:
