@@ -34,7 +34,7 @@ from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
 _DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
-_UNNAMED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})
+_UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams so
 
 
 class ExchangeHandler:
@@ -72,7 +72,7 @@ class ExchangeHandler:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.untrimmed)
+            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.original_of)
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:
@@ -92,10 +92,10 @@ class ExchangeHandler:
         answer, prepared, reasoning = sent.answer, exchange.prepared, self._settings.upstream.reasoning
         dialect = prepared.call.dialect
 
-        def headers_of(answer: Answer) -> list[tuple[bytes, bytes]]:
-            decoded = answer.encoding and answer.readable
+        def headers_of(each: Answer) -> list[tuple[bytes, bytes]]:
+            decoded = each.encoding and each.readable
             told = response_headers(exchange.report)
-            return headers.to_client(answer.headers, extra_drop=_DECODED if decoded else ()) + told
+            return headers.to_client(each.headers, extra_drop=_DECODED if decoded else ()) + told
 
         settle = partial(self._settle, exchange)
         try:
@@ -112,7 +112,7 @@ class ExchangeHandler:
                     own.names,
                     own.answer,
                     partial(self._sender.send_rounds, sent),
-                    lambda message, partial: message.as_request(reasoning, partial=partial),
+                    lambda message, broke_off: message.as_request(reasoning, partial=broke_off),
                 )
                 relay = virtual_relay(
                     answer,
@@ -232,4 +232,4 @@ def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
     if answer.status == 204:  # it has no body
         return False
-    return answer.media_type == b"text/event-stream" or (asked and answer.media_type in _UNNAMED)
+    return answer.media_type == b"text/event-stream" or (asked and answer.media_type in _UNTYPED)

@@ -57,7 +57,7 @@ MASKED: Final = "what was masked in the store is sent masked: the client sent on
 _PRODUCT: Final = re.compile(
     r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
 )  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
-_MODELS: Final = 256  # models that one process remembers; their names come from strangers
+_MODELS: Final = 256  # models that are remembered for refusing trims amid a tool loop; their names come from strangers
 _CLIENTS: Final = 256  # types of clients that the log tells of at most; their names come from strangers
 _TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
 
@@ -137,15 +137,13 @@ class Preparer:
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
-        tools, off = request.tools, context.policy is None
+        offered_tools, policy = request.tools, context.policy
         if self._offers_tools:
+            off = policy is None
             mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
             offer = call.dialect.requests.offer_tools(request, mine)
-            own, tools = offer.names, offer.tools
-        policy = context.policy
-        observes = policy is not None and policy.mode == "observe"
-        offered_tools, without = tools, tuple[str, ...]()
-        whole = observes
+            own, offered_tools = offer.names, offer.tools
+        whole = observes = policy is not None and policy.mode == "observe"
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
             packing = self._pack(call, history)
@@ -208,7 +206,10 @@ class Preparer:
     async def _removed(
         self, call: ClientRequest, request: Request, history: History, policy: Policy | None
     ) -> Collection[str]:
-        """Return which tools are left out: of those that a session's first request with tools had, the same ones."""
+        """Return the names of the tools to leave out.
+
+        A session goes on as it began: of the tools that its first request offered, those are that were left out then.
+        """
         if policy is None or policy.mode == "observe":
             return ()
         removed = policy.tools.remove
@@ -336,7 +337,7 @@ class Preparer:
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
-    async def untrimmed(self, prepared: Prepared) -> Original | None:
+    async def original_of(self, prepared: Prepared) -> Original | None:
         """Return the request as it was before trimming; None where that is not known any more.
 
         Amid a tool loop whose reasoning is required, that is as it was before this trim: the trim waits for its end.
@@ -431,11 +432,10 @@ async def plan_of(
 
     `before` is what is known of the plan from the request before.
     """
-    composed = history.composed
+    composed, cut = history.composed, history.standing.cut if history.standing is not None else None
     if policy is None:
         return await compute(history.size, bypass, history.entries, planning, composed=composed)
     if before is not None and overflow is None and not composed and not history.start:
-        cut = history.standing.cut if history.standing is not None else None
         made = extended(before, history.entries, policy, name, planning, cut)
         if made is not None:
             return made
@@ -446,7 +446,7 @@ async def plan_of(
         policy,
         name,
         planning,
-        history.standing.cut if history.standing is not None else None,
+        cut,
         composed=composed,
         start=history.start,
         overflow=overflow,

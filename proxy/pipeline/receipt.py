@@ -41,6 +41,11 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     would_send: int | None = None  # tokens that would have been sent, where the policy only observes
     would_edit: tuple[str, ...] = ()
 
+    @property
+    def only_observed(self) -> bool:
+        """Whether the policy only observes: nothing that it decided is done."""
+        return self.would_send is not None
+
 
 def report_of(
     plan: Plan,
@@ -89,7 +94,7 @@ def observed(report: PlanReport, sent: Plan) -> PlanReport:
 
 
 def response_headers(report: PlanReport) -> Headers:
-    """Return the response headers of the contract."""
+    """Return the headers that tell the client what was done; docs/api.md lists them."""
     encode = headers.encode_value
     told = {
         headers.EXCHANGE_ID: report.exchange.encode(),
@@ -113,8 +118,8 @@ def response_headers(report: PlanReport) -> Headers:
 def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
     """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
 
-    What a standing cut does to messages that are sent was said by the exchange that moved it: here is its
-    place. What was not sent any more is summed up in `gaps`.
+    What an earlier cut does to messages that are still sent is in the receipt of the exchange that moved it: here is
+    its place alone. What earlier trims dropped is summed up in `gaps`.
     """
     plan = report.plan
     cut = plan.cut

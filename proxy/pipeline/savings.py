@@ -82,7 +82,7 @@ def miss_of(tokens: Used, shares: Shares, history: History, report: PlanReport, 
         return FIRST if not tokens.read else ""
     if shares.expected < prices.minimum or tokens.read >= shares.expected * _SLACK - facts.block:
         return ""
-    if report.plan.trimmed and report.would_send is None:
+    if report.plan.trimmed and not report.only_observed:
         return TRIM
     if history.updated_at is not None and now - history.updated_at > prices.lifetime * 1000:
         return EXPIRED

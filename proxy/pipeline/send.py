@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hmac
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Final, TypeAlias
 
@@ -24,7 +25,6 @@ from proxy.dialects.jsontext import write
 from proxy.pipeline.background import OFF_LOOP_BYTES
 from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
-from proxy.store import session_key
 from proxy.trimming import Plan, Policy, merged
 from proxy.upstream import Answer, Upstream
 
@@ -73,8 +73,8 @@ class Attempt(Struct, kw_only=True):
     report: PlanReport  # the plan as it is sent: a rescue makes another one
     adds_usage: bool  # whether usage is asked for that the client did not ask for, and that is kept from it
     orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
-    rounds: Sequence[Message] = ()
-    sent_bytes: int = 0
+    rounds: Sequence[Message] = ()  # calls of our own tools and their results, sent after the view
+    sent_bytes: int = 0  # of the body that was sent last
     caches_newest: bool = False  # whether the provider may be asked to cache up to the newest message by itself
 
 
@@ -88,8 +88,8 @@ class Sent(Struct, frozen=True, kw_only=True):
 Replanned: TypeAlias = Callable[[PlanReport, str], None]
 """Called with the report that holds now and with what happened: "overflowed" or "refused" before another plan is sent,
 "refused_again" where the first one holds again."""
-Untrimmed: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
-"""Returns a request as it was before trimming; None where that is not known."""
+OriginalOf: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
+"""See `Preparer.original_of`."""
 
 
 class UpstreamSender:
@@ -112,7 +112,7 @@ class UpstreamSender:
         self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
         """By session and agent, where marks are taken."""
 
-    async def send(self, prepared: Prepared, replanned: Replanned, untrimmed: Untrimmed) -> Sent:
+    async def send(self, prepared: Prepared, replanned: Replanned, original_of: OriginalOf) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
         request, policy = prepared.request, prepared.context.policy
         model = (prepared.destination.base_url, request.model)
@@ -149,7 +149,7 @@ class UpstreamSender:
                     answer, attempt.report = refusal, replace(first, warnings=(*first.warnings, REFUSED_BOTH))
                     replanned(attempt.report, "refused_again")
             elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
-                answer = await self._opened(attempt, answer, replanned, untrimmed)
+                answer = await self._opened(attempt, answer, replanned, original_of)
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -218,11 +218,8 @@ class UpstreamSender:
         opening_error = attempt.prepared.call.dialect.requests.opening_error
         if opening_error is None or not 200 <= answer.status < 300 or not answer.readable:
             return answer
-        try:
+        async with _closed_on_error(answer):
             error = await answer.opening(opening_error, _OPENING_SECONDS)
-        except BaseException:  # nobody else holds the answer yet, and it occupies a connection
-            await answer.aclose()
-            raise
         if not error or not await self._rescued(attempt, policy, answer, error):
             return answer
         replanned(attempt.report, "overflowed")
@@ -237,16 +234,13 @@ class UpstreamSender:
         overflow = attempt.prepared.call.dialect.requests.overflow_of(status, body)
         if overflow is None:
             return False
-        try:
+        async with _closed_on_error(answer):
             shorter = await self._trim_harder(attempt, policy, overflow)
-        except BaseException:  # cancelled too: nobody else holds the answer, and it occupies a connection
-            await answer.aclose()
-            raise
         if shorter:
             await answer.aclose()
         return shorter
 
-    async def _opened(self, attempt: Attempt, answer: Answer, replanned: Replanned, untrimmed: Untrimmed) -> Answer:
+    async def _opened(self, attempt: Attempt, answer: Answer, replanned: Replanned, original_of: OriginalOf) -> Answer:
         """Send the original once where upstream refused it trimmed; what is refused either way stays as it was planned.
 
         Only an original that goes through shows that trimming was the cause: then its plan is kept for the session.
@@ -254,11 +248,8 @@ class UpstreamSender:
         prepared, first = attempt.prepared, attempt.report
         if prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer)) is not None:
             return answer
-        try:
-            original = await untrimmed(prepared)
-        except BaseException:  # cancelled too: nobody else holds the answer, and it occupies a connection
-            await answer.aclose()
-            raise
+        async with _closed_on_error(answer):
+            original = await original_of(prepared)
         if original is None:
             return answer
         made = original.plan
@@ -309,7 +300,7 @@ class UpstreamSender:
     async def _post(self, attempt: Attempt) -> Answer:
         """Send the body."""
         call, destination = attempt.prepared.call, attempt.prepared.destination
-        body = self._body(attempt, attempt.orders, add_usage=attempt.adds_usage)
+        body = self._body(attempt, attempt.orders)
         attempt.sent_bytes = len(body)
         sent = headers.to_upstream(
             call.headers, drop_credentials=not destination.forwards_credentials, extra_drop=self._dropped
@@ -320,7 +311,7 @@ class UpstreamSender:
             path += f"?{call.query.decode('latin-1')}"
         return await self._upstream.ask(destination, "POST", path, sent, body)
 
-    def _body(self, attempt: Attempt, orders: Collection[RoleOrder], *, add_usage: bool = False) -> bytes:
+    def _body(self, attempt: Attempt, orders: Collection[RoleOrder]) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
         prepared, made, settings = attempt.prepared, attempt.report.plan, self._settings
         request, history, facts, dialect = prepared.request, prepared.history, prepared.facts, prepared.call.dialect
@@ -338,13 +329,13 @@ class UpstreamSender:
                 ends = [lead + end - 1 for end in made.stable_ends]
                 whole = api.marked((*instructions, *view), ends, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
-            observed = attempt.report.would_send is not None
-            place, at = (None, 0) if observed else self._stable_part(prepared)
+            observes = attempt.report.only_observed
+            place, at = (None, 0) if observes else self._stable_part(prepared)
             if place is not None:
                 whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
             # Behind instructions that are others at each request nothing is found again.
-            newest = place is None and not observed and attempt.caches_newest and facts.breakpoints == "anthropic"
+            newest = place is None and not observes and attempt.caches_newest and facts.breakpoints == "anthropic"
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -362,7 +353,7 @@ class UpstreamSender:
             request,
             instructions=instructions,
             messages=view,
-            add_usage=add_usage,
+            add_usage=attempt.adds_usage,
             drop_fields=(*self._drop_fields, *api.state_fields) if history.arrival.expanded else self._drop_fields,
             cache_key=key,
             cache_newest=newest,
@@ -383,7 +374,7 @@ class UpstreamSender:
         # Long ones are neither kept nor compared here.
         if sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES:
             return None, 0
-        key = (session_key(prepared.call.tenant, history.id, prepared.call.dialect.name), prepared.context.agent)
+        key = (prepared.key, prepared.context.agent)
         now, known = history.instructions, self._instructed.get(key)
         place, at = (known.place, known.at) if known is not None else (None, 0)
         if known is not None and (differing := _first_difference(known.messages, now)) is not None:
@@ -444,8 +435,15 @@ def cache_key(secret: bytes, tenant: str, session: str) -> str:
 
 async def _read(answer: Answer) -> bytes:
     """Return the body of an answer; one that breaks off, or whose reader is cancelled, is closed."""
-    try:
+    async with _closed_on_error(answer):
         return await answer.read()
-    except BaseException:  # nobody else holds the answer yet, and it occupies a connection
+
+
+@asynccontextmanager
+async def _closed_on_error(answer: Answer) -> AsyncGenerator[None]:
+    """Close an answer whatever goes wrong: nobody else holds it yet, and it occupies a connection."""
+    try:
+        yield
+    except BaseException:  # cancelled too
         await answer.aclose()
         raise

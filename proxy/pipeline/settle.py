@@ -338,8 +338,8 @@ def settlement_of(
     answered: Answered,
     now: int,
     counter: TokenCounter,
-    figures: ExchangeFigures | None = None,
-    scale: float | None = None,
+    figures: ExchangeFigures,
+    scale: float | None,
 ) -> Settlement:
     """Return how the exchange ended, for the store.
 
@@ -353,7 +353,6 @@ def settlement_of(
     new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
     finished = prepared.finishing is not None
     receipt = receipt_of(report, history.standing)
-    figures = figures or ExchangeFigures(model=model, policy=made.policy)
     cost = figures.cost if figures.priced else None
     receipt |= {
         "usage": answered.usage,
@@ -454,7 +453,7 @@ def figures_of(
         tokens_output=all_rounds.output if all_rounds is not None else 0,
         tokens_missed=missed,
         tokens_unique=round(unique_tokens(prepared.history, report) * report.scale) if trims else 0,
-        trims=int(plan.trimmed and report.would_send is None),
+        trims=int(plan.trimmed and not report.only_observed),
         edits=len(report.edits),
         warnings=len(report.warnings),
         recalls=len(answered.own_calls),

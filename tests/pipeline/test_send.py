@@ -263,7 +263,7 @@ def body_of(
     )
     sender = sender or UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
     attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
-    return sender._body(attempt, attempt.orders, add_usage=add_usage)
+    return sender._body(attempt, attempt.orders)
 
 
 def messages_of(body: bytes) -> list[Any]:

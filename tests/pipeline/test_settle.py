@@ -49,6 +49,7 @@ FACTS = Catalogue().facts("m", None)
 PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent="boss")
 SERVICES: Any = SimpleNamespace()
 PRICED = ExchangeFigures(model="m", policy="lean", cost=0.25, priced=1)
+UNPRICED = ExchangeFigures(model="m", policy="lean")
 DESTINATION: Any = None  # nothing is sent
 
 
@@ -129,7 +130,7 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
         error="it broke",
         upstream_status=200,
     )
-    told = settlement_of(exchange, answered, 9, COUNTER)
+    told = settlement_of(exchange, answered, 9, COUNTER, UNPRICED, None)
     assert (told.status, told.settled_at, told.base, told.cut) == (Status.PARTIAL, 9, "", None)
     assert told.messages == opening_of(exchange.prepared, 7).messages
     assert len(told.arrivals) == len(told.messages)
@@ -149,7 +150,9 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
 
 async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
     exchange = await first(talk, request_of(SAID))
-    told = settlement_of(exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER)
+    told = settlement_of(
+        exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER, UNPRICED, None
+    )
     assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
 
 
@@ -164,7 +167,7 @@ async def test_arrival_changes_are_stored_of_new_messages_only(talk: Talk) -> No
     past = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     request = request_of([*past, {"role": "user", "content": "go"}, *block])
     exchange = await first(talk, request, on_arrival=[{"type": "truncate_tool_output", "max_lines": 2}])
-    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, UNPRICED, None)
     assert [body.message.role for body in told.messages] == ["user", "assistant", "tool"]
     assert [[change.edit for change in changes] for changes in told.arrivals] == [[], [], ["truncate_tool_output"]]
     assert told.arrivals[2][0].position == 4
@@ -181,15 +184,15 @@ async def test_a_cut_is_stored_only_where_it_moved(talk: Talk, moves: bool) -> N
     trigger = {"every_request": True} if moves else {"tool_calls": 9}
     policy = {"trigger": trigger, "edits": [{"type": "keep_tool_calls", "last": 0}]}
     exchange = await first(talk, request_of([*rounds, *SAID]), **policy)
-    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, UNPRICED, None)
     assert (told.cut is not None) == moves
     assert (told.tokens_sent < told.tokens_before) == moves
 
 
 async def test_the_receipt_holds_the_cost(talk: Talk) -> None:
     exchange = await first(talk, request_of(SAID))
-    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, PRICED).receipt["cost"] == 0.25
-    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER).receipt["cost"] is None
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, PRICED, None).receipt["cost"] == 0.25
+    assert settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, UNPRICED, None).receipt["cost"] is None
 
 
 async def test_what_a_cut_kept_is_stored_by_node_and_by_place(talk: Talk) -> None:
@@ -206,7 +209,7 @@ async def test_what_a_cut_kept_is_stored_by_node_and_by_place(talk: Talk) -> Non
         "edits": [{"type": "drop_oldest"}],
     }
     exchange = await first(talk, request_of([*past, *SAID]), **policy)
-    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER)
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE), 9, COUNTER, UNPRICED, None)
     assert told.cut is not None
     assert told.kept is not None
     assert [(gap.start, gap.stop) for gap in told.cut.gaps] == [(1, 4)]
@@ -214,7 +217,7 @@ async def test_what_a_cut_kept_is_stored_by_node_and_by_place(talk: Talk) -> Non
     # Of a window nobody knows what its branch had before it.
     history = replace(exchange.prepared.history, start=2)
     window = Exchange(replace(exchange.prepared, history=history), SERVICES)
-    assert settlement_of(window, Answered(status=Status.COMPLETE), 9, COUNTER).kept is None
+    assert settlement_of(window, Answered(status=Status.COMPLETE), 9, COUNTER, UNPRICED, None).kept is None
 
 
 async def test_events_are_timed_in_milliseconds(talk: Talk) -> None:
