@@ -109,7 +109,10 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
 
 
 class StreamRelay:
-    """One stream of events on its way to the client. Used once."""
+    """One stream of events on its way to the client. Used once.
+
+    `VirtualStream` takes some of its steps otherwise.
+    """
 
     def __init__(
         self, dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool
@@ -132,7 +135,7 @@ class StreamRelay:
     async def run(self, settle: Settle) -> None:
         """Relay until the stream ends, one way or another; settle before the client sees its end.
 
-        Cancelled, it has not settled: `answered` says what had come by then.
+        Cancelled, it has not settled: `ending` says what had come by then.
         """
         await self._client.start(self._answer.status, self._headers(self._answer))
         last = await self._relay()
