@@ -36,6 +36,7 @@ HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end 
 """The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
+_OF_A_FIELD: Final = frozenset({400, 422})  # how a field that is not known is refused
 _NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 413, 429})
 """Refusals that the original would get too: of credentials, of too many bytes, and of too many requests."""
 _REORDERED: Final[Mapping[RoleOrder, str]] = {
@@ -59,9 +60,12 @@ _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image h
 
 
 class _Instructed(Struct, frozen=True, kw_only=True):
-    """The instructions of a session's last request, and where in them what changed from request to request begins."""
+    """What stood before a session's last messages, and where in it what changed from request to request begins."""
 
+    exchange: str
     messages: Sequence[Message]
+    tools: int  # hash of the tools' JSON text
+    others: bool  # whether the request before had other tools
     place: int | None = None  # of the message in which that is; None where nothing has changed
     at: int = 0  # characters of its text before it
 
@@ -107,6 +111,8 @@ class UpstreamSender:
         """(address, model) of those that refuse to be asked for their usage."""
         self._refuses_caching: LRUCache[tuple[str, str], bool] = LRUCache(_MODELS)
         """(address, model) of those that refuse to cache up to the newest message by themselves."""
+        self._unmarked: LRUCache[str, bool] = LRUCache(_SESSIONS)
+        """Sessions that had a marked request refused for whatever reason, untrimmed: they are marked once trimmed."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
         self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
@@ -165,29 +171,37 @@ class UpstreamSender:
     async def _ask(self, attempt: Attempt) -> Answer:
         """Send once, and again without the option of ours that an upstream refuses."""
         answer = await self._post(attempt)
-        if not (attempt.adds_usage or attempt.caches_newest) or answer.status not in {400, 422}:
+        if not (attempt.adds_usage or attempt.caches_newest) or answer.status < 400:
             return answer
         prepared, refusal = attempt.prepared, await _read(answer)
-        if attempt.adds_usage and prepared.call.dialect.requests.refuses_usage(refusal):
+        api, model = prepared.call.dialect.requests, (prepared.destination.base_url, prepared.request.model)
+        named = api.refuses_caching(refusal)
+        refusing: LRUCache[tuple[str, str], bool] | None = None
+        if attempt.adds_usage and answer.status in _OF_A_FIELD and api.refuses_usage(refusal):
             attempt.adds_usage, refusing = False, self._refuses_usage
-        elif attempt.caches_newest and self._may_refuse_our_mark(attempt, refusal):
+        elif attempt.caches_newest and (named or self._may_refuse_our_mark(attempt, answer.status, refusal)):
             sent = self._body(attempt, attempt.orders)
-            attempt.caches_newest, refusing = False, self._refuses_caching
+            attempt.caches_newest = False
             if self._body(attempt, attempt.orders) == sent:  # the mark that is refused is the client's
                 return answer
+            if named:
+                refusing = self._refuses_caching
+            else:  # another of the session's requests may be refused for something else, and is not sent twice for that
+                self._unmarked[prepared.key] = True
         else:
             return answer
         await answer.aclose()
         answer = await self._post(attempt)
-        if answer.status < 300:  # it was our option indeed, and nothing of the client's
-            refusing[prepared.destination.base_url, prepared.request.model] = True
+        if refusing is not None and answer.status < 300:  # it was our option indeed, and nothing of the client's
+            refusing[model] = True
         return answer
 
-    def _may_refuse_our_mark(self, attempt: Attempt, refusal: bytes) -> bool:
+    @staticmethod
+    def _may_refuse_our_mark(attempt: Attempt, status: int, refusal: bytes) -> bool:
         """Tell whether a request is to be sent without our mark: untrimmed, it might go through without the proxy."""
         prepared, api = attempt.prepared, attempt.prepared.call.dialect.requests
         untrimmed = attempt.report.plan.view == prepared.request.messages
-        return (untrimmed and api.overflow_of(400, refusal) is None) or api.refuses_caching(refusal)
+        return status in _OF_A_FIELD and untrimmed and api.overflow_of(status, refusal) is None
 
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
@@ -330,12 +344,12 @@ class UpstreamSender:
                 whole = api.marked((*instructions, *view), ends, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
             observes = attempt.report.only_observed
-            place, at = (None, 0) if observes else self._stable_part(prepared)
+            place, at, lasts = (None, 0, False) if observes else self._stable_part(prepared)
             if place is not None:
                 whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
                 instructions, view = whole[:lead], whole[lead:]
             # Behind instructions that are others at each request nothing is found again.
-            newest = place is None and not observes and attempt.caches_newest and facts.breakpoints == "anthropic"
+            newest = lasts and attempt.caches_newest and facts.breakpoints == "anthropic"
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -345,7 +359,8 @@ class UpstreamSender:
             lead = next((at for at, each in enumerate(whole) if each.role not in INSTRUCTION_ROLES), len(whole))
             instructions, view = whole[:lead], whole[lead:]
         if newest and tuple(view) == request.messages:
-            newest = _is_read_again(prepared) and attempt.report.tokens_sent >= facts.prices.minimum
+            goes_on = prepared.key not in self._unmarked and _is_read_again(prepared)
+            newest = goes_on and attempt.report.tokens_sent >= facts.prices.minimum
         key = None
         if settings.cache.key == "session" and facts.takes_key and history.id is not None and not request.untouched:
             key = cache_key(self._cache_secret, prepared.call.tenant, history.id)
@@ -360,43 +375,53 @@ class UpstreamSender:
             tools=prepared.tools if prepared.tools is not request.tools else None,
         )
 
-    def _stable_part(self, prepared: Prepared) -> tuple[int | None, int]:
+    def _stable_part(self, prepared: Prepared) -> tuple[int | None, int, bool]:
         """Return after how many characters of which instruction a prefix ends that the session's requests share.
 
         None where all of them are the same so far, where nobody knows, or where the prefix is too short for the cache.
         It ends with a line, or a word of the only line, and only ever gets shorter: what is cached is found again.
+        The third tells whether the messages have stood behind the same instructions and tools, as far as is known. What
+        stands there now is remembered.
         """
         history, policy = prepared.history, prepared.context.policy
-        if policy is None or history.id is None or not history.instructions or prepared.request.untouched:
-            return None, 0
+        if policy is None or history.id is None or prepared.request.untouched:
+            return None, 0, True
         if history.arrival.kind is Kind.SIDE:  # it has instructions of its own
-            return None, 0
+            return None, 0, True
         # Long ones are neither kept nor compared here.
         if sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES:
-            return None, 0
-        key = (prepared.key, prepared.context.agent)
+            return None, 0, True
+        key, tools = (prepared.key, prepared.context.agent), hash(prepared.tools)
         now, known = history.instructions, self._instructed.get(key)
         place, at = (known.place, known.at) if known is not None else (None, 0)
         if known is not None and (differing := _first_difference(known.messages, now)) is not None:
             place, at = min(differing, (place, at)) if place is not None else differing
-        self._instructed[key] = _Instructed(messages=now, place=place, at=at)
+        others = known is not None and known.tools != tools
+        if known is not None and known.exchange == prepared.report.exchange:  # its body is made once more
+            others = known.others
+        self._instructed[key] = _Instructed(
+            exchange=prepared.report.exchange, messages=now, tools=tools, others=others, place=place, at=at
+        )
         if place is None or place >= len(now):
-            return None, 0
+            return None, 0, place is None and not others
         before = sum([len(message.raw) for message in now[:place]]) + at + len(prepared.tools or b"")
         if before < prepared.facts.prices.minimum * _BYTES_PER_TOKEN:
-            return None, 0
-        return (place, at) if at else (place - 1, len(now[place - 1].text)) if place else (None, 0)
+            return None, 0, False
+        if at:
+            return place, at, False
+        return (place - 1, len(now[place - 1].text), False) if place else (None, 0, False)
 
 
 def _is_read_again(prepared: Prepared) -> bool:
     """Tell whether an untrimmed request goes on with its session, so that the next one likely repeats it.
 
-    Its newest reply was sent in that place. A first request may be the only one, and a window moves on.
+    Its newest reply was sent in that place. A first request may be the only one, a window moves on, and questions that
+    begin with the same examples share no more than those. Without a trigger nothing is to be trimmed.
     """
-    request, arrival = prepared.request, prepared.history.arrival
-    if request.untouched or arrival.kind not in {Kind.RESEND, Kind.REWIND} or not request.replies:
+    request, arrival, policy = prepared.request, prepared.history.arrival, prepared.context.policy
+    if policy is None or policy.trigger is None or request.untouched or not request.replies:
         return False
-    return request.replies[-1] < arrival.known
+    return arrival.kind is Kind.RESEND and request.replies[-1] < arrival.known
 
 
 def _first_difference(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, int] | None:

@@ -108,8 +108,10 @@ class Exchange:
             what = "read the answer" if of_answer else "store how the exchange ended"
             error = f"the proxy could not {what}: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
+            figures = ExchangeFigures(model=self.prepared.request.model, policy=self.report.plan.policy)
             with suppress(Exception):
                 figures = figures_of(self, failed, self._services.knowledge.now, None)
+            with suppress(Exception):
                 await self._services.background.finish(self._settle_apart(failed, figures, None, 0, then))
 
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:

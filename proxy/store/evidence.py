@@ -236,6 +236,11 @@ class _Inference:
                 rows += self._connection.execute(_AT_HEAD, {"piece": self._witness.place(node).piece, "head": node})
             for row in rows:
                 held[row.piece].add(row.session)
+        own = self._request.names[self._newest]
+        if self._ends != {own} and self._witness.place(own).piece in held:  # it stands somewhere as it came
+            for end in self._ends - {own}:
+                held.pop(self._witness.place(end).piece, None)
+            self._ends = {own}
         self._read_sessions({key for keys in held.values() for key in keys})
         return {piece: there for piece, keys in held.items() if (there := keys & self._sessions.keys())}, all_read
 

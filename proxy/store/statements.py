@@ -128,6 +128,8 @@ class CompiledStatement:
         pick, encoders, fixed = _picker(order), self.encoders(order), self.fixed
 
         def encoding(several: Sequence[Values]) -> list[tuple[Any, ...]]:
+            if not order:
+                return [()] * len(several)
             columns: list[Sequence[Any]] = list(
                 zip(*[pick({**fixed, **asked} if fixed else asked) for asked in several], strict=True)
             )

@@ -115,6 +115,8 @@ def test_an_answer_is_not_withheld_where_its_figures_cannot_be_worked_out(
 
     monkeypatch.setattr(settle, "figures_of", figures_of)
     assert proxy.chat(session, [user("hi")]).status_code == 200
+    assert "palimpsest_open_exchanges 0.0" in proxy.client.get("/metrics").text
+    assert [row["status"] for row in proxy.exchanges(session)] == ["failed"]
 
 
 @pytest.mark.parametrize("status", [401, 403, 407, 413, 429])

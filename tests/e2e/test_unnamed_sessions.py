@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.support import habits
+from tests.support.answers import Answering
 from tests.support.habits import Habit, Talker
 from tests.support.served import SECONDS, Served, config_file
 from tests.support.tongues import CHAT, TONGUES, Tongue
-from tests.support.upstream import Upstream
+from tests.support.upstream import JSON, Upstream
+
+JsonObject = dict[str, Any]
 
 _NUMBERS = count(1)
 
@@ -114,6 +119,35 @@ def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn
         found.append(sessions)
     assert [len(sessions) for sessions in found] == [1, 1, 1]
     assert len(set[str]().union(*found)) == 3
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+def test_a_reply_of_two_texts_is_not_taken_for_a_text_of_the_clients_and_its_reply(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"role": "user", "content": "Count."}
+    texts = [{"type": "output_text", "text": text, "annotations": []} for text in ("One.", "0.")]
+    items = [
+        {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
+        for number, part in enumerate(texts)
+    ]
+
+    async def of_two(answering: Answering, body: JsonObject, *_: Any, **__: Any) -> None:
+        told = {"id": "resp_two", "object": "response", "created_at": 1, "model": body["model"], "output": items}
+        await answering.whole(200, JSON, orjson.dumps(told | {"status": "completed"}))
+
+    def ask(model: str, said: list[JsonObject]) -> str:
+        answer = client.post("/v1/responses", json={"model": model, "input": said})
+        assert answer.status_code == 200, answer.text
+        return str(answer.headers["x-session-id"])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Answering, "completion", of_two)
+        mine = ask("m", [asked])
+    other = ask("say:0.", [asked, {"role": "assistant", "content": "One."}])
+    said = [asked, *items, {"role": "user", "content": "more"}]
+    assert [ask("say:ok", said), ask("say:better", said)] == [mine, mine]
+    assert other != mine
 
 
 @in_each_api

@@ -700,7 +700,13 @@ def test_many_rows_go_in_at_once_and_none_is_nothing(connection: SqliteConnectio
     assert connection.execute(select(THINGS)).all() == [(1, "1", False), (2, "2", True), (3, "3", True)]
 
 
-def test_an_insert_of_several_rows_copies_no_pages(connection: SqliteConnection) -> None:
+def test_a_statement_without_values_runs_as_often_as_it_is_asked_for(connection: SqliteConnection) -> None:
+    connection.execute(insert(THINGS), {"id": 1, "name": "", "on": None})
+    connection.execute(text("UPDATE things SET name = name || 'x'"), [{}, {}])
+    assert connection.execute(select(THINGS.c.name)).scalars() == ["xx"]
+
+
+def test_an_insert_of_several_rows_that_fails_is_taken_back_by_its_caller(connection: SqliteConnection) -> None:
     new = insert(THINGS)
     rows = [{"id": n, "name": f"{n}", "on": None} for n in (1, 2, 1, 3)]
     with pytest.raises(sqlite3.IntegrityError):

@@ -24,7 +24,7 @@ that a test can make a model's name its own:
                        alternate (two user messages in a row); both with a comma
     needs:TEXT         refuses a request in which this text does not stand; status:N with this status
     quotes             refuses `metadata`, in its own words
-    plain              refuses `stream_options` with 422, and a request's `cache_control`
+    plain[:STATUS]     refuses `stream_options` with 422, and a request's `cache_control`
     vague              refuses a request's `cache_control` without naming it
     lenient            takes unknown fields and roles
     ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
@@ -162,7 +162,7 @@ class Upstream:
             if "quotes" in does and "metadata" in body:
                 raise Refused(f"Invalid metadata: {body['metadata']}", "metadata")
             if "plain" in does and "cache_control" in received.json:
-                raise Refused("cache_control: Extra inputs are not permitted")
+                raise Refused("cache_control: Extra inputs are not permitted", status=int(does["plain"] or 400))
             if "vague" in does and "cache_control" in received.json:
                 raise Refused("Extra inputs are not permitted")
             if does.get("needs", "").encode() not in orjson.dumps(body["messages"]):
