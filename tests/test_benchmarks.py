@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import against, appends, bodies, cases, first, memory, profiling, prove, report, subjects
+from benchmarks import against, appends, bodies, cases, first, memory, profiling, prove, report, subjects, wrong_prices
 from benchmarks.compiling import NoCompiler, Programs, compile_programs
 from benchmarks.load import Plan, run
 from benchmarks.subjects import Subject
-from proxy.backtest import Backtest, price_class
+from proxy.backtest import Backtest, PolicyStrategy, price_class, read_files
 from proxy.backtest.histories import of_messages
+from proxy.config import BUILT_IN
 from proxy.tokens import TokenCounter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks need Linux: epoll and /proc")
@@ -290,3 +291,36 @@ def test_what_packages_send_is_replayed_and_put_into_a_table(tmp_path: Path, mon
 def test_the_readme_has_the_table_that_is_made() -> None:
     text = prove.README.read_text("utf-8")
     assert 0 < text.index(prove.BEGIN) < text.index("| **the default policy** |") < text.index(prove.END)
+
+
+def test_what_wrong_prices_cost_is_what_a_backtest_tells() -> None:
+    histories = read_files(prove.SESSIONS / "livemcp-spliced-open-b.json.gz")
+    sums = wrong_prices.measured([*wrong_prices.planned(), *wrong_prices.fixed([10_000])], histories, 1)
+    own = PolicyStrategy(name="own", policy=BUILT_IN)
+    test = Backtest([own], wrong_prices.CLASSES, TokenCounter(), windows=lambda _: prove.WINDOW, recall=False)
+    told = {each.prices: each for each in test.run(histories).strategies if each.strategy == "own"}
+    for name, each in told.items():
+        planned = f"{wrong_prices.AUTO} at {name}"
+        assert sums.pooled(planned, name) == pytest.approx(each.ratio)
+        value, session = sums.worst(planned, name)
+        assert value == pytest.approx(each.highest_ratio)
+        assert session == each.most_expensive_session
+    # What is planned at other prices is billed otherwise.
+    dear, cheap = next(iter(told)), list(told)[-1]
+    assert sums.pooled(f"{wrong_prices.AUTO} at {dear}", cheap) != told[cheap].ratio
+    lines = [*wrong_prices.matrix(sums), *wrong_prices.beside_fixed(sums, [10_000])]
+    assert lines[1].startswith(f"{dear:22}{told[dear].ratio:.3f}, worst {told[dear].highest_ratio:.3f} ")
+    assert lines[6].startswith(f"The worst session of all: {histories[0].name}, ")
+    assert f"{sums.pooled('10,000 tokens, dear', dear):.3f} at 10,000 tokens" in lines[8]
+
+
+def test_a_session_that_was_cut_is_put_together_again(tmp_path: Path) -> None:
+    messages = [{"role": "user" if at % 2 == 0 else "assistant", "content": f"{at}"} for at in range(6)]
+    messages = [{"role": "system", "content": "be brief"}, *messages]
+    for name, cuts in (("cut", [2, 4]), ("other", [])):
+        recorded = {"id": name, "messages": messages, "compactions": [{"after_message": at} for at in cuts]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(recorded))
+    histories = read_files(tmp_path)
+    assert [each.name for each in histories] == ["cut:1", "cut:2", "cut:3", "other"]
+    one, other = wrong_prices.whole(histories)
+    assert (one.name, one.messages, one.instructions) == ("cut", other.messages, other.instructions)
