@@ -125,9 +125,9 @@ def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn
 def test_a_reply_of_two_texts_is_not_taken_for_a_text_of_the_clients_and_its_reply(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"role": "user", "content": "Count."}
-    texts = [{"type": "output_text", "text": text, "annotations": []} for text in ("One.", "0.")]
-    items = [
+    asked: JsonObject = {"role": "user", "content": "Count."}
+    texts: list[JsonObject] = [{"type": "output_text", "text": text, "annotations": []} for text in ("One.", "0.")]
+    items: list[JsonObject] = [
         {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
         for number, part in enumerate(texts)
     ]
