@@ -42,11 +42,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _measured(folder: Path, seconds: float, *, on_postgres: bool) -> list[_Second]:
-    from tests.support import postgres  # noqa: PLC0415 - it is needed for this alone
-
-    programs, port, out = compile_programs(), subjects.free_port(), folder / "seconds.txt"
+    programs, port, out, url = compile_programs(), subjects.free_port(), folder / "seconds.txt", None
     with ExitStack() as stack:
-        url = stack.enter_context(postgres.database(stack.enter_context(postgres.server()))) if on_postgres else None
+        if on_postgres:
+            from tests.support import postgres  # noqa: PLC0415 - it is needed for this alone
+
+            url = stack.enter_context(postgres.database(stack.enter_context(postgres.server())))
         upstream = stack.enter_context(subjects.upstream(programs, folder))
         config = subjects.configuration(upstream, folder, None, _CASE, port, url)
         command = [sys.executable, "-m", "benchmarks.counting", _SERVE, str(out), str(config)]

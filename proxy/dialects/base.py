@@ -258,7 +258,7 @@ class Message(ABC):
 
     @property
     def parted(self) -> Sequence[tuple[Message, Message]]:
-        """It as two, wherever a reply may begin that went on with what the model had said: see `Item.parted`."""
+        """The message as two, at each place where a reply may begin that went on with it: see `Item.parted`."""
         return ()
 
     @property

@@ -208,7 +208,7 @@ class Preparer:
     ) -> Collection[str]:
         """Return the names of the tools to leave out.
 
-        A session goes on as it began: of the tools that its first request offered, those are that were left out then.
+        A session goes on as it began. A tool that its first request with tools offered stays as it was then: in or out.
         """
         if policy is None or policy.mode == "observe":
             return ()

@@ -47,7 +47,7 @@ _REORDERED: Final[Mapping[RoleOrder, str]] = {
 
 _PROVIDERS_OWN: Final = frozenset({"metadata.user_id", "prompt_cache_key", "conversation"})
 """Fields that may name the session and mean something to the provider, too: they are sent."""
-_SESSIONS: Final = 256  # sessions whose last instructions are remembered
+_SESSIONS: Final = 256  # sessions of which is remembered what concerns marks
 _BYTES_PER_TOKEN: Final = 4  # about
 _MODELS: Final = 1024  # models about which refusals are remembered; their names come from clients
 _LEAST_REPLY: Final = 256  # tokens that are left for a reply whose length nobody names

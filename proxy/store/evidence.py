@@ -237,7 +237,7 @@ class _Inference:
             for row in rows:
                 held[row.piece].add(row.session)
         own = self._request.names[self._newest]
-        if self._ends != {own} and self._witness.place(own).piece in held:  # it stands somewhere as it came
+        if self._ends != {own} and self._witness.place(own).piece in held:  # the reply came whole
             for end in self._ends - {own}:
                 held.pop(self._witness.place(end).piece, None)
             self._ends = {own}

@@ -57,7 +57,7 @@ _HOSTED: Final = frozenset(
 _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
-_REPLIED: Final = 4  # items that a reply may have which is looked for at the end of a turn
+_REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS: Final = ("input_text", "output_text", "text")
 _IMAGES: Final = ("input_image", "computer_screenshot")
@@ -159,7 +159,10 @@ class Item(Message):
 
     @property
     def parted(self) -> Sequence[tuple[Item, Item]]:
-        """It as two: a request may end with a text of the model's, and comes back with the reply in the same turn."""
+        """The turn as two, at each place where its last items may be a reply to a request that ended amid it.
+
+        A request may end with a text of the model's; the client then sends that and the reply back as one turn.
+        """
         raws = self.raws if len(self.texts) > 1 and self.data.get("type") == TURN else []
         return [(Item(turn_of(raws[:at])), Item(turn_of(raws[at:]))) for at in range(1, len(raws))[-_REPLIED:]]
 
