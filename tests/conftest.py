@@ -7,13 +7,14 @@ import os
 from collections.abc import AsyncGenerator, Generator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-from proxy.store import METADATA, Store, upgrade
-from tests.support import postgres
-from tests.support.stores import empty_store
+# The store is imported by the fixtures that need it: the pure floors' tests, which run apart, do not.
+if TYPE_CHECKING:
+    from proxy.store import Store
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,9 +61,16 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the long files go first; within a file the order is the file's own."""
+    """Let the long files go first; within a file the order is the file's own.
+
+    Generated examples do not count as coverage: being traced would double their time, and what reaches a branch
+    by chance does not test it.
+    """
     place = {ROOT / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+    for item in items:
+        if item.get_closest_marker("hypothesis") is not None:
+            item.add_marker("no_cover")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -88,6 +96,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[str]:
     """URL of a PostgreSQL server."""
+    from tests.support import postgres  # noqa: PLC0415 - see above
+
     with postgres.server() as url:
         yield url
 
@@ -95,12 +105,17 @@ def postgres_server() -> Generator[str]:
 @pytest.fixture
 def empty_postgres(postgres_server: str) -> Generator[str]:
     """URL of a PostgreSQL database without tables."""
+    from tests.support import postgres  # noqa: PLC0415 - see above
+
     with postgres.database(postgres_server) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def _migrated_postgres(postgres_server: str) -> Generator[str]:
+    from proxy.store import upgrade  # noqa: PLC0415 - see above
+    from tests.support import postgres  # noqa: PLC0415 - see above
+
     with postgres.database(postgres_server) as url:
         asyncio.run(upgrade(url))
         yield url
@@ -109,6 +124,10 @@ def _migrated_postgres(postgres_server: str) -> Generator[str]:
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty store: each test runs on SQLite and on PostgreSQL."""
+    from proxy.store import METADATA  # noqa: PLC0415 - see above
+    from tests.support import postgres  # noqa: PLC0415 - see above
+    from tests.support.stores import empty_store  # noqa: PLC0415 - see above
+
     if request.param == "sqlite":
         return empty_store(tmp_path / "palimpsest.db")
     url: str = request.getfixturevalue("_migrated_postgres")
@@ -120,6 +139,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def store(store_url: str) -> AsyncGenerator[Store]:
     """An open, empty store."""
+    from proxy.store import Store  # noqa: PLC0415 - see above
+
     opened = await Store.open(store_url)
     yield opened
     await opened.close()

@@ -46,6 +46,19 @@ def test_the_count_is_that_of_the_parsed_value(value: Any, window: int) -> None:
             assert excess_of(text, 1_000, items - 1) == "items"
 
 
+@pytest.mark.parametrize("window", [1, 7, 100])
+def test_signs_in_strings_do_not_count(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_size, "_WINDOW", window)
+    value = {"a": ['x",[', "y\\"], "b": {"c": [1, 2], "d": {}, "e": ","}}
+    text, values, items = orjson.dumps(value), values_in(value), items_in(value)
+    assert (values, items) == (11, 3)
+    assert excess_of(text, values, 1_000) is None
+    assert excess_of(text, values - 1, 1_000) == "values"
+    assert excess_of(text, values, items) is None
+    assert excess_of(text, values, items - 1) == "items"
+    assert excess_of(text, 1_000, 1_000) is None
+
+
 def test_text_that_ends_in_an_escape_is_no_json_and_harms_nothing() -> None:
     assert excess_of(b'["\\', 1, 1) == "values"
     assert excess_of(b'[",\\', 2, 1) is None

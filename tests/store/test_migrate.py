@@ -26,6 +26,7 @@ from proxy.store import Status, Store
 from proxy.store.migrate import REVISION, config, current, downgrade, upgrade
 from proxy.store.packing import RECEIPTS, RECORDS, unpack
 from proxy.store.schema import METADATA, NODES
+from tests.support.forked import Forked, run_program
 from tests.support.talk import Talk, body
 
 Answer = TypeVar("Answer")
@@ -174,14 +175,15 @@ async def test_receipts_are_packed_as_older_versions_read_them_before_those_run(
     await store.close()
 
 
-async def test_two_that_start_at_once_migrate_once(url: str) -> None:
-    run = "import asyncio, sys; from proxy.store.migrate import upgrade; asyncio.run(upgrade(sys.argv[1]))"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", run, url], stderr=subprocess.PIPE, text=True)  # noqa: ASYNC220, S603 - our own program; the two must run at once
-        for _ in range(2)
-    ]
+async def test_two_that_start_at_once_migrate_once(url: str, tmp_path: Path) -> None:
+    run = "import asyncio, sys; from proxy.store.migrate import upgrade; sys.stderr = open(sys.argv[2], 'w'); "
+    run += "asyncio.run(upgrade(sys.argv[1]))"
+    said = [tmp_path / "first.txt", tmp_path / "second.txt"]
+    processes = [Forked(run_program, run, url, str(file)) for file in said]
     await asyncio.gather(upgrade(url), upgrade(url))
-    assert [(process.communicate()[1], process.returncode) for process in processes] == [("", 0), ("", 0)]
+    assert [(process.wait(60), file.read_text()) for process, file in zip(processes, said, strict=True)] == [
+        (0, "")
+    ] * 2
     assert ask(url, current) == REVISION
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,8 @@ import pytest
 
 from proxy.errors import StoreUnavailable
 from proxy.store import Spool, spool_name
+from tests.support.forked import Forked, run_program
+from tests.support.waiting import until
 
 MOST = 10_000_000
 
@@ -192,31 +191,30 @@ from proxy.store import Spool
 spool = Spool(Path(sys.argv[1]), "s", 10**8)
 spool.open()
 async def run():
-    for number in range(100_000):
-        await spool.append(sys.argv[2], b"%s %d " % (sys.argv[2].encode(), number) + b"x" * 20_000)
-        print(number, flush=True)
+    with open(sys.argv[3], "w") as told:
+        for number in range(100_000):
+            await spool.append(sys.argv[2], b"%s %d " % (sys.argv[2].encode(), number) + b"x" * 20_000)
+            print(number, file=told, flush=True)
 asyncio.run(run())
 """
 
 
-def test_whatever_was_appended_survives_kill_9(spool: Spool) -> None:
+def told_by(file: Path) -> int:
+    """Return of how many appends a process has told."""
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def test_whatever_was_appended_survives_kill_9(spool: Spool, tmp_path: Path) -> None:
     folder = str(spool._path.parent)
     told: dict[str, int] = {}
     for turn in range(3):
-        running = [
-            subprocess.Popen(  # noqa: S603 - our own
-                [sys.executable, "-c", APPENDS, folder, f"{name}{turn}"], stdout=subprocess.PIPE, text=True
-            )
-            for name in "ab"
-        ]
-        for process in running:
-            assert process.stdout is not None
-            for _ in range(15):
-                process.stdout.readline()
-        for process, name in zip(running, "ab", strict=True):
-            os.kill(process.pid, signal.SIGKILL)
-            rest, _ = process.communicate()
-            told[f"{name}{turn}"] = max([14, *map(int, rest.split())])
+        files = {f"{name}{turn}": tmp_path / f"{name}{turn}.txt" for name in "ab"}
+        running = [Forked(run_program, APPENDS, folder, name, str(file)) for name, file in files.items()]
+        until(lambda: all(told_by(file) >= 15 for file in files.values()), "both append")  # noqa: B023 - asked at once
+        for process, (name, file) in zip(running, files.items(), strict=True):
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+            told[name] = max(map(int, file.read_text().split()))
     found: dict[str, list[int]] = {}
     while records := spool.read():
         for record in records:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,9 @@ from proxy.store.archive import SummaryRecord
 from proxy.store.records import SummaryStatus
 from proxy.store.store import Store
 from tests.support.asides import RECIPE, failed, summary
+from tests.support.forked import Forked, run_program
 from tests.support.talk import Talk
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -191,16 +192,18 @@ def test_a_record_of_no_such_branch_is_refused(changes: dict[str, Any], says: st
 
 
 RACE = """
-import asyncio, sys
+import asyncio, sys, time
+from pathlib import Path
 from proxy.store.store import Store
 
-async def run(url, key, holder):
+async def run(url, key, holder, folder):
     store = await Store.open(url, migrate=False)
-    print("ready", flush=True)
-    sys.stdin.readline()
+    (folder / f"{holder}-ready").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.001)
     won = [n for n in range(60) if await store.lease(key, f"n{n}", holder, 1_000, 2_000)]
     await store.close()
-    print(*won)
+    (folder / f"{holder}-won").write_text(" ".join(map(str, won)))
 
 asyncio.run(run(*sys.argv[1:]))
 """
@@ -262,32 +265,18 @@ async def test_of_many_at_once_one_has_it(store: Store) -> None:
     assert sum(await asyncio.gather(*asked)) == 1
 
 
-async def test_two_processes_never_have_the_same_one(store: Store, store_url: str) -> None:
+async def test_two_processes_never_have_the_same_one(store: Store, store_url: str, tmp_path: Path) -> None:
     talk = Talk(store=store)
     await talk.begin()
-    processes = [
-        subprocess.Popen(  # noqa: ASYNC220, S603 - our own program; the two must run at once
-            [sys.executable, "-c", RACE, store_url, talk.key, holder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for holder in ("a", "b")
-    ]
+    processes = [Forked(run_program, RACE, store_url, talk.key, holder, tmp_path) for holder in ("a", "b")]
     try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        won = [process.communicate()[0].split() for process in processes]
+        until(lambda: all((tmp_path / f"{holder}-ready").exists() for holder in "ab"), "both are ready")
+        (tmp_path / "go").touch()
+        assert [process.wait(60) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0]
+    won = [(tmp_path / f"{holder}-won").read_text().split() for holder in "ab"]
     assert sorted(map(int, won[0] + won[1])) == list(range(60))
     for holder, names in zip("ab", won, strict=True):
         for name in names:

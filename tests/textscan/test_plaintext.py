@@ -200,6 +200,7 @@ def test_what_is_counted(before: list[str], after: list[str] | None) -> None:
         pytest.param("a\nb", id="few lines"),
         pytest.param("\n".join(f"{word} = {word}" for word in "abcdefghijklmnop"), id="lines that differ in words"),
         pytest.param("\n".join(lines("item %", 0, 6)), id="too few of a kind for a mark"),
+        pytest.param("\n".join(f"item {at}\n{chr(97 + at)}" for at in range(20)), id="one of a kind at a time"),
         pytest.param("\n".join(lines("error %", 0, 50)), id="every line tells of an error"),
         pytest.param("\n".join(lines("第%步失败", 0, 50)), id="in Chinese as well"),
         pytest.param("\n".join(["}", "return x"] * 30), id="lines without numbers by turns"),

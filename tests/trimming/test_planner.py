@@ -490,6 +490,7 @@ CLEAR = {"type": "clear_tool_results", "keep": 2}
 MASK = {"type": "keep_tool_calls", "scope": "all"}
 
 
+@pytest.mark.no_cover  # a thousand requests: being traced would double their time
 @pytest.mark.parametrize(
     ("edit", "prices", "requests", "most"),
     [

@@ -93,6 +93,11 @@ SAME: list[tuple[str, Data, Data]] = [
             ],
         },
     ),
+    (
+        "index of a call whose function is a text",
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": "f"}]},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": "f", "index": 0}]},
+    ),
     ("type of a call", called(), called(type=None)),
     ("type of a call missing", called(), {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}),
     ("no arguments", called(), called(None)),

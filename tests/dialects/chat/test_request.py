@@ -571,6 +571,12 @@ def test_a_body_may_change_anywhere(outlined: Request) -> None:
         _read_both_ways(outlined, raw[:place] + raw[place + 1 :])
 
 
+def test_a_field_of_messages_that_stands_there_again_is_read(outlined: Request) -> None:
+    again = outlined.raw[:-1] + b',"messages":[%b]}' % HELLO
+    assert parse_chat_request(again, outlined, outlined.common(again)).kept == 0
+    _read_both_ways(outlined, again)
+
+
 def test_known_messages_are_the_very_objects(outlined: Request) -> None:
     raw = outlined.raw.replace(b"],", b',{"role":"assistant","content":"yes"}],', 1)
 
@@ -588,6 +594,8 @@ def test_the_places_of_messages_are_noted_where_they_are_sure(outlined: Request)
     assert all(text.endswith(message) for text, message in zip(texts, _SHORT_TALK, strict=True))
     inner = b'{"tools":[{"messages":[%b]}],"messages":[%b]}' % (HELLO, HELLO)
     assert parse_chat_request(inner).ends == (inner.rindex(b"["), inner.rindex(b"]"))
+    other = b'{"tools":[{"messages":[]}],"messages":[%b]}' % HELLO
+    assert parse_chat_request(other).ends == (other.rindex(b"["), other.rindex(b"]"))
     assert parse_chat_request(b'{"m\\u0065ssages":[%b]}' % HELLO).ends == ()
     assert outlined.common(b"") == 0
 
@@ -627,10 +635,12 @@ def test_texts_that_were_joined_before_are_joined_as_anew(views: list[list[Messa
         assert joined.size == len(text)
 
 
-def test_a_view_that_differs_only_at_its_beginning_is_joined_anew() -> None:
+def test_what_a_view_shares_with_the_last_one_is_not_joined_again() -> None:
     joined = JoinedTexts()
     a, b, c = _SAID[:3]
     joined.sent((a, b, c))
     assert joined.sent((c, b, c))[1] == b",".join([c.raw, b.raw, c.raw])
+    assert joined.sent((c, b, a))[1] == b",".join([c.raw, b.raw, a.raw])
+    assert joined.size == len(c.raw + b.raw + a.raw) + 2
     assert joined.sent((c, b))[1] == b",".join([c.raw, b.raw])
     assert joined.sent(())[1] == b""

@@ -18,7 +18,7 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.textscan import weight
 from proxy.tokens import TokenCounter
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.compact_tool_output import CompactToolOutput
+from proxy.trimming.edits.compact_tool_output import CompactToolOutput, _ends_of
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.model import Entry, PlanningContext
 from proxy.trimming.planner import plan
@@ -405,6 +405,12 @@ def test_of_very_many_parts_those_at_both_ends_stay() -> None:
     assert parts[-1].startswith("Part 49 ")
     assert sum("parts omitted" in part for part in parts) == 1
     assert "say 7" in in_parts(*(f"say {at}" for at in range(2000)))
+
+
+def test_a_part_that_is_hardly_longer_than_its_share_stays_whole() -> None:
+    made = _ends_of(["word " * 200, "b" * 205], 400, 10)
+    assert list(made) == [0]
+    assert "characters omitted" in str(made[0])
 
 
 def test_lines_counted_in_one_part_are_told_where_the_last_is_cut() -> None:
