@@ -123,8 +123,8 @@ def endless_stream(megabytes: int) -> Does:
         for name, data in seeds.events[:at]:
             writer.write(seeds.streamed([(name, orjson.dumps(data))]).removesuffix(seeds.closing))
         name, data = seeds.events[at]
-        delta = orjson.dumps(data).replace(b'"fi"', b'"' + b"word " * 1000 + b'"')
-        piece = seeds.streamed([(name, delta)]).removesuffix(seeds.closing) * 20
+        delta = orjson.dumps(data).replace(b'"fi"', b'"' + b"word " * 10_000 + b'"')
+        piece = seeds.streamed([(name, delta)]).removesuffix(seeds.closing) * 2
         for _ in range(megabytes * 10):
             writer.write(piece)
             await writer.drain()

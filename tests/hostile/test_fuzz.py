@@ -315,11 +315,11 @@ def known_queries(proxy: Attacked) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("word", ["%00", "%ed%a0%80", "1.%00"])
-def test_a_query_may_hold_what_no_database_can(proxy: Attacked, known_queries: list[str], word: str) -> None:
+def test_a_query_may_hold_what_no_database_can(proxy: Attacked, known_queries: list[str]) -> None:
     for query in known_queries:
-        answer = proxy.client.get(query + word)
-        assert answer.status_code != 500, (query, proxy.traceback)
+        for word in ("%00", "%ed%a0%80", "1.%00"):
+            answer = proxy.client.get(query + word)
+            assert answer.status_code != 500, (query + word, proxy.traceback)
     proxy.settled()
 
 
