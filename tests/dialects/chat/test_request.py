@@ -571,9 +571,10 @@ def test_a_body_may_change_anywhere(outlined: Request) -> None:
         _read_both_ways(outlined, raw[:place] + raw[place + 1 :])
 
 
-def test_a_field_of_messages_that_stands_there_again_is_read(outlined: Request) -> None:
-    again = outlined.raw[:-1] + b',"messages":[%b]}' % HELLO
-    assert parse_chat_request(again, outlined, outlined.common(again)).kept == 0
+@pytest.mark.parametrize("messages", [HELLO, b"{}", b""], ids=["longer", "as long as an empty one", "none"])
+def test_a_field_of_messages_that_stands_there_again_is_read(outlined: Request, messages: bytes) -> None:
+    again = outlined.raw[:-1] + b',"messages":[%b]}' % messages
+    assert outlined.common(again) == 3
     _read_both_ways(outlined, again)
 
 
