@@ -6,8 +6,9 @@ fails, all run again, each in a savepoint, so that it does not take its neighbou
 BEGIN IMMEDIATE, which waits for another process's lock. One that begins as a read and turns into a write fails at once
 ("database is locked"), whatever the time-out.
 
-Short reads run on the event loop: that is faster than the way to a thread and back. Long reads run in threads, and so
-do all for a second after one on the event loop was slow (a cold disk).
+The thread waits for locks and for the disk. What is short runs on the event loop meanwhile: the statements of exchanges
+and short reads. That is faster than the way to a thread and back. What is long runs in threads, and so does everything
+for a second after something on the event loop was slow (a cold disk).
 
 Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a statement to its
 rows takes five times as long as SQLite does.
@@ -23,7 +24,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import chain, groupby
@@ -61,10 +62,10 @@ _TRY_SECONDS: Final = 0.001
 workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
 _READERS: Final = 4
 _BATCH: Final = 64  # writes of one transaction at most: they hold up the event loop for some milliseconds
-_BORROW_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
-_LENT_SECONDS: Final = 0.01  # after this time the event loop goes on, whether the writer is done or not
+_TURN_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
-_SPARED_SECONDS: Final = 1.0  # how long reads then run in threads
+_SLOW_TURN_SECONDS: Final = 0.2  # a batch that did; on a busy machine all of 64 may take half of it
+_SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
 _LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
 _LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
 _PROBE_MS: Final = 500  # how long a probe waits for another process's lock
@@ -270,16 +271,22 @@ class SqliteDatabase:
             for connection in self._connections:
                 connection.close()
 
+    @contextmanager
+    def _timed(self, most: float) -> Generator[None]:
+        """Note whether what is done here took longer than `most` seconds: it holds up the event loop."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            if now - started > most:
+                self._slow_until = now + _SPARED_SECONDS
+
     # ----------------------------------------------------------------------------------- reading
 
     def _read_here(self, unit: Unit[Result]) -> Result:
-        started = time.monotonic()
-        try:
+        with self._timed(_SLOW_SECONDS):
             return _read_with(self._near, unit)
-        finally:
-            now = time.monotonic()
-            if now - started > _SLOW_SECONDS:
-                self._slow_until = now + _SPARED_SECONDS
 
     def _read_there(self, unit: Unit[Result]) -> Result:
         with translated():
@@ -327,12 +334,7 @@ class SqliteDatabase:
             self._begin(raw)
             self._writing_since = time.monotonic()
             try:
-                outcomes: list[_Outcome] = []
-                with _borrowed_turn(writes):
-                    for batch, group in groupby(writes, key=attrgetter("batch")):
-                        together = list(group)
-                        results = batch(SqliteConnection(raw), [write.item for write in together])
-                        outcomes += [(write, result, None) for write, result in zip(together, results, strict=True)]
+                outcomes = self._run_in_turn(writes)
             except Exception:
                 if len(writes) == 1:
                     raise
@@ -364,6 +366,39 @@ class SqliteDatabase:
             else:
                 return
 
+    def _run_in_turn(self, writes: Sequence[_Write]) -> list[_Outcome]:
+        """Run these items in a turn of the event loop, unless one of them is a unit, which may take long.
+
+        They take microseconds, and none waits for a lock. In the writer's thread each would wait for the interpreter's
+        lock (GIL), and the loop for it: that costs a third of the throughput. If the loop paused meanwhile, what it
+        made of a request would be in the cache of another processor: that costs an eighth (case small-64-json).
+        """
+        turn: Future[list[_Outcome]] = Future()
+
+        def run() -> None:
+            if turn.set_running_or_notify_cancel():
+                try:
+                    with self._timed(_SLOW_TURN_SECONDS):
+                        turn.set_result(self._run_all(writes))
+                except BaseException as why:  # noqa: BLE001 - it is the writer's, who waits
+                    turn.set_exception(why)
+
+        if time.monotonic() >= self._slow_until and not any(write.batch is _run_units for write in writes):
+            with suppress(RuntimeError):  # the loop has ended
+                writes[0].loop.call_soon_threadsafe(run)
+                wait([turn], _TURN_SECONDS)
+        return self._run_all(writes) if turn.cancel() else turn.result()
+
+    def _run_all(self, writes: Sequence[_Write]) -> list[_Outcome]:
+        """Run items, those of one batch together."""
+        connection = SqliteConnection(self._writing)
+        outcomes: list[_Outcome] = []
+        for batch, group in groupby(writes, key=attrgetter("batch")):
+            together = list(group)
+            results = batch(connection, [write.item for write in together])
+            outcomes += [(write, result, None) for write, result in zip(together, results, strict=True)]
+        return outcomes
+
     def _run(self, write: _Write) -> tuple[Any, Exception | None]:
         """Run one item so that its failure takes back its own work and nothing else."""
         raw = self._writing
@@ -378,29 +413,6 @@ class SqliteDatabase:
             error = _reported(why)
         raw.execute("RELEASE unit")
         return result, error
-
-
-@contextmanager
-def _borrowed_turn(writes: Sequence[_Write]) -> Generator[None]:
-    """Let the event loop pause for the statements of these writes, unless one of them is a unit, which may take long.
-
-    They take microseconds, and none waits for a lock. Beside a running loop each would wait for the interpreter's lock
-    (GIL), and the loop for it: that costs a fifth of the throughput (case small-64-json).
-    """
-    borrowed, returned = threading.Event(), threading.Event()
-
-    def lend() -> None:
-        borrowed.set()
-        returned.wait(_LENT_SECONDS)
-
-    try:
-        if not any(write.batch is _run_units for write in writes):
-            with suppress(RuntimeError):  # the loop has ended
-                writes[0].loop.call_soon_threadsafe(lend)
-                borrowed.wait(_BORROW_SECONDS)
-        yield
-    finally:
-        returned.set()
 
 
 def _run_units(connection: StoreConnection, units: Sequence[Unit[Any]]) -> list[Any]:

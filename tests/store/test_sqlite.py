@@ -375,25 +375,46 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
     await database.close()
 
 
-@pytest.mark.parametrize(("lent", "waits"), [(60.0, True), (0.0, False)])
-async def test_the_event_loop_waits_for_a_batch_but_no_longer_than_it_may(
-    path: Path, monkeypatch: pytest.MonkeyPatch, lent: float, waits: bool
-) -> None:
-    monkeypatch.setattr(sqlite, "_LENT_SECONDS", lent)
-    database, turned = SqliteDatabase(path), threading.Event()
-    seen: list[bool] = []
-
-    def looking(connection: StoreConnection, items: Sequence[str]) -> list[None]:
-        for name in items:
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).add_done_callback(lambda _: turned.set())
-            seen.append(turned.wait(0.05 if waits else 60))
-            put(connection, name)
-        return [None] * len(items)
-
-    loop = asyncio.get_running_loop()
-    await database.start(looking, "a")
-    assert seen == [not waits]
+async def test_a_batch_runs_in_a_turn_of_the_event_loop_and_a_unit_in_the_writer(path: Path) -> None:
+    database, here = SqliteDatabase(path), threading.current_thread().name
+    assert await database.start(_thread_of_each, "a") == here
+    assert await database.write(lambda _: threading.current_thread().name) == "palimpsest-write"
+    both = [database.start(_thread_of_each, "a"), database.start(sqlite._run_units, lambda _: None)]
+    assert (await asyncio.gather(*both))[0] == "palimpsest-write"  # the unit may take long
     await database.close()
+
+
+async def test_after_a_slow_batch_on_the_event_loop_batches_run_in_the_writer_for_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, here = SqliteDatabase(path), threading.current_thread().name
+    monkeypatch.setattr(sqlite, "_SLOW_TURN_SECONDS", -1)  # each is slow
+    monkeypatch.setattr(sqlite, "_SPARED_SECONDS", 600)
+    assert [await database.start(_thread_of_each, name) for name in "ab"] == [here, "palimpsest-write"]
+    database._slow_until = 0  # the while is over
+    assert await database.start(_thread_of_each, "c") == here
+    await database.close()
+
+
+async def test_a_batch_waits_no_longer_for_a_busy_event_loop_than_it_may(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_TURN_SECONDS", 0.001)
+    database, ran = SqliteDatabase(path), threading.Event()
+
+    def running(_: StoreConnection, items: Sequence[str]) -> list[str]:
+        ran.set()
+        return [threading.current_thread().name] * len(items)
+
+    written = database.start(running, "a")
+    database._hand_over()
+    assert ran.wait(60)  # this turn of the loop goes on
+    assert await written == "palimpsest-write"
+    await database.close()
+
+
+def _thread_of_each(_: StoreConnection, items: Sequence[str]) -> list[str]:
+    return [threading.current_thread().name] * len(items)
 
 
 async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path) -> None:
