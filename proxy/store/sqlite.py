@@ -61,10 +61,12 @@ _TRY_SECONDS: Final = 0.001
 """How long the writer sleeps before it tries again to get the lock. SQLite's own handler soon sleeps 100 ms: with four
 workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
 _READERS: Final = 4
-_BATCH: Final = 64  # writes of one transaction at most: they hold up the event loop for some milliseconds
+_BATCH: Final = 32
+"""Writes of one transaction at most: they hold up the event loop for some milliseconds. With 64 the throughput is .87
+of this (case small-64-json); with 16 it is the same."""
 _TURN_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
-_SLOW_TURN_SECONDS: Final = 0.2  # a batch that did; on a busy machine all of 64 may take half of it
+_SLOW_TURN_SECONDS: Final = 0.2  # a batch that did; on a busy machine a full one may take a quarter of it
 _SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
 _LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
 _LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs

@@ -136,7 +136,7 @@ async def test_writes_that_wait_share_one_transaction(path: Path, monkeypatch: p
         for number in range(300):
             tasks.create_task(database.write(partial(put, name=str(number))))
         await asyncio.sleep(0)
-    assert batches == [1, 64, 64, 64, 64, 44]
+    assert batches == [1, *[32] * 9, 12]
     assert len(await database.read(names)) == 301
     await database.close()
 
