@@ -69,6 +69,24 @@ class _Instructed(Struct, frozen=True, kw_only=True):
     place: int | None = None  # of the message in which that is; None where nothing has changed
     at: int = 0  # characters of its text before it
 
+    @property
+    def same(self) -> bool:
+        """Whether the messages have stood behind the same instructions and tools, as far as is known."""
+        return self.place is None and not self.others
+
+    def shared_end(self, least: int) -> tuple[int, int] | None:
+        """Return after how many characters of which message a prefix ends that the session's requests share.
+
+        None where all of them are the same so far, or where the prefix has fewer than `least` bytes. It ends with a
+        line, or a word of the only line, and only ever gets shorter: what is cached is found again.
+        """
+        place, at, messages = self.place, self.at, self.messages
+        if place is None or place >= len(messages) or sum([len(each.raw) for each in messages[:place]]) + at < least:
+            return None
+        if at:
+            return place, at
+        return (place - 1, len(messages[place - 1].text)) if place else None
+
 
 class Attempt(Struct, kw_only=True):
     """How a request is sent; changed by what upstream refuses."""
@@ -333,23 +351,7 @@ class UpstreamSender:
         instructions, view = history.instructions, made.view
         if made.summary is not None and made.summary.role == "merge":
             instructions = merged(instructions, made.summary, dialect)
-        lead, newest = len(instructions), False
-        if (
-            facts.breakpoints != "none"
-            and settings.cache.breakpoints != "never"
-            and not api.decides_caching(request.fields)
-        ):
-            if made.stable_ends:
-                ends = [lead + end - 1 for end in made.stable_ends]
-                whole = api.marked((*instructions, *view), ends, facts.breakpoints)
-                instructions, view = whole[:lead], whole[lead:]
-            observes = attempt.report.only_observed
-            place, at, lasts = (None, 0, False) if observes else self._stable_part(prepared)
-            if place is not None:
-                whole = api.broken((*instructions, *view), place, at, facts.breakpoints)
-                instructions, view = whole[:lead], whole[lead:]
-            # Behind instructions that are others at each request nothing is found again.
-            newest = lasts and attempt.caches_newest and facts.breakpoints == "anthropic"
+        instructions, view, newest = self._marked(attempt, instructions, view)
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:
@@ -375,22 +377,37 @@ class UpstreamSender:
             tools=prepared.tools if prepared.tools is not request.tools else None,
         )
 
-    def _stable_part(self, prepared: Prepared) -> tuple[int | None, int, bool]:
-        """Return after how many characters of which instruction a prefix ends that the session's requests share.
+    def _marked(
+        self, attempt: Attempt, instructions: tuple[Message, ...], view: tuple[Message, ...]
+    ) -> tuple[tuple[Message, ...], tuple[Message, ...], bool]:
+        """Mark where prefixes end that later requests share; the third tells whether the newest message may end one."""
+        prepared, lead = attempt.prepared, len(instructions)
+        api, marks = prepared.call.dialect.requests, prepared.facts.breakpoints
+        never = self._settings.cache.breakpoints == "never"
+        if marks == "none" or never or api.decides_caching(prepared.request.fields):
+            return instructions, view, False
+        whole = (*instructions, *view)
+        if attempt.report.plan.stable_ends:
+            whole = api.marked(whole, [lead + end - 1 for end in attempt.report.plan.stable_ends], marks)
+        lasts = not attempt.report.only_observed
+        if lasts and (instructed := self._compared(prepared)) is not None:
+            least = prepared.facts.prices.minimum * _BYTES_PER_TOKEN - len(prepared.tools or b"")
+            if (end := instructed.shared_end(least)) is not None:
+                whole = api.broken(whole, *end, marks)
+            lasts = instructed.same  # behind instructions that are others at each request nothing is found again
+        return whole[:lead], whole[lead:], lasts and attempt.caches_newest and marks == "anthropic"
 
-        None where all of them are the same so far, where nobody knows, or where the prefix is too short for the cache.
-        It ends with a line, or a word of the only line, and only ever gets shorter: what is cached is found again.
-        The third tells whether the messages have stood behind the same instructions and tools, as far as is known. What
-        stands there now is remembered.
+    def _compared(self, prepared: Prepared) -> _Instructed | None:
+        """Compare instructions and tools with those of the session's requests before, and remember them.
+
+        None where nobody compares them: long ones would take too long, and a side request has its own.
         """
-        history, policy = prepared.history, prepared.context.policy
-        if policy is None or history.id is None or prepared.request.untouched:
-            return None, 0, True
-        if history.arrival.kind is Kind.SIDE:  # it has instructions of its own
-            return None, 0, True
-        # Long ones are neither kept nor compared here.
-        if sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES:
-            return None, 0, True
+        history = prepared.history
+        if prepared.context.policy is None or history.id is None or prepared.request.untouched:
+            return None
+        is_long = sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES
+        if is_long or history.arrival.kind is Kind.SIDE:
+            return None
         key, tools = (prepared.key, prepared.context.agent), hash(prepared.tools)
         now, known = history.instructions, self._instructed.get(key)
         place, at = (known.place, known.at) if known is not None else (None, 0)
@@ -399,17 +416,10 @@ class UpstreamSender:
         others = known is not None and known.tools != tools
         if known is not None and known.exchange == prepared.report.exchange:  # its body is made once more
             others = known.others
-        self._instructed[key] = _Instructed(
+        found = self._instructed[key] = _Instructed(
             exchange=prepared.report.exchange, messages=now, tools=tools, others=others, place=place, at=at
         )
-        if place is None or place >= len(now):
-            return None, 0, place is None and not others
-        before = sum([len(message.raw) for message in now[:place]]) + at + len(prepared.tools or b"")
-        if before < prepared.facts.prices.minimum * _BYTES_PER_TOKEN:
-            return None, 0, False
-        if at:
-            return place, at, False
-        return (place - 1, len(now[place - 1].text), False) if place else (None, 0, False)
+        return found
 
 
 def _is_read_again(prepared: Prepared) -> bool:
