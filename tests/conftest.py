@@ -75,6 +75,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)  # Hypothesis marks its tests first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the long files go first; within a file the order is the file's own.
 

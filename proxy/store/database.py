@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -143,10 +144,13 @@ class Database(Protocol):
         """
         ...
 
-    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
+    def start(
+        self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
+    ) -> asyncio.Future[Result]:
         """Have `batch` run with this item, and with those of other callers that wait; done when the future is.
 
-        Nothing is kept of an item for which it raises; it then runs again without that.
+        `size` is about how many bytes it writes. Nothing is kept of an item for which it raises; it then runs again
+        without that.
         """
         ...
 

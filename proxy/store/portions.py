@@ -26,11 +26,13 @@ from proxy.store.records import Body, Opening, Settled, Settlement, session_key
 from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 
 _LONG: Final = 256
-"""Messages that are written at once at most: they take some 10 ms, and nobody else writes meanwhile."""
+"""Messages that are written at once at most: they take some 10 ms, in which nobody else writes."""
 _ROWS: Final = 512
 """Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
 _BYTES: Final = 250_000
 """Of their texts: the transaction ends with the message that goes beyond."""
+_ROW_BYTES: Final = 1_000
+"""Of text that takes as long to write as a row does."""
 _ALONE: Final = 4
 """So many times as much where nobody else waits for the transaction: PostgreSQL waits for the disk at each COMMIT."""
 
@@ -44,6 +46,16 @@ Stored = TypeVar("Stored")
 def is_long(messages: Sequence[Body]) -> bool:
     """Tell whether these messages are too many, or too large, for one transaction."""
     return len(messages) > _LONG or sum([len(body.message.raw) for body in messages]) > _BYTES
+
+
+def size_of(item: Opening | Settlement) -> int:
+    """Return about how many bytes an exchange writes, with its rows."""
+    texts = [len(body.message.raw) for body in item.messages]
+    if isinstance(item, Opening):
+        texts += [len(item.tools or b""), *(len(message.raw) for message in item.instructions or ())]
+    else:
+        texts += [len(reply.body.message.raw) for reply in item.replies]
+    return sum(texts) + _ROW_BYTES * len(texts)
 
 
 # ------------------------------------------------------------------------------------------------------ begin

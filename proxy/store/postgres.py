@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
+from math import inf
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import sqlalchemy
@@ -128,6 +129,7 @@ class PostgresDatabase:
         item: Item,
         *,
         durable: bool = True,  # noqa: ARG002 - the server decides
+        size: float = inf,  # noqa: ARG002 - the event loop is not held up
     ) -> asyncio.Future[Result]:
         """Have `batch` run with `item` as `write` runs a unit; exchanges are begun and settled together."""
         if batch is write_exchanges and isinstance(item, Opening | Settlement):

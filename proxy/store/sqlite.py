@@ -28,6 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import chain, groupby
+from math import inf
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -61,12 +62,11 @@ _TRY_SECONDS: Final = 0.001
 """How long the writer sleeps before it tries again to get the lock. SQLite's own handler soon sleeps 100 ms: with four
 workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
 _READERS: Final = 4
-_BATCH: Final = 32
-"""Writes of one transaction at most: they hold up the event loop for some milliseconds. With 64 the throughput is .87
-of this (case small-64-json); with 16 it is the same."""
+_BATCH: Final = 32  # writes of one transaction at most; 64 give .87 of the throughput, 16 the same (case small-64-json)
+_TURN_BYTES: Final = 300_000  # of writes that run on the event loop together: they hold it up for some 10 ms
 _TURN_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
-_SLOW_TURN_SECONDS: Final = 0.2  # a batch that did; on a busy machine a full one may take a quarter of it
+_SLOW_TURN_SECONDS: Final = 0.2  # a transaction that held the event loop this long is slow
 _SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
 _LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
 _LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
@@ -155,6 +155,7 @@ class _Write(Struct, frozen=True, kw_only=True):
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
     durable: bool
+    size: float
 
 
 _Outcome: TypeAlias = tuple[_Write, Any, Exception | None]  # a write, what it returned, and what it raised
@@ -220,11 +221,13 @@ class SqliteDatabase:
         """Run `unit` in the next transaction; returns after its COMMIT."""
         return cast("Result", await self.start(_run_units, unit, durable=durable))
 
-    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
+    def start(
+        self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
+    ) -> asyncio.Future[Result]:
         """Have `batch` run with `item` in the next transaction.
 
-        The writer gets what an event loop submits in one turn at once. It would wake for the first item, and then
-        compete with the loop for the interpreter's lock (GIL) at every statement.
+        The writer gets what an event loop submits in one turn at once. It would wake for the first item, and make a
+        transaction of that alone.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -232,7 +235,7 @@ class SqliteDatabase:
             if self._closed:
                 raise closed()
             is_first = not self._pending or self._pending[-1].loop is not loop
-            self._pending.append(_Write(batch=batch, item=item, future=future, loop=loop, durable=durable))
+            self._pending.append(_Write(batch=batch, item=item, future=future, loop=loop, durable=durable, size=size))
         if is_first:
             loop.call_soon(self._hand_over)
         return future
@@ -369,11 +372,10 @@ class SqliteDatabase:
                 return
 
     def _run_in_turn(self, writes: Sequence[_Write]) -> list[_Outcome]:
-        """Run these items in a turn of the event loop, unless one of them is a unit, which may take long.
+        """Run these items in a turn of the event loop, unless they are so large that they would hold it up.
 
-        They take microseconds, and none waits for a lock. In the writer's thread each would wait for the interpreter's
-        lock (GIL), and the loop for it: that costs a third of the throughput. If the loop paused meanwhile, what it
-        made of a request would be in the cache of another processor: that costs an eighth (case small-64-json).
+        None waits for a lock. In the writer's thread each statement would wait for the interpreter's lock (GIL), and
+        the loop for it: that costs a third of the throughput (case small-64-json).
         """
         turn: Future[list[_Outcome]] = Future()
 
@@ -382,10 +384,13 @@ class SqliteDatabase:
                 try:
                     with self._timed(_SLOW_TURN_SECONDS):
                         turn.set_result(self._run_all(writes))
-                except BaseException as why:  # noqa: BLE001 - it is the writer's, who waits
+                except Exception as why:  # noqa: BLE001 - it is the writer's, who waits
                     turn.set_exception(why)
+                except BaseException:  # the process is to end: the writer takes the transaction back
+                    turn.set_exception(closed())
+                    raise
 
-        if time.monotonic() >= self._slow_until and not any(write.batch is _run_units for write in writes):
+        if time.monotonic() >= self._slow_until and sum([write.size for write in writes]) <= _TURN_BYTES:
             with suppress(RuntimeError):  # the loop has ended
                 writes[0].loop.call_soon_threadsafe(run)
                 wait([turn], _TURN_SECONDS)

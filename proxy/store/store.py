@@ -23,7 +23,7 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
+from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long, size_of
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -509,7 +509,7 @@ class Store:
         if is_long(opening.messages):
             future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
-            future = self._database.start(write_exchanges, opening, durable=False)
+            future = self._database.start(write_exchanges, opening, durable=False, size=size_of(opening))
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -536,7 +536,7 @@ class Store:
             long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
             if long is not None:
                 return long
-        settled: Settled = await self._database.start(write_exchanges, settlement)
+        settled: Settled = await self._database.start(write_exchanges, settlement, size=size_of(settlement))
         if began is not None:
             await asyncio.shield(began)
         return settled

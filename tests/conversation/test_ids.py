@@ -103,6 +103,12 @@ def test_what_is_remembered_of_a_message_changes_no_name(one: list[str], two: li
         assert list(map(body_of, remembered)) == list(map(body_of, plain)) == [body_id(m.raw) for m in plain]
 
 
+def test_the_text_of_a_message_of_which_nothing_is_known_has_the_name_of_its_bytes() -> None:
+    (message,) = _messages(["a"])
+    assert message.facts is None
+    assert body_of(message) == body_id(message.raw)
+
+
 def test_a_known_message_is_hashed_once() -> None:
     message = _known(ASK)
     names = (chain(ROOT, [message]), content_hash(message), body_of(message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -266,8 +267,10 @@ class Meddled:
             await self._action()
         return await self._database.write(unit, durable=durable, again=again)
 
-    def start(self, batch: Batch[Item, Result], item: Item, *, durable: bool = True) -> asyncio.Future[Result]:
-        return self._database.start(batch, item, durable=durable)
+    def start(
+        self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
+    ) -> asyncio.Future[Result]:
+        return self._database.start(batch, item, durable=durable, size=size)
 
     @property
     def is_busy(self) -> bool:

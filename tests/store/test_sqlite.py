@@ -357,10 +357,10 @@ def put_all(connection: StoreConnection, names: Sequence[str]) -> list[int]:
 
 async def test_items_of_one_batch_run_together_in_the_order_of_their_coming(path: Path) -> None:
     database = SqliteDatabase(path)
-    first = [database.start(put_all, "a"), database.start(put_all, "b")]
+    first = [database.start(put_all, "a", size=0), database.start(put_all, "b", size=0)]
     unit = asyncio.gather(database.write(partial(put, name="c")))
     await asyncio.sleep(0)
-    assert await asyncio.gather(*first, database.start(put_all, "d")) == [2, 2, 1]
+    assert await asyncio.gather(*first, database.start(put_all, "d", size=0)) == [2, 2, 1]
     await unit
     assert await database.read(names) == ["a", "b", "c", "d"]
     await database.close()
@@ -368,7 +368,7 @@ async def test_items_of_one_batch_run_together_in_the_order_of_their_coming(path
 
 async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None:
     database = SqliteDatabase(path)
-    writes = [database.start(put_all, name) for name in ("a", "bad", "b")]
+    writes = [database.start(put_all, name, size=0) for name in ("a", "bad", "b")]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [results[0], str(results[1]), results[2]] == [1, "bad", 1]
     assert await database.read(names) == ["a", "b"]
@@ -377,11 +377,48 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
 
 async def test_a_batch_runs_in_a_turn_of_the_event_loop_and_a_unit_in_the_writer(path: Path) -> None:
     database, here = SqliteDatabase(path), threading.current_thread().name
-    assert await database.start(_thread_of_each, "a") == here
+    assert await database.start(_thread_of_each, "a", size=0) == here
     assert await database.write(lambda _: threading.current_thread().name) == "palimpsest-write"
-    both = [database.start(_thread_of_each, "a"), database.start(sqlite._run_units, lambda _: None)]
+    async with Held(database):  # both wait, so that one transaction takes them
+        both = [database.start(_thread_of_each, "a", size=0), database.start(sqlite._run_units, lambda _: None)]
+        await asyncio.sleep(0)
     assert (await asyncio.gather(*both))[0] == "palimpsest-write"  # the unit may take long
     await database.close()
+
+
+async def test_what_would_hold_up_the_event_loop_for_long_runs_in_the_writer(path: Path) -> None:
+    database, here = SqliteDatabase(path), threading.current_thread().name
+    small, large = 1_000, 300_001
+    assert await database.start(_thread_of_each, "a", size=large) == "palimpsest-write"
+    async with Held(database):  # all wait, so that one transaction takes them
+        few = [database.start(_thread_of_each, "a", size=small) for _ in range(3)]
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*few) == [here] * 3
+    async with Held(database):
+        many = [database.start(_thread_of_each, "a", size=large // 3 + 1) for _ in range(3)]
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*many) == ["palimpsest-write"] * 3
+    await database.close()
+
+
+def test_an_interrupt_during_a_batch_ends_the_event_loop_and_not_the_writer(path: Path) -> None:
+    database = SqliteDatabase(path)
+
+    def interrupted(connection: StoreConnection, items: Sequence[str]) -> list[int]:
+        put_all(connection, items)
+        raise KeyboardInterrupt
+
+    async def submit() -> None:
+        await database.start(interrupted, "a", size=0)
+
+    async def after() -> tuple[int, list[str]]:
+        written = await database.start(put_all, "b", size=0)
+        return written, await database.read(names)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(submit())
+    assert asyncio.run(after()) == (1, ["b"])
+    asyncio.run(database.close())
 
 
 async def test_after_a_slow_batch_on_the_event_loop_batches_run_in_the_writer_for_a_while(
@@ -390,9 +427,9 @@ async def test_after_a_slow_batch_on_the_event_loop_batches_run_in_the_writer_fo
     database, here = SqliteDatabase(path), threading.current_thread().name
     monkeypatch.setattr(sqlite, "_SLOW_TURN_SECONDS", -1)  # each is slow
     monkeypatch.setattr(sqlite, "_SPARED_SECONDS", 600)
-    assert [await database.start(_thread_of_each, name) for name in "ab"] == [here, "palimpsest-write"]
+    assert [await database.start(_thread_of_each, name, size=0) for name in "ab"] == [here, "palimpsest-write"]
     database._slow_until = 0  # the while is over
-    assert await database.start(_thread_of_each, "c") == here
+    assert await database.start(_thread_of_each, "c", size=0) == here
     await database.close()
 
 
@@ -406,7 +443,7 @@ async def test_a_batch_waits_no_longer_for_a_busy_event_loop_than_it_may(
         ran.set()
         return [threading.current_thread().name] * len(items)
 
-    written = database.start(running, "a")
+    written = database.start(running, "a", size=0)
     database._hand_over()
     assert ran.wait(60)  # this turn of the loop goes on
     assert await written == "palimpsest-write"
@@ -422,7 +459,7 @@ async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path
     loop = asyncio.new_event_loop()
 
     async def submit() -> None:
-        database.start(put_all, "a")
+        database.start(put_all, "a", size=0)
         database._hand_over()
 
     await asyncio.to_thread(loop.run_until_complete, submit())
@@ -435,7 +472,7 @@ async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path
 async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
     database, commits = SqliteDatabase(path), list[str]()
     database._writing.set_trace_callback(commits.append)  # pyright: ignore[reportPrivateUsage]
-    writes = [database.start(put_all, f"{number}", durable=False) for number in range(3)]
+    writes = [database.start(put_all, f"{number}", durable=False, size=0) for number in range(3)]
     assert not any(write.done() for write in writes)
     assert not commits
     await asyncio.gather(*writes)
@@ -446,7 +483,7 @@ async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
 
 async def test_who_does_not_wait_for_a_unit_has_it_done_all_the_same(path: Path) -> None:
     database = SqliteDatabase(path)
-    database.start(put_all, "a").cancel()
+    database.start(put_all, "a", size=0).cancel()
     await database.close()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM names").fetchall() == [("a",)]

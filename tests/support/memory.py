@@ -1,6 +1,7 @@
 """A folder in memory, where the machine has one: on a disk each commit waits, and each file costs more.
 
-No test takes the power away, and what a killed process has written is there as it is on a disk.
+No test takes the power away, and what a killed process has written is there as it is on a disk. What tests leave that
+were killed themselves stays in memory until somebody removes it, or the machine starts again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 4_000_000_000
-"""Bytes that must be free there: several times what tests and their databases have at a time."""
+"""Bytes that must be free there: what tests and their databases have at a time, with room to spare."""
 
 
 def memory_folder() -> Path | None:
