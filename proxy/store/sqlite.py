@@ -17,6 +17,7 @@ rows takes five times as long as SQLite does.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -93,7 +94,9 @@ sqlite3.register_adapter(bytes, bytes)  # else it looks through each value for a
 def create_file(path: Path) -> None:
     """Make the file, readable and writable by its owner alone, and put it into WAL mode.
 
-    SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is.
+    SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is, and is
+    opened by SQLite alone: who closes a file gives up all locks that this process has on it. Another process could then
+    take itself for the last one, and delete the `-wal` that is in use.
     """
     if not path.parent.is_dir():
         raise StoreUnavailable(
@@ -101,7 +104,12 @@ def create_file(path: Path) -> None:
             "make it, or name another one in store.url."
         )
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        with suppress(FileExistsError):
+            os.close(os.open(path.resolve(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as why:
         raise StoreUnavailable(
             f"The store cannot be used. Its file {str(path)!r} cannot be opened: {why.strerror}."

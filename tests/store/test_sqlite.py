@@ -6,6 +6,8 @@ import asyncio
 import gc
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
@@ -79,6 +81,19 @@ class Held:
         self._begun.set()
         assert self._go_on.wait(10)
         put(connection, "held")
+
+
+async def test_the_log_in_use_survives_what_other_processes_close(path: Path) -> None:
+    database = SqliteDatabase(path)
+    await database.write(partial(put, name="a"))
+    create_file(path)  # as a migration of an open store does
+    look = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT name FROM names').fetchall())"
+    command = [sys.executable, "-c", look, str(path)]
+    looked = await asyncio.to_thread(subprocess.check_output, command, text=True)
+    assert looked == "[('a',)]\n"
+    assert path.with_name(f"{path.name}-wal").stat().st_size > 0
+    assert await asyncio.to_thread(database._read_there, names) == ["a"]
+    await database.close()
 
 
 def setting(connection: StoreConnection, name: str) -> object:
