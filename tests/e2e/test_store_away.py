@@ -25,7 +25,9 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from proxy.errors import StoreUnavailable
 from proxy.store import upgrade
+from proxy.store.circuit import Circuit
 from proxy.store.sqlite import SqliteDatabase
 from tests.support import postgres
 from tests.support.server import Proxy, settings_for
@@ -328,6 +330,7 @@ class Cell:
     def __init__(self, proxy: Proxy, upstream: Upstream, breaks: Break, mends: Break, says: str) -> None:
         self.proxy, self.upstream, self.breaks, self.mends, self.says = proxy, upstream, breaks, mends, says
         self.history: list[dict[str, Any]] = []
+        self.opened = threading.Event()  # set when the circuit opens
 
     def ask(self, text: str, model: str = "echo", *, stream: bool = False) -> httpx.Response:
         messages = [*self.history, {"role": "user", "content": text}]
@@ -364,6 +367,8 @@ class Cell:
             if answer.status_code == 503 and self.says in answer.text:
                 break
             time.sleep(0.1)
+        # Who asks about the store hears of it first; the circuit opens a moment later.
+        self.opened.wait(5)
         assert (answer.status_code, answer.json()["status"]) == (503, status)
         assert self.says in answer.json()["error"]["message"]
         body: dict[str, Any] = answer.json()
@@ -402,20 +407,33 @@ def failing(
             with ExitStack() as faults:
                 breaks, mends = faults.enter_context(SQLITE[name](file, patch))
                 proxy = stack.enter_context(Proxy(settings_for(provider, tmp_path, {"store": store})))
-                yield Cell(proxy, provider, breaks, mends, SAYS[name])
+                yield watched(Cell(proxy, provider, breaks, mends, SAYS[name]), patch)
             shutil.rmtree(folder / "kept", ignore_errors=True)
         else:
             url = request.getfixturevalue("own_server")
             empty = stack.enter_context(postgres.database(url, like=MIGRATED))
             breaks, mends = POSTGRES[name](Server(url, empty))
             proxy = stack.enter_context(Proxy(settings_for(provider, tmp_path, {"store": {"url": empty, **more}})))
-            yield Cell(proxy, provider, breaks, mends, POSTGRES_SAYS[name])
+            yield watched(Cell(proxy, provider, breaks, mends, POSTGRES_SAYS[name]), patch)
+
+
+def watched(cell: Cell, patch: pytest.MonkeyPatch) -> Cell:
+    """Have the cell note when a circuit opens."""
+    opens = Circuit.open
+
+    def opening(self: Circuit, why: StoreUnavailable) -> None:
+        opens(self, why)
+        cell.opened.set()
+
+    patch.setattr(Circuit, "open", opening)
+    return cell
 
 
 @pytest.fixture
 def cell(failing: Cell) -> Cell:
-    """The provider's log is empty, its gate shut."""
+    """The provider's log is empty, its gate shut, and the circuit closed."""
     failing.upstream.forget()
+    failing.opened.clear()
     return failing
 
 
