@@ -380,10 +380,11 @@ class SqliteDatabase:
                 return
 
     def _run_in_turn(self, writes: Sequence[_Write]) -> list[_Outcome]:
-        """Run these items in a turn of the event loop, unless they are so large that they would hold it up.
+        """Run several items in a turn of the event loop, unless they are so large that they would hold it up.
 
         None waits for a lock. In the writer's thread each statement would wait for the interpreter's lock (GIL), and
-        the loop for it: that costs a third of the throughput (case small-64-json).
+        the loop for it: that costs a third of the throughput (case small-64-json). One item alone runs in the thread:
+        the loop is hardly busy then.
         """
         turn: Future[list[_Outcome]] = Future()
 
@@ -398,7 +399,8 @@ class SqliteDatabase:
                     turn.set_exception(closed())
                     raise
 
-        if time.monotonic() >= self._slow_until and sum([write.size for write in writes]) <= _TURN_BYTES:
+        is_small = len(writes) > 1 and sum([write.size for write in writes]) <= _TURN_BYTES
+        if is_small and time.monotonic() >= self._slow_until:
             with suppress(RuntimeError):  # the loop has ended
                 writes[0].loop.call_soon_threadsafe(run)
                 wait([turn], _TURN_SECONDS)

@@ -390,49 +390,48 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
     await database.close()
 
 
-async def test_a_batch_runs_in_a_turn_of_the_event_loop_and_a_unit_in_the_writer(path: Path) -> None:
-    database, here = SqliteDatabase(path), threading.current_thread().name
-    assert await database.start(_thread_of_each, "a", size=0) == here
-    assert await database.write(lambda _: threading.current_thread().name) == "palimpsest-write"
-    async with Held(database):  # both wait, so that one transaction takes them
+async def _threads(database: SqliteDatabase, *sizes: float) -> list[str]:
+    """Return where items of these sizes run that one transaction takes."""
+    async with Held(database):
+        started = [database.start(_thread_of_each, "a", size=size) for size in sizes]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*started)
+
+
+async def test_several_small_items_run_in_a_turn_of_the_event_loop_and_all_else_in_the_writer(path: Path) -> None:
+    database, here, there = SqliteDatabase(path), threading.current_thread().name, "palimpsest-write"
+    assert await _threads(database, 0, 0) == [here] * 2
+    assert await _threads(database, 1_000, 1_000, 1_000) == [here] * 3
+    assert await _threads(database, 0) == [there]  # the loop is not busy
+    assert await _threads(database, 100_001, 100_000, 100_000) == [there] * 3  # they would hold it up
+    assert await database.write(lambda _: threading.current_thread().name) == there
+    async with Held(database):
         both = [database.start(_thread_of_each, "a", size=0), database.start(sqlite._run_units, lambda _: None)]
         await asyncio.sleep(0)
-    assert (await asyncio.gather(*both))[0] == "palimpsest-write"  # the unit may take long
-    await database.close()
-
-
-async def test_what_would_hold_up_the_event_loop_for_long_runs_in_the_writer(path: Path) -> None:
-    database, here = SqliteDatabase(path), threading.current_thread().name
-    small, large = 1_000, 300_001
-    assert await database.start(_thread_of_each, "a", size=large) == "palimpsest-write"
-    async with Held(database):  # all wait, so that one transaction takes them
-        few = [database.start(_thread_of_each, "a", size=small) for _ in range(3)]
-        await asyncio.sleep(0)
-    assert await asyncio.gather(*few) == [here] * 3
-    async with Held(database):
-        many = [database.start(_thread_of_each, "a", size=large // 3 + 1) for _ in range(3)]
-        await asyncio.sleep(0)
-    assert await asyncio.gather(*many) == ["palimpsest-write"] * 3
+    assert (await asyncio.gather(*both))[0] == there  # the unit may take long
     await database.close()
 
 
 def test_an_interrupt_during_a_batch_ends_the_event_loop_and_not_the_writer(path: Path) -> None:
-    database = SqliteDatabase(path)
+    database, comes = SqliteDatabase(path), [True]
 
     def interrupted(connection: StoreConnection, items: Sequence[str]) -> list[int]:
-        put_all(connection, items)
-        raise KeyboardInterrupt
+        written = put_all(connection, items)
+        if comes.pop():
+            comes.append(False)
+            raise KeyboardInterrupt
+        comes.append(False)
+        return written
 
     async def submit() -> None:
-        await database.start(interrupted, "a", size=0)
-
-    async def after() -> tuple[int, list[str]]:
-        written = await database.start(put_all, "b", size=0)
-        return written, await database.read(names)
+        async with Held(database):
+            started = [database.start(interrupted, name, size=0) for name in "cd"]
+            await asyncio.sleep(0)
+        await asyncio.gather(*started)
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(submit())
-    assert asyncio.run(after()) == (1, ["b"])
+    assert asyncio.run(database.write(names)) == ["c", "d", "held"]  # the writer goes on, and runs both again
     asyncio.run(database.close())
 
 
@@ -442,9 +441,9 @@ async def test_after_a_slow_batch_on_the_event_loop_batches_run_in_the_writer_fo
     database, here = SqliteDatabase(path), threading.current_thread().name
     monkeypatch.setattr(sqlite, "_SLOW_TURN_SECONDS", -1)  # each is slow
     monkeypatch.setattr(sqlite, "_SPARED_SECONDS", 600)
-    assert [await database.start(_thread_of_each, name, size=0) for name in "ab"] == [here, "palimpsest-write"]
+    assert [await _threads(database, 0, 0) for _ in range(2)] == [[here] * 2, ["palimpsest-write"] * 2]
     database._slow_until = 0  # the while is over
-    assert await database.start(_thread_of_each, "c", size=0) == here
+    assert await _threads(database, 0, 0) == [here] * 2
     await database.close()
 
 
@@ -452,16 +451,17 @@ async def test_a_batch_waits_no_longer_for_a_busy_event_loop_than_it_may(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "_TURN_SECONDS", 0.001)
-    database, ran = SqliteDatabase(path), threading.Event()
+    database, ran = SqliteDatabase(path), threading.Semaphore(0)
 
     def running(_: StoreConnection, items: Sequence[str]) -> list[str]:
-        ran.set()
+        ran.release(len(items))
         return [threading.current_thread().name] * len(items)
 
-    written = database.start(running, "a", size=0)
+    written = [database.start(running, name, size=0) for name in "abc"]
     database._hand_over()
-    assert ran.wait(60)  # this turn of the loop goes on
-    assert await written == "palimpsest-write"
+    for _ in written:
+        assert ran.acquire(timeout=60)  # this turn of the loop goes on
+    assert await asyncio.gather(*written) == ["palimpsest-write"] * 3
     await database.close()
 
 
