@@ -31,10 +31,10 @@ _ROWS: Final = 512
 """Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
 _BYTES: Final = 250_000
 """Of their texts: the transaction ends with the message that goes beyond."""
-_ROW_BYTES: Final = 1_000
-"""Of text that takes as long to write as a row does."""
 _ALONE: Final = 4
 """So many times as much where nobody else waits for the transaction: PostgreSQL waits for the disk at each COMMIT."""
+_ROW_BYTES: Final = 1_000
+"""Bytes of text that take as long to write as a row does."""
 
 TextRow: TypeAlias = dict[str, Any]
 """A row of `bodies` with its text packed."""

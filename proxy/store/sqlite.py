@@ -6,9 +6,9 @@ fails, all run again, each in a savepoint, so that it does not take its neighbou
 BEGIN IMMEDIATE, which waits for another process's lock. One that begins as a read and turns into a write fails at once
 ("database is locked"), whatever the time-out.
 
-The thread waits for locks and for the disk. What is short runs on the event loop meanwhile: the statements of exchanges
-and short reads. That is faster than the way to a thread and back. What is long runs in threads, and so does everything
-for a second after something on the event loop was slow (a cold disk).
+The thread waits for locks and for the disk. What is short runs on the event loop meanwhile: the statements of several
+exchanges, and short reads. That is faster than the way to a thread and back. What is long runs in threads, and so does
+everything for a second after something on the event loop was slow (a cold disk).
 
 Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a statement to its
 rows takes five times as long as SQLite does.
@@ -386,6 +386,9 @@ class SqliteDatabase:
         the loop for it: that costs a third of the throughput (case small-64-json). One item alone runs in the thread:
         the loop is hardly busy then.
         """
+        is_small = len(writes) > 1 and sum([write.size for write in writes]) <= _TURN_BYTES
+        if not is_small or time.monotonic() < self._slow_until:
+            return self._run_all(writes)
         turn: Future[list[_Outcome]] = Future()
 
         def run() -> None:
@@ -395,15 +398,13 @@ class SqliteDatabase:
                         turn.set_result(self._run_all(writes))
                 except Exception as why:  # noqa: BLE001 - it is the writer's, who waits
                     turn.set_exception(why)
-                except BaseException:  # the process is to end: the writer takes the transaction back
+                except BaseException:  # the process is to end: the writer goes on by itself
                     turn.set_exception(closed())
                     raise
 
-        is_small = len(writes) > 1 and sum([write.size for write in writes]) <= _TURN_BYTES
-        if is_small and time.monotonic() >= self._slow_until:
-            with suppress(RuntimeError):  # the loop has ended
-                writes[0].loop.call_soon_threadsafe(run)
-                wait([turn], _TURN_SECONDS)
+        with suppress(RuntimeError):  # the loop has ended
+            writes[0].loop.call_soon_threadsafe(run)
+            wait([turn], _TURN_SECONDS)
         return self._run_all(writes) if turn.cancel() else turn.result()
 
     def _run_all(self, writes: Sequence[_Write]) -> list[_Outcome]:

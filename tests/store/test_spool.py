@@ -210,9 +210,12 @@ def test_whatever_was_appended_survives_kill_9(spool: Spool, tmp_path: Path) -> 
     for turn in range(3):
         files = {f"{name}{turn}": tmp_path / f"{name}{turn}.txt" for name in "ab"}
         running = [Forked(run_program, APPENDS, folder, name, str(file)) for name, file in files.items()]
-        until(lambda: all(told_by(file) >= 15 for file in files.values()), "both append")  # noqa: B023 - asked at once
+        try:
+            until(lambda: all(told_by(file) >= 15 for file in files.values()), "both append")  # noqa: B023 - asked at once
+        finally:
+            for process in running:
+                process.kill()
         for process, (name, file) in zip(running, files.items(), strict=True):
-            process.kill()
             assert process.wait() == -signal.SIGKILL
             told[name] = max(map(int, file.read_text().split()))
     found: dict[str, list[int]] = {}

@@ -636,7 +636,7 @@ def test_texts_that_were_joined_before_are_joined_as_anew(views: list[list[Messa
         assert joined.size == len(text)
 
 
-def test_what_a_view_shares_with_the_last_one_is_not_joined_again() -> None:
+def test_a_view_is_joined_rightly_whatever_it_shares_with_the_last_one() -> None:
     joined = JoinedTexts()
     a, b, c = _SAID[:3]
     joined.sent((a, b, c))
