@@ -8,6 +8,7 @@ stand in the wrong place.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -134,6 +135,15 @@ def _proxy_url(url: str) -> str:
     return url
 
 
+def _certificates(path: Path) -> Path:
+    """Return the path of a file that holds certificates."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as why:
+        raise ValueError(f"no certificates (PEM) can be read there: {why.strerror or why}") from None
+    return path
+
+
 def store_url(url: str) -> str:
     """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
     if _CONTROL.search(url):
@@ -198,6 +208,8 @@ BaseUrl: TypeAlias = Annotated[str, AfterValidator(_base_url)]
 """The address of a provider's API: http or https, without a trailing slash."""
 ProxyUrl: TypeAlias = Annotated[str, AfterValidator(_proxy_url)]
 """The address of an HTTP proxy. It may hold a password."""
+Certificates: TypeAlias = Annotated[Path, AfterValidator(_certificates)]
+"""A file of certificates in PEM."""
 StoreUrl: TypeAlias = Annotated[str, AfterValidator(store_url)]
 """The address of a database in SQLAlchemy's form. It may hold a password."""
 HeaderName: TypeAlias = Annotated[
@@ -300,7 +312,7 @@ class UpstreamSettings(_Section):
     """`auto` asks for token usage in streams. `never` leaves the request as the client wrote it."""
     reasoning: ReasoningMode = "auto"
     """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
-    ca: Path | None = None
+    ca: Certificates | None = None
     """Certificates of authorities to trust, in PEM, in place of the system's."""
     proxy: ProxyUrl | None = Field(default=None, repr=False)
     """Address of an HTTP proxy on the way to every upstream, `http://USER:PASSWORD@HOST:PORT`. Without it, what

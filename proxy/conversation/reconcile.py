@@ -22,8 +22,8 @@ while that is answered. In a session that appends, instructions may change: ther
 model, where neither has tools).
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
-says the same and either announces itself as a retry, or the other one is the last and has no complete reply. It then
-goes where the other one went; the head follows it only if nothing came after that.
+says the same and either announces itself as a retry, or the other one is the last and has no complete reply; then more
+may follow. It goes where the other one went; the head follows it only if nothing came after that.
 """
 
 from __future__ import annotations
@@ -215,15 +215,21 @@ def _stands_aside(incoming: Incoming, log: Log) -> bool:
 
 
 def _append(incoming: Incoming, log: Log) -> Arrival:
-    """Place an append: under the head, or where the request went that it repeats."""
+    """Place an append: under the head, or where the request went that it repeats or begins with."""
     last = log.last
-    repeats = last is not None and last.digest == incoming.digest and last.kind in APPENDING
-    if last is not None and repeats and (incoming.retried or not last.complete):
+    if last is not None and last.kind in APPENDING and _repeats(incoming, last):
         if last.replies:
             return Arrival(kind=Kind.APPEND, base=last.base, known=0, beside=log.head not in last.replies)
         if last.pending:  # the same request twice at once: one place for both
             return Arrival(kind=Kind.APPEND, base=last.base, known=0)
     return Arrival(kind=Kind.APPEND, base=log.head, known=0, at_head=True)
+
+
+def _repeats(incoming: Incoming, last: Last) -> bool:
+    """Tell whether a request says again what `last` said; more may follow if the answer to that broke off."""
+    if last.digest == incoming.digest:
+        return incoming.retried or not last.complete
+    return not (last.complete or last.pending) and last.digest in incoming.names
 
 
 def _windowed(incoming: Incoming, log: Log) -> Arrival | None:

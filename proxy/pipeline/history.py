@@ -196,6 +196,8 @@ class HistoryLoader:
                 code="previous_response_not_found",
             )
         session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
+        if self._expands and place is not None:
+            session = place.session  # what is to be sent is stored there, whatever session the client names
         node = place.node if place is not None and place.session == session else None
         state = ProviderState(node=node, expands=self._expands)
         return await self._load(request, incoming, session, context, whole=whole, state=state)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import orjson
+from httptools import HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -64,6 +65,28 @@ def _trimmer() -> Callable[[int], Any] | None:
 _malloc_trim: Final = _trimmer()
 
 
+class _PlainParser(HttpRequestParser):
+    """Goes on in HTTP/1.1 where a client offers another protocol, as each new connection of Java's does (`h2c`).
+
+    httptools ends such a request with its head, and its body would be lost.
+    """
+
+    def __init__(self, protocol: LimitedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse; a request that offers another protocol is parsed again without the offer."""
+        while True:
+            try:
+                return super().feed_data(data)
+            except HttpParserUpgrade as offer:
+                if not self._protocol.declines_upgrade():
+                    raise
+                data = self._protocol.plain_head() + data[offer.args[0] :]
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits. A class of its own for each server: see `limited_http`."""
 
@@ -80,6 +103,10 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _counted = ""  # the address under which this connection is counted
     _refusal: PalimpsestError | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = _PlainParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head, or refuse the connection."""
@@ -114,8 +141,22 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._timer is None and (self._extra > 0 or not self._in_head):
             self._await_rest()
 
+    def declines_upgrade(self) -> bool:
+        """Whether the request offers another protocol that is passed over. A WebSocket is refused later, in words."""
+        if not self.parser.should_upgrade():
+            return False
+        return [value.lower() for name, value in self.headers if name == b"upgrade"] not in ([], [b"websocket"])
+
+    def plain_head(self) -> bytes:
+        """Return the head of the request without its offer of another protocol."""
+        version = self.parser.get_http_version().encode()
+        fields = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+
     def on_headers_complete(self) -> None:
         """Take the request, unless its head is too large."""
+        if self.declines_upgrade():
+            return
         if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or self._extra > MAX_HEAD_BYTES:
             size = sum([len(name) + len(value) + _FIELD_BYTES for name, value in self.headers])
             if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
@@ -138,6 +179,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for the next head."""
+        if self.declines_upgrade():
+            return
         self._stop_timer()
         self._in_head = True
         self._extra = self._body_bytes = self._body_seen = 0

@@ -33,12 +33,14 @@ async def root(request: Request, services: OpenServices) -> Response:
     return json_response({"name": "palimpsest", "dashboard": dashboard, "sessions": "/sessions", **places})
 
 
+@router.head("/healthz", dependencies=_OPEN, include_in_schema=False)
 @router.get("/healthz", dependencies=_OPEN)
 async def healthz() -> Response:
     """Say that the process serves."""
     return json_response({"status": "ok"})
 
 
+@router.head("/readyz", dependencies=_OPEN, include_in_schema=False)
 @router.get("/readyz", dependencies=_OPEN)
 async def readyz(services: OpenServices) -> Response:
     """Say whether the store can be written and read; 503 where not.

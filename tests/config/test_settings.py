@@ -234,6 +234,8 @@ def test_a_base_url_loses_its_trailing_slash(given: str, kept: str) -> None:
         (values.BaseUrl, "https://api.example:0/", "port 0"),
         (values.BaseUrl, "https://api.example:99999/", "ort out of range"),
         (values.BaseUrl, "https://api.example/v1/chat/completions", "leave out /chat/completions"),
+        (values.Certificates, "/there/is/none.pem", "No such file"),
+        (values.Certificates, __file__, "no certificates (PEM)"),
         (values.StoreUrl, "mysql://host/db", "sqlite:///FILE or postgresql://"),
         (values.StoreUrl, "postgresql+psycopg2://host/db", "sqlite:///FILE or postgresql://"),
         (values.StoreUrl, "sqlite", "sqlite:///FILE or postgresql://"),

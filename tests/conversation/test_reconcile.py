@@ -80,6 +80,15 @@ def test_an_append_is_a_retry_if_it_says_so_or_was_not_answered_whole(retried: b
     assert placed.moves_head
 
 
+@pytest.mark.parametrize(("complete", "pending"), [(False, False), (True, False), (False, True)])
+def test_a_question_whose_answer_broke_off_may_be_followed_by_more(complete: bool, pending: bool) -> None:
+    """The client threw away what came of the answer, and sends both its messages."""
+    last = Last(digest="u1", kind="first", base=ROOT, complete=complete, pending=pending, replies=("a1",))
+    placed = reconcile(Incoming(names=["u1", "u2"]), _log("u1", "a1", arrival="first", last=last))
+    again = Arrival(kind=Kind.APPEND, base=ROOT, known=0)
+    assert placed == (Arrival(kind=Kind.APPEND, base="a1", known=0, at_head=True) if complete or pending else again)
+
+
 def test_the_head_does_not_go_back_to_a_retry_that_comes_late() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=True, replies=("a2",))
     log = _log("u1", "a1", "x2", "a2", "u3", "a3", arrival="append", last=last)

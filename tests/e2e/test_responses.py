@@ -234,6 +234,20 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+def test_a_response_is_followed_where_it_is_stored_whatever_session_is_named(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said("a", 1)], [said("b", 2)], [said("c", 3)], [said("d", 4)]]
+    ask(proxy, "of another session", "other")
+    first = ask(proxy, "one", "mine")
+    for session in ("other", "new"):
+        second = ask(proxy, "two", session, previous_response_id=first.json()["id"])
+        assert second.headers["x-session-id"] == "mine"
+        assert "previous_response_id" not in api.sent
+        assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
+
+
 def test_a_shared_key_opens_a_tenant_s_own_responses_alone(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(upstream={"api_key": "sk-shared"}, auth={"mode": "keys", "keys": KEYS})
     anne, bert = "key-of-anne-0123", "key-of-bert-0123"

@@ -182,6 +182,34 @@ def test_a_trailer_decides_nothing(serve: Serve, upstream: Upstream) -> None:
     assert found["data"] == []
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("pause", [False, True])
+def test_an_offer_of_another_protocol_is_passed_over_and_the_body_read(
+    proxy: Proxy, upstream: Upstream, chunked: bool, pause: bool
+) -> None:
+    """Java's client makes it on each new connection, and may send the body in a packet of its own."""
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(BODY)
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n%b%b\r\n\r\n"
+    first, last = head % (offer, framing), chat(BODY, b"Authorization: Bearer k")
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(first if pause else first + body + last)
+        if pause:
+            time.sleep(0.05)
+            client.socket.sendall(body + last)
+        data = client.answer()
+    assert (data[0], data[2].count(b"chat.completion")) == (200, 2)
+    assert not {"upgrade", "http2-settings"} & {name.lower() for name, _ in upstream.log[-2].headers}
+
+
+def test_a_websocket_is_refused_in_words(proxy: Proxy) -> None:
+    data = b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(data)
+        assert client.socket.recv(65_536).startswith(b"HTTP/1.1 426 ")
+
+
 @pytest.mark.parametrize("mode", ["passthrough", "none"])
 def test_a_second_credential_is_refused(serve: Serve, mode: str) -> None:
     proxy = serve(auth={"mode": mode})

@@ -43,6 +43,13 @@ def test_the_root_says_what_answers_there(serve: Serve, dashboard: bool) -> None
     assert proxy.client.head("/").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_checker_that_asks_for_the_head_alone_is_told(serve: Serve, path: str) -> None:
+    """`wget --spider` does, which many containers are checked with."""
+    answer = serve().client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz"])
 def test_a_foreign_name_hears_nothing(serve: Serve, path: str) -> None:
     answer = serve().client.get(path, headers={"host": "evil.example"})
