@@ -293,7 +293,7 @@ class Preparer:
             await loader.check_owned(call.tenant, call.dialect, request.references)
         if request.pointers:
             request = await loader.resolved(call.tenant, call.dialect, request)
-        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
+        if request.untouched and not await loader.expands(call.tenant, call.dialect, request):
             context = replace(context, policy_name=OFF, policy=None)
         return request, context
 

@@ -234,6 +234,21 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    """Its client may have put something there."""
+    proxy = serves(responses={"state": "proxy"}, policies={"default": TRIMS})
+    api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}, [said("b", 2)]]
+    first = ask(proxy, "one", None, conversation={"id": "conv_1"})
+    assert (first.status_code, first.headers["x-context-policy"]) == (200, "off")
+    assert api.sent["conversation"] == {"id": "conv_1"}
+    second = ask(proxy, "two", None, conversation="conv_1")
+    assert first.headers["x-session-id"] == second.headers["x-session-id"]
+    assert "conversation" not in api.sent
+    assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
+
+
 def test_a_response_is_followed_where_it_is_stored_whatever_session_is_named(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:
