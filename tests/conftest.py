@@ -73,6 +73,7 @@ def pytest_collection_finish() -> None:
     """Keep modules and collected tests, which live as long as the process, out of every search for garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # what a test leaves is little
 
 
 @pytest.hookimpl(trylast=True)  # Hypothesis marks its tests first
@@ -128,12 +129,23 @@ def empty_postgres(postgres_server: str) -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def _migrated_postgres(postgres_server: str) -> Generator[str]:
+def postgres_template(postgres_server: str) -> Generator[str]:
+    """Name of a database with all tables. Nobody connects to it, so that `postgres.database` can copy it."""
+    from sqlalchemy import make_url  # noqa: PLC0415 - see above
+
     from proxy.store import upgrade  # noqa: PLC0415 - see above
     from tests.support import postgres  # noqa: PLC0415 - see above
 
     with postgres.database(postgres_server) as url:
         asyncio.run(upgrade(url))
+        yield str(make_url(url).database)
+
+
+@pytest.fixture(scope="session")
+def _migrated_postgres(postgres_server: str, postgres_template: str) -> Generator[str]:
+    from tests.support import postgres  # noqa: PLC0415 - see above
+
+    with postgres.database(postgres_server, postgres_template) as url:
         yield url
 
 

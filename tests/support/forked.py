@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Self
 
 _FORKSERVER = get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(
@@ -61,6 +62,14 @@ class Forked:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """End it, whatever became of the test."""
+        self.kill()
+        self._process.join()
 
 
 def run_palimpsest(arguments: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:
