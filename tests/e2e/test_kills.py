@@ -16,8 +16,8 @@ from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
-EXCHANGES = 200 if LONG_RUN else 40
-KILLS = 7 if LONG_RUN else 2
+EXCHANGES = 200 if LONG_RUN else 60
+KILLS = 7 if LONG_RUN else 3
 TALKERS = 4
 SLOW = "+delay:2+chunkdelay:1"
 """So that there are moments in which an exchange is under way."""

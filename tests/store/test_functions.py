@@ -41,7 +41,7 @@ def url(request: pytest.FixtureRequest, _migrated_postgres: str) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncGenerator[Store]:
-    opened = await Store.open(url)
+    opened = await Store.open(url, migrate=False)  # its tables are there
     yield opened
     await opened.close()
 

@@ -18,6 +18,9 @@ _FORKSERVER = get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(
     [
         "alembic.command",
+        "anyio._backends._asyncio",
+        "genai_prices.data",
+        "genai_prices.update_prices",
         "proxy.__main__",
         "proxy.cli.serving",
         "sqlalchemy.dialects.sqlite.pysqlite",
@@ -25,6 +28,7 @@ _FORKSERVER.set_forkserver_preload(
         "uvicorn.lifespan.on",
         "uvicorn.protocols.http.httptools_impl",
         "uvloop",
+        "tests.support.frozen",
     ]
 )
 
