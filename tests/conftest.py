@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import httpx2
 import pytest
 
 from tests.support.memory import memory_folder
@@ -99,9 +100,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Generator[None]:
-    """Let the clients of httpx share what they trust: each would read all authorities' certificates anew (20 ms)."""
+    """Let HTTP clients, those in SDKs too, share what they trust: each would read all certificates anew (20 ms)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        patch.setattr("httpx2._transports.default.create_ssl_context", cache(httpx2.create_ssl_context))
         yield
 
 
