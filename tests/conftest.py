@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import httpx2
 import pytest
 
 from tests.support.memory import memory_folder
@@ -22,43 +23,43 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 LONG = (
-    "tests/e2e/test_unnamed_sessions.py",
     "tests/e2e/test_operating.py",
     "tests/store/test_convert.py",
-    "tests/e2e/test_store_away.py",
+    "tests/e2e/test_unnamed_sessions.py",
     "tests/e2e/test_server_restarts.py",
-    "tests/e2e/test_kills.py",
-    "tests/store/test_functions.py",
+    "tests/e2e/test_store_away.py",
     "tests/hostile/test_findings.py",
-    "tests/hostile/test_fuzz.py",
     "tests/dashboard/test_browser.py",
-    "tests/e2e/test_statistics.py",
-    "tests/e2e/test_tracing.py",
     "tests/store/test_partitioned.py",
-    "tests/e2e/test_recorded_sdks.py",
+    "tests/hostile/test_fuzz.py",
     "tests/test_benchmarks.py",
-    "tests/e2e/test_store_faults.py",
-    "tests/e2e/test_workers.py",
-    "tests/e2e/test_dirty_histories.py",
-    "tests/hostile/test_matrix.py",
-    "tests/e2e/test_command_line.py",
-    "tests/e2e/test_replay.py",
-    "tests/e2e/test_load.py",
+    "tests/store/test_functions.py",
+    "tests/e2e/test_statistics.py",
+    "tests/e2e/test_recorded_sdks.py",
+    "tests/e2e/test_tracing.py",
     "tests/store/test_history.py",
-    "tests/cli/test_serving.py",
-    "tests/e2e/test_dialect_replays.py",
     "tests/store/test_migrate.py",
-    "tests/e2e/test_container.py",
-    "tests/e2e/test_ends.py",
-    "tests/test_examples.py",
+    "tests/e2e/test_dirty_histories.py",
+    "tests/e2e/test_store_faults.py",
+    "tests/cli/test_serving.py",
+    "tests/hostile/test_matrix.py",
     "tests/e2e/test_responses.py",
-    "tests/store/test_rollups.py",
-    "tests/store/test_placement.py",
-    "tests/store/test_summaries.py",
-    "tests/e2e/test_reload.py",
-    "tests/e2e/test_egress.py",
+    "tests/dashboard/test_large.py",
+    "tests/store/test_portions.py",
+    "tests/test_examples.py",
+    "tests/e2e/test_command_line.py",
+    "tests/store/test_messages.py",
+    "tests/e2e/test_container.py",
+    "tests/store/test_fork.py",
     "tests/config/test_reload.py",
-    "tests/hostile/test_bodies.py",
+    "tests/e2e/test_replay.py",
+    "tests/e2e/test_recall.py",
+    "tests/e2e/test_overflow.py",
+    "tests/hostile/test_heads.py",
+    "tests/store/test_placement.py",
+    "tests/store/test_evidence.py",
+    "tests/store/test_settling.py",
+    "tests/e2e/test_cache_marks.py",
 )
 """The files that take longest. They begin first: where files run at once, none is left for the end."""
 
@@ -73,6 +74,7 @@ def pytest_collection_finish() -> None:
     """Keep modules and collected tests, which live as long as the process, out of every search for garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # what a test leaves is little
 
 
 @pytest.hookimpl(trylast=True)  # Hypothesis marks its tests first
@@ -98,9 +100,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Generator[None]:
-    """Let the clients of httpx share what they trust: each would read all authorities' certificates anew (20 ms)."""
+    """Let HTTP clients, those in SDKs too, share what they trust: each would read all certificates anew (20 ms)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        patch.setattr("httpx2._transports.default.create_ssl_context", cache(httpx2.create_ssl_context))
         yield
 
 
@@ -128,12 +131,23 @@ def empty_postgres(postgres_server: str) -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
-def _migrated_postgres(postgres_server: str) -> Generator[str]:
+def postgres_template(postgres_server: str) -> Generator[str]:
+    """Name of a database with all tables. Nobody connects to it, so that `postgres.database` can copy it."""
+    from sqlalchemy import make_url  # noqa: PLC0415 - see above
+
     from proxy.store import upgrade  # noqa: PLC0415 - see above
     from tests.support import postgres  # noqa: PLC0415 - see above
 
     with postgres.database(postgres_server) as url:
         asyncio.run(upgrade(url))
+        yield str(make_url(url).database)
+
+
+@pytest.fixture(scope="session")
+def _migrated_postgres(postgres_server: str, postgres_template: str) -> Generator[str]:
+    from tests.support import postgres  # noqa: PLC0415 - see above
+
+    with postgres.database(postgres_server, postgres_template) as url:
         yield url
 
 
@@ -157,6 +171,6 @@ async def store(store_url: str) -> AsyncGenerator[Store]:
     """An open, empty store."""
     from proxy.store import Store  # noqa: PLC0415 - see above
 
-    opened = await Store.open(store_url)
+    opened = await Store.open(store_url, migrate=False)  # its tables are there
     yield opened
     await opened.close()

@@ -15,6 +15,7 @@ import pytest
 from proxy.store import Store
 from tests.backtest.histories import agent
 from tests.cli.conftest import Run
+from tests.support.stores import empty_store
 from tests.support.talk import Talk
 
 POLICIES = """
@@ -173,7 +174,7 @@ def test_stored_sessions_are_read_and_left_alone(run: Run, file: Path, config: P
     database = config.with_name("sessions.db")
 
     async def fill() -> None:
-        store = await Store.open(f"sqlite:///{database}")
+        store = await Store.open(empty_store(database))
         for tenant in ("anne", "bert"):
             talk = Talk(store=store, tenant=tenant, session="shared")
             await talk.say(f"{tenant} asks", f"{tenant} hears")

@@ -27,6 +27,7 @@ from proxy.server.app import Worker
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
 from tests.support.served import environment
+from tests.support.stores import empty_store
 
 # The tests have threads; the proxy has none when it forks, as a test below says.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -246,13 +247,12 @@ def test_a_replacement_gets_the_mark_of_its_predecessor(
     assert tmp_path.joinpath("second").read_text() == f"({mark!r},) {address}"
 
 
-@pytest.mark.parametrize("forks", [True, False])
 def test_sighup_is_passed_on_to_the_workers(
-    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forks: bool
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: False)  # on a terminal it would end the tests
     before = signal.getsignal(signal.SIGHUP)
-    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE, forks=forks).run(lambda: None)
+    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE).run(lambda: None)
     assert tmp_path.joinpath("heard").exists()
     assert signal.getsignal(signal.SIGHUP) is before
 
@@ -312,7 +312,7 @@ main()
 def test_workers_are_forked_with_one_thread_and_no_connections(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    url = f"sqlite:///{tmp_path / 's.db'}" if kind == "sqlite" else request.getfixturevalue("empty_postgres")
+    url = empty_store(tmp_path / "s.db") if kind == "sqlite" else request.getfixturevalue("_migrated_postgres")
     config = tmp_path / "config.yaml"
     config.write_text(f"store: {{url: '{url}'}}")
     command = [sys.executable, "-c", LOOKS]

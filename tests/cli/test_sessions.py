@@ -14,6 +14,7 @@ import pytest
 from proxy.conversation import ROOT
 from proxy.store import Store
 from tests.cli.conftest import Run
+from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
@@ -24,7 +25,7 @@ def filled(config: Path) -> None:
     """Two tenants with a session of the same name, and one with an odd one."""
 
     async def fill() -> None:
-        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        store = await Store.open(empty_store(config.with_name("sessions.db")))
         for tenant in ("anne", "bert"):
             await Talk(store=store, tenant=tenant, session="shared").say(f"{tenant} asks", f"{tenant} hears")
         odd = Talk(store=store, tenant="anne", session="会话/100%")
@@ -77,7 +78,7 @@ def test_an_id_of_two_tenants_needs_the_tenant(run: Run, command: str) -> None:
 
 def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, config: Path) -> None:
     async def fill() -> None:
-        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        store = await Store.open(empty_store(config.with_name("sessions.db")))
         for dialect in ("responses", "chat"):
             asked = body("user", dialect)
             talk = Talk(store=store, tenant="anne", session="twice")
@@ -122,7 +123,7 @@ def test_exchanges_are_numbered_and_have_the_ids_that_exchange_show_takes(run: R
 
 def test_show_takes_a_branch(run: Run, config: Path) -> None:
     async def branch_off() -> str:
-        store = await Store.open(f"sqlite:///{config.with_name('sessions.db')}")
+        store = await Store.open(empty_store(config.with_name("sessions.db")))
         row = await store.session("anne", "shared")
         assert row is not None
         other = Talk(store=store, tenant="anne", session="shared")

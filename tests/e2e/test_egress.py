@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.metered import Metered
 from tests.support.served import ROOT, SECONDS, Served, config_file
+from tests.support.stores import empty_store
 
 TLS = ROOT / "tests" / "data" / "tls"
 
@@ -102,7 +103,7 @@ def asked(folder: Path, provider: Encrypted, store_url: str, **upstream: Any) ->
 
 
 def test_an_authority_of_ones_own_is_trusted_where_it_is_named(tmp_path: Path, provider: Encrypted) -> None:
-    store = f"sqlite:///{tmp_path / 's.db'}"
+    store = empty_store(tmp_path / "s.db")
     assert [answer.status_code for answer in asked(tmp_path, provider, store, ca=str(TLS / "ca.pem"))] == [200] * 3
     refused = asked(tmp_path, provider, store)
     assert [answer.status_code for answer in refused] == [502] * 3
@@ -110,7 +111,7 @@ def test_an_authority_of_ones_own_is_trusted_where_it_is_named(tmp_path: Path, p
 
 
 def test_all_goes_through_the_proxy_that_is_named(tmp_path: Path, provider: Encrypted, tunnel: Tunnel) -> None:
-    store, ca = f"sqlite:///{tmp_path / 's.db'}", str(TLS / "ca.pem")
+    store, ca = empty_store(tmp_path / "s.db"), str(TLS / "ca.pem")
     way = {"proxy": f"http://anne:secret@127.0.0.1:{tunnel.port}", "base_url": "https://provider.example/v1"}
     way["anthropic_base_url"] = way["base_url"]
     answers = asked(tmp_path, provider, store, ca=ca, **way)

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.anyio
 
 WORKERS = 4 if LONG_RUN else 2
 APPENDERS, RESENDERS = 20, 12
-EXCHANGES = 2_000 if LONG_RUN else 600
-ROUNDS = 12 if LONG_RUN else 8
+EXCHANGES = 2_000 if LONG_RUN else 240
+ROUNDS = 12 if LONG_RUN else 4
 _STORED = """
     SELECT coalesce(nodes.text, bodies.text) FROM nodes
     LEFT JOIN bodies ON bodies.session = nodes.session AND bodies.body = nodes.body
@@ -66,7 +66,8 @@ def crew(
     if request.param == "sqlite":
         yield from _serving(folder, provider, empty_store(folder / "palimpsest.db"))
         return
-    with postgres.database(request.getfixturevalue("postgres_server")) as url:
+    server, like = (request.getfixturevalue(name) for name in ("postgres_server", "postgres_template"))
+    with postgres.database(server, like) as url:
         yield from _serving(folder, provider, url)
 
 

@@ -44,14 +44,16 @@ def proxy(serve: Serve) -> Proxy:
     return serve(policies={name: {**policy, "match": {"models": [f"*+{name}"]}} for name, policy in POLICIES.items()})
 
 
-WAYS = [
-    *(pytest.param(False, policy, id=f"resend-{policy}") for policy in (*POLICIES, "off")),
-    *(pytest.param(True, policy, id=f"append-{policy}") for policy in ("keep", "drop", "all")),
+WAYS = [*((False, policy) for policy in (*POLICIES, "off")), *((True, policy) for policy in ("keep", "drop", "all"))]
+REPLAYS = [
+    pytest.param(recording, append, policy, id=f"{recording.name[:40]}-{'append' if append else 'resend'}-{policy}")
+    for place, recording in enumerate(RECORDINGS)
+    for number, (append, policy) in enumerate(WAYS)
+    if (place + number) % 2 == 0  # each way with every other recording
 ]
 
 
-@pytest.mark.parametrize(("append", "policy"), WAYS)
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name[:40])
+@pytest.mark.parametrize(("recording", "append", "policy"), REPLAYS)
 def test_a_recording(
     proxy: Proxy, upstream: Upstream, session: str, recording: Recording, append: bool, policy: str
 ) -> None:

@@ -19,8 +19,8 @@ KILLS = Scenario()
 AWAY = Scenario(exchanges=0, kill_every=0, away=30)
 if not LONG_RUN:
     few = {"clients": 9, "workers": 3}  # of each three clients in one API one appends
-    KILLS = replace(KILLS, **few, exchanges=180, kill_every=0.7)
-    AWAY = replace(AWAY, **few, away=4, beside=1)
+    KILLS = replace(KILLS, **few, exchanges=90, kill_every=0.7)
+    AWAY = replace(AWAY, **few, away=3, beside=0.5)
 SCENARIOS = {"kills": KILLS, "away": AWAY, "away with kills": replace(AWAY, kill_every=1.0)}
 
 

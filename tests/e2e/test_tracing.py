@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.support.metered import Metered
 from tests.support.served import SECONDS, Served, config_file, environment
+from tests.support.stores import empty_store
 from tests.support.waiting import until
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -106,7 +107,7 @@ def test_four_workers_send_spans_and_metrics_and_pass_the_trace_on(
     with Metered() as provider:
         sections: dict[str, Any] = {"telemetry": {"otlp_endpoint": collector.url}}
         sections["upstream"] = {"anthropic_base_url": provider.base_url}
-        config = config_file(tmp_path, provider, f"sqlite:///{tmp_path / 'palimpsest.db'}", **sections)
+        config = config_file(tmp_path, provider, empty_store(tmp_path / "palimpsest.db"), **sections)
         with Served(config, "--workers", "4").wait() as served:
             parent = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
             for number in range(8):
@@ -158,7 +159,7 @@ def test_four_workers_send_spans_and_metrics_and_pass_the_trace_on(
 def test_nobody_waits_for_a_collector_that_is_not_there(tmp_path: Path) -> None:
     with Metered() as provider:
         sections: dict[str, Any] = {"telemetry": {"otlp_endpoint": "http://127.0.0.1:9"}}
-        config = config_file(tmp_path, provider, f"sqlite:///{tmp_path / 'palimpsest.db'}", **sections)
+        config = config_file(tmp_path, provider, empty_store(tmp_path / "palimpsest.db"), **sections)
         with Served(config).wait() as served:
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             assert post(served.url, "/v1/chat/completions", body).status_code == 200
@@ -168,7 +169,7 @@ def test_nobody_waits_for_a_collector_that_is_not_there(tmp_path: Path) -> None:
 def test_a_trace_passes_untouched_and_nothing_is_imported_where_it_is_off(tmp_path: Path) -> None:
     header = f"00-{TRACE}-{SPAN}-01"
     with Metered() as provider:
-        config = config_file(tmp_path, provider, f"sqlite:///{tmp_path / 'palimpsest.db'}")
+        config = config_file(tmp_path, provider, empty_store(tmp_path / "palimpsest.db"))
         with Served(config).wait() as served:
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             assert post(served.url, "/v1/chat/completions", body, traceparent=header).status_code == 200
@@ -182,7 +183,7 @@ def test_without_the_extra_the_start_says_what_to_install(tmp_path: Path) -> Non
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None")
     with Metered() as provider:
         sections: dict[str, Any] = {"telemetry": {"otlp_endpoint": "http://127.0.0.1:9"}}
-        config = config_file(tmp_path, provider, f"sqlite:///{tmp_path / 'palimpsest.db'}", **sections)
+        config = config_file(tmp_path, provider, empty_store(tmp_path / "palimpsest.db"), **sections)
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(config)]
         env = environment()
         env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"

@@ -274,6 +274,9 @@ async def _kill(scenario: Scenario, served: Served, told: Counted) -> None:
         with suppress(IndexError, ProcessLookupError):
             os.kill(dice.choice(alive), signal.SIGKILL)
             told.kills += 1
+        before = told.acknowledged
+        while told.acknowledged == before:  # noqa: ASYNC110 - a busy machine starts the next one late
+            await asyncio.sleep(0.05)
 
 
 async def _restart(scenario: Scenario, database: Database, told: Counted) -> None:

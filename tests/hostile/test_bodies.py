@@ -48,24 +48,25 @@ def many(count: int) -> bytes:
 @pytest.mark.parametrize(
     ("body", "code", "setting"),
     [
-        (body_of(many(1_500_000)), "too_many_messages", "server.max_messages"),
-        (body_of(b"1," * 15_000_000 + b"1"), "too_many_messages", "server.max_messages"),
+        (lambda: body_of(many(1_500_000)), "too_many_messages", "server.max_messages"),
+        (lambda: body_of(b"1," * 15_000_000 + b"1"), "too_many_messages", "server.max_messages"),
         (
-            body_of(TINY, b',"metadata":{"a":[' + b"[]," * 10_000_000 + b"1]}"),
+            lambda: body_of(TINY, b',"metadata":{"a":[' + b"[]," * 10_000_000 + b"1]}"),
             "too_many_values",
             "server.max_json_values",
         ),
-        (body_of(TINY, b',"metadata":' + b"[" * 30_000_000), "too_many_values", "server.max_json_values"),
+        (lambda: body_of(TINY, b',"metadata":' + b"[" * 30_000_000), "too_many_values", "server.max_json_values"),
     ],
     ids=["messages", "items", "values", "levels"],
 )
 def test_millions_of_values_are_refused_before_objects_exist(
-    served: Served, body: bytes, code: str, setting: str
+    served: Served, body: Callable[[], bytes], code: str, setting: str
 ) -> None:
+    asked = chat(body())
     port = int(served.url.rsplit(":", 1)[1])
     before, most = resident(served.process.pid), 0
     found: list[tuple[int, dict[str, str], bytes]] = []
-    attack = threading.Thread(target=lambda: found.append(sent(port, chat(body))))
+    attack = threading.Thread(target=lambda: found.append(sent(port, asked)))
     attack.start()
     while attack.is_alive():
         most = max(most, resident(served.process.pid))

@@ -31,7 +31,7 @@ from tests.support.stores import empty_store
 
 SECONDS: Final = float(os.environ.get("PALIMPSEST_ATTACK_SECONDS", "0"))  # noqa: TID251 - a setting of the tests
 CASE: Final = os.environ.get("PALIMPSEST_ATTACK_CASE", "")  # noqa: TID251 - a setting of the tests
-_CASES: Final = 150
+_CASES: Final = 60
 DATABASES: Final = ("sqlite", "postgres")
 _PATIENCE: Final = 30.0  # seconds for one answer
 _RECENT: Final = 50  # sessions that are looked at after a run
@@ -159,7 +159,8 @@ def proxy(
         if request.param == "sqlite":
             store = empty_store(folder / "p.db")
         else:
-            store = stack.enter_context(postgres.database(request.getfixturevalue("postgres_server")))
+            server, like = (request.getfixturevalue(name) for name in ("postgres_server", "postgres_template"))
+            store = stack.enter_context(postgres.database(server, like))
         config = config_file(folder, faulty, store, policies={"default": POLICY}, virtual_tools=VIRTUAL_TOOLS)
         served = stack.enter_context(Served(config))
         found = Attacked(served.wait(), DATABASES.index(request.param))

@@ -116,11 +116,15 @@ def test_a_head_that_trickles_is_refused(hasty: Proxy) -> None:
 
 def test_the_next_head_of_a_connection_has_a_time_limit_too(hasty: Proxy) -> None:
     with RawClient(hasty.port) as client:
-        client.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert client.socket.recv(65_536).startswith(b"HTTP/1.1 200")
-        time.sleep(0.7)  # idle connections stay open
-        client.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert client.socket.recv(65_536).startswith(b"HTTP/1.1 200")
+        for pause in (0, 0.7):  # idle connections stay open
+            time.sleep(pause)
+            client.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            said = b""
+            while not said.endswith(b"}"):  # head and body may come one after the other
+                piece = client.socket.recv(65_536)
+                assert piece
+                said += piece
+            assert said.startswith(b"HTTP/1.1 200")
         client.socket.sendall(BEGIN)
         assert client.refusal() == (408, "request_timeout")
 

@@ -17,6 +17,7 @@ from proxy.models import Catalogue, ModelFacts
 from proxy.pipeline import Knowledge, open_services
 from proxy.tokens import Calibration, TokenCounter
 from proxy.trimming import PlanningContext
+from tests.support.stores import empty_store
 
 SYSTEM = ChatMessage.of({"role": "system", "content": "You are terse."})
 USER = ChatMessage.of({"role": "user", "content": "Good morning, how are you today?"})
@@ -116,7 +117,7 @@ async def test_a_vocabulary_is_built_when_a_model_needs_it_and_in_a_thread(monke
 @pytest.mark.anyio
 async def test_opening_builds_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.tokens.vocabulary._load", lambda name: pytest.fail(f"{name} was built"))
-    store = {"url": f"sqlite:///{tmp_path / 's.db'}", "spool": str(tmp_path / "spool")}
+    store = {"url": empty_store(tmp_path / "s.db"), "spool": str(tmp_path / "spool")}
     async with open_services(Settings(store=store)) as services:  # type: ignore[arg-type]  # pydantic reads it
         assert not services.counter.is_built("gpt-4o")
 

@@ -19,6 +19,7 @@ from proxy.server.endpoint import DialectEndpoint
 from proxy.store import Store
 from tests.e2e.conftest import Serve, _direct, provider, serve, session, upstream
 from tests.support.server import Proxy
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 
 __all__ = ["_direct", "provider", "serve", "session", "upstream"]
@@ -136,7 +137,7 @@ async def _called(app: Application, scope: dict[str, Any], *messages: dict[str, 
 
 
 async def test_websockets_are_closed(tmp_path: Path) -> None:
-    settings = Settings(store={"url": f"sqlite:///{tmp_path / 's.db'}"})  # type: ignore[arg-type]  # pydantic reads it
+    settings = Settings(store={"url": empty_store(tmp_path / "s.db")})  # type: ignore[arg-type]  # pydantic reads it
     (answer,) = await _called(Application(settings), {"type": "websocket"}, {"type": "websocket.connect"})
     assert answer["type"] == "websocket.close"
 
@@ -159,8 +160,7 @@ async def test_it_opens_nothing_before_it_starts_and_closes_all(tmp_path: Path) 
 
 async def test_it_does_not_start_on_tables_of_another_version(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
-    settings = Settings(store={"url": f"sqlite:///{file}"}, tokens={"method": "estimate"})  # type: ignore[arg-type]  # pydantic reads them
-    await (await Store.open(settings.store.url)).close()
+    settings = Settings(store={"url": empty_store(file)}, tokens={"method": "estimate"})  # type: ignore[arg-type]  # pydantic reads them
     with sqlite3.connect(file) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()

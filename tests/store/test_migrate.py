@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -179,11 +179,11 @@ async def test_two_that_start_at_once_migrate_once(url: str, tmp_path: Path) -> 
     run = "import asyncio, sys; from proxy.store.migrate import upgrade; sys.stderr = open(sys.argv[2], 'w'); "
     run += "asyncio.run(upgrade(sys.argv[1]))"
     said = [tmp_path / "first.txt", tmp_path / "second.txt"]
-    processes = [Forked(run_program, run, url, str(file)) for file in said]
-    await asyncio.gather(upgrade(url), upgrade(url))
-    assert [(process.wait(60), file.read_text()) for process, file in zip(processes, said, strict=True)] == [
-        (0, "")
-    ] * 2
+    with ExitStack() as stack:
+        processes = [stack.enter_context(Forked(run_program, run, url, str(file))) for file in said]
+        await asyncio.gather(upgrade(url), upgrade(url))
+        assert [process.wait(60) for process in processes] == [0, 0]
+    assert [file.read_text() for file in said] == ["", ""]
     assert ask(url, current) == REVISION
 
 

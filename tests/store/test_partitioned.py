@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator
 
 import psycopg
 import pytest
 
-from proxy.store import METADATA, Store, upgrade
+from proxy.store import METADATA, Store
 from tests.conftest import ROOT
-from tests.store import test_batches, test_begin, test_cuts, test_evidence, test_placement, test_sessions, test_settling
+from tests.store import test_batches, test_cuts, test_evidence, test_sessions, test_settling
 from tests.support import postgres
 
 pytestmark = pytest.mark.anyio
 
-_MODULES = (test_batches, test_begin, test_cuts, test_evidence, test_placement, test_sessions, test_settling)
+_MODULES = (test_batches, test_cuts, test_evidence, test_sessions, test_settling)
+"""Those of beginning and placing run the statements of `test_batches` and `test_settling`, and none of their own."""
 globals().update({name: test for module in _MODULES for name, test in vars(module).items() if name.startswith("test_")})
 
 
 @pytest.fixture(scope="module")
-def partitioned(postgres_server: str) -> Generator[str]:
-    with postgres.database(postgres_server) as url:
-        asyncio.run(upgrade(url))
+def partitioned(postgres_server: str, postgres_template: str) -> Generator[str]:
+    with postgres.database(postgres_server, postgres_template) as url:
         postgres.execute(url, (ROOT / "examples" / "postgresql" / "partition.sql").read_text("utf-8"))
         yield url
 
@@ -35,7 +34,7 @@ def store_url(partitioned: str) -> str:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncGenerator[Store]:
-    opened = await Store.open(store_url)
+    opened = await Store.open(store_url, migrate=False)  # its tables are there
     yield opened
     await opened.close()
 

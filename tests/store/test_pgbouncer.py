@@ -106,7 +106,7 @@ def store_url(request: pytest.FixtureRequest, pooled: str) -> str:
 
 @pytest.fixture
 async def store(store_url: str) -> AsyncGenerator[Store]:
-    opened = await Store.open(store_url)
+    opened = await Store.open(store_url, migrate=False)  # its tables are there
     yield opened
     await opened.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -268,14 +269,13 @@ async def test_of_many_at_once_one_has_it(store: Store) -> None:
 async def test_two_processes_never_have_the_same_one(store: Store, store_url: str, tmp_path: Path) -> None:
     talk = Talk(store=store)
     await talk.begin()
-    processes = [Forked(run_program, RACE, store_url, talk.key, holder, tmp_path) for holder in ("a", "b")]
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(Forked(run_program, RACE, store_url, talk.key, holder, tmp_path)) for holder in "ab"
+        ]
         until(lambda: all((tmp_path / f"{holder}-ready").exists() for holder in "ab"), "both are ready")
         (tmp_path / "go").touch()
         assert [process.wait(60) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
     won = [(tmp_path / f"{holder}-won").read_text().split() for holder in "ab"]
     assert sorted(map(int, won[0] + won[1])) == list(range(60))
     for holder, names in zip("ab", won, strict=True):

@@ -12,11 +12,15 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Self
 
 _FORKSERVER = get_context("forkserver")
 _FORKSERVER.set_forkserver_preload(
     [
         "alembic.command",
+        "anyio._backends._asyncio",
+        "genai_prices.data",
+        "genai_prices.update_prices",
         "proxy.__main__",
         "proxy.cli.serving",
         "sqlalchemy.dialects.sqlite.pysqlite",
@@ -24,6 +28,7 @@ _FORKSERVER.set_forkserver_preload(
         "uvicorn.lifespan.on",
         "uvicorn.protocols.http.httptools_impl",
         "uvloop",
+        "tests.support.frozen",
     ]
 )
 
@@ -61,6 +66,14 @@ class Forked:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """End it, whatever became of the test."""
+        self.kill()
+        self._process.join()
 
 
 def run_palimpsest(arguments: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:

@@ -115,7 +115,7 @@ async def opened(provider: Provider, folder: Path, **sections: Any) -> AsyncIter
     settings = settings_for(provider, folder, sections)
     spool = Spool(folder / "spool", "test", settings.store.spool_max_bytes)
     spool.open()
-    house = House(settings, await Store.open(settings.store.url, spool=spool), spool)
+    house = House(settings, await Store.open(settings.store.url, migrate=False, spool=spool), spool)
     try:
         yield house
     finally:

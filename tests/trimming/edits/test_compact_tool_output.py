@@ -299,6 +299,7 @@ def test_any_recorded_result_gets_shorter_or_stays(name: str) -> None:
 RECORDS = [{"id": number, "name": f"n{number}", "price": number * 1.5} for number in range(3_000)]
 
 
+@pytest.mark.no_cover  # it is the size that is tried
 @pytest.mark.parametrize(
     "text",
     [

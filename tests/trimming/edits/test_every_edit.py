@@ -145,6 +145,7 @@ def test_an_edit_alone(kind: str) -> None:
         _hold(path, policy(chance, _size(session(path)[1]), [kind]), chance)
 
 
+@pytest.mark.no_cover  # what they happen to reach is tested elsewhere
 @pytest.mark.parametrize("seed", range(POLICIES))
 def test_a_random_policy(seed: int) -> None:
     chance = chances(f"together {seed}")
@@ -154,6 +155,7 @@ def test_a_random_policy(seed: int) -> None:
     assert moved
 
 
+@pytest.mark.no_cover  # what they happen to reach is tested elsewhere
 @pytest.mark.parametrize("path", DIRTY, ids=lambda path: path.stem)
 def test_a_broken_session(path: Path) -> None:
     chance = chances(f"broken {path.stem}")
@@ -161,6 +163,7 @@ def test_a_broken_session(path: Path) -> None:
         _hold(path, policy(chance, _size(session(path)[1])), chance)
 
 
+@pytest.mark.no_cover  # what they happen to reach is tested elsewhere
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_half_an_emoji(kind: str) -> None:
     chance = chances(f"halves {kind}")
