@@ -59,7 +59,7 @@ def test_the_view_is_what_was_sent_and_search_finds_texts(tmp_path: Path, upstre
     watch = {**TRIMS, "mode": "observe"}
     config = config_file(tmp_path, upstream, store_url, policies={"lean": TRIMS, "watch": watch})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         for policy in ("lean", "watch", "off"):
             for mode in ("full", "append"):
                 exchange = ""
@@ -124,7 +124,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
     data = json.loads(config.read_text())
     data["upstream"]["api_key"] = "sk-provider"
     config.write_text(json.dumps(data))
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda number: ask(served.url, f"s{number}", [user("hi")], one), range(30)))
         assert Counter(answer.status_code for answer in answers) == {200: 15, 429: 15}
@@ -159,7 +159,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
         assert tenants == {"one", "other"}
         for line in ("the administrator asks: GET /stats", "configuration read again; changed: auth.keys"):
             assert line in served.log
-    with Served(config, "--workers", "2").wait() as served:  # dollars are kept
+    with Served(config, "--workers", "4").wait() as served:  # dollars are kept
         refused = ask(served.url, "s", [user("hi")], spends)
         assert refused.status_code == 429
         assert 0 < int(refused.headers["retry-after"]) <= 31 * 86_400
@@ -209,7 +209,7 @@ def _accepted_everywhere(base: str, key: str) -> bool:
 
 def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
     config = config_file(tmp_path, upstream, store_url, retention={"days": 0.00015, "max_sessions": 3})
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         for number in range(8):
             assert ask(served.url, f"s{number}", [user("hi")]).status_code == 200
 
@@ -267,7 +267,7 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
     config = config_file(tmp_path, upstream, store_url, policies=policies)
     names = ("kept", "junk", "called", "forced")
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         chosen: Counter[str] = Counter()
         for number in range(40):
             policy = {
@@ -310,7 +310,7 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
     config = config_file(
         tmp_path, upstream, store_url, store={"mask": ["keys", "hunter2-[a-z]+"]}, policies={"lean": TRIMS}
     )
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         history: list[Any] = [{"role": "system", "content": f"Use {secret}."}]
         for turn in range(6):
             history.append(user(f"turn {turn}: {secret} {word} " + "word " * 80))
@@ -344,7 +344,7 @@ def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
     with Served(file).wait() as served:  # what is there before there is an index
         assert ask(served.url, "old", [user(f"the old parcel, 预算表, {secret}")]).status_code == 200
     config = config_file(tmp_path, upstream, store_url, store={"mask": ["keys"], "search": "index"})
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
 
         def found(words: str) -> set[str]:
             told = get(served.url, "/search", q=words)
@@ -387,7 +387,7 @@ def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_s
     words = "plumbus"  # stands in each thing that is said
     moved = dict[str, int]()
     tool = {"name": "look", "description": words, "parameters": {"type": "object", "title": words}}
-    with Served(config, "--workers", "2").wait() as served:
+    with Served(config, "--workers", "4").wait() as served:
         for policy in ("lean", "drops"):
             history: list[Any] = [{"role": "system", "content": f"You keep the {words}."}]
             kinds: list[str] = []
