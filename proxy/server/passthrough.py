@@ -44,6 +44,7 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 _MESSAGES: Final = b"/messages/"
 _COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
 _VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
+_PREFLIGHT: Final = b"access-control-request-method"
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 """What a shared key may be used for: nobody deletes or replaces what belongs to all."""
 
@@ -79,14 +80,19 @@ class Passthrough:
     async def _serve(self, connection: ClientConnection, path: bytes, memory: Reservation) -> None:
         if connection.first.get(b"upgrade", b"").lower() == b"websocket":
             raise UpgradeRefused(_NO_WEBSOCKETS)
+        anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
+        base = self._upstream.anthropic if anthropic else self._upstream.base
+        if connection.method == "OPTIONS" and _PREFLIGHT in connection.first and base.forwards_credentials:
+            # A browser asks whether a page may send a key, and sends none itself.
+            self._authenticator.check_host(connection.first.get(b"host"))
+            await connection.serve(self._relay(connection, path, base), self._background)
+            return
         caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
             raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
         if path == _COUNT and connection.method == "POST":
             await connection.serve(self._count(connection, path, memory), self._background)
             return
-        anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
-        base = self._upstream.anthropic if anthropic else self._upstream.base
         body: bytes | None = None
         if not base.forwards_credentials:
             if connection.method == "POST" and self._budgets.in_force:  # it may cost the key's owner something

@@ -6,6 +6,7 @@ import http.client
 import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import Serve
@@ -32,6 +33,21 @@ def test_every_method(proxy: Proxy, upstream: Upstream, method: str) -> None:
     assert "x-session-id" not in received.names
     assert "accept-encoding" in received.names  # nothing of it is read: the client has its way
     assert (answer.content == b"") == (method == "HEAD")
+
+
+def test_a_browser_may_ask_without_a_key_whether_a_page_may_send_one(serve: Serve, upstream: Upstream) -> None:
+    asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    target = "/v1/chat/completions"
+
+    def status(proxy: Proxy, headers: dict[str, str]) -> int:
+        return httpx.options(proxy.url + target, headers=headers).status_code
+
+    own_keys = serve(auth={"mode": "passthrough"})
+    assert [status(own_keys, asks), status(own_keys, {"origin": asks["origin"]})] == [200, 401]
+    assert (upstream.last.method, upstream.last.target) == ("OPTIONS", target)
+    assert "authorization" not in upstream.last.names
+    shared = serve(upstream={"api_key": "sk-own"}, auth={"mode": "keys", "keys": [{"key": "k" * 16, "tenant": "t"}]})
+    assert status(shared, asks) == 401
 
 
 @pytest.mark.parametrize(
