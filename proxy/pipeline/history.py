@@ -168,23 +168,6 @@ class HistoryLoader:
         for name in await self._store.foreign_ids(tenant, dialect.name, names):
             raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
 
-    async def expands(self, tenant: str, dialect: Dialect, request: Request) -> bool:
-        """Tell whether what a request goes on from is sent from the store, in the place of the provider's state.
-
-        A conversation of which nothing came here yet is the provider's: its client may have put something there.
-        Raises `NotFound` for a response that did not come here.
-        """
-        if not (self._expands and request.state):
-            return False
-        if await self._store.provider_place(tenant, dialect.name, request.state) is not None:
-            return True
-        field = dialect.requests.state_fields[0]
-        if request.field(field) != request.state:
-            return False
-        raise NotFound(
-            f"Previous response with id '{request.state}' not found.", param=field, code="previous_response_not_found"
-        )
-
     async def resolved(self, tenant: str, dialect: Dialect, request: Request) -> Request:
         """Return a request with the items that it names by their ids, as far as the tenant got them here.
 
@@ -204,9 +187,19 @@ class HistoryLoader:
     async def _of_provider(
         self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool
     ) -> History:
-        """Find the place of a request that goes on from what the provider holds."""
+        """Find the place of a request that goes on from what the provider holds.
+
+        A conversation of which nothing came here yet is the provider's: its client may have put something there.
+        Raises `NotFound` for a response that did not come here, where the proxy is to expand it.
+        """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
-        expands = self._expands and place is not None
+        expands, field = self._expands and place is not None, context.dialect.requests.state_fields[0]
+        if self._expands and place is None and request.field(field) == request.state:
+            raise NotFound(
+                f"Previous response with id '{request.state}' not found.",
+                param=field,
+                code="previous_response_not_found",
+            )
         session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
         if expands and place is not None:
             session = place.session  # what is to be sent is stored there, whatever session the client names

@@ -146,6 +146,8 @@ class Preparer:
         whole = observes = policy is not None and policy.mode == "observe"
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            if request.state and policy is not None and not history.arrival.expanded:  # the provider adds to it
+                context, policy, observes = replace(context, policy_name=OFF, policy=None), None, False
             packing = self._pack(call, history)
             if history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the store
@@ -293,7 +295,7 @@ class Preparer:
             await loader.check_owned(call.tenant, call.dialect, request.references)
         if request.pointers:
             request = await loader.resolved(call.tenant, call.dialect, request)
-        if request.untouched and not await loader.expands(call.tenant, call.dialect, request):
+        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
             context = replace(context, policy_name=OFF, policy=None)
         return request, context
 

@@ -51,6 +51,7 @@ _LARGE: Final = 33_554_432
 _GIVE_BACK_SECONDS: Final = 0.5  # how soon
 _GIVE_BACK_PAUSE: Final = 5.0  # seconds between two times: each one looks through all of the heap
 _UNKNOWN_MEMORY: Final = 4 << 30
+_BODY_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
 
 
@@ -78,13 +79,15 @@ class _PlainParser(HttpRequestParser):
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse; a request that offers another protocol is parsed again without the offer."""
+        parser: HttpRequestParser = self
         while True:
             try:
-                return super().feed_data(data)
+                return HttpRequestParser.feed_data(parser, data)
             except HttpParserUpgrade as offer:
                 if not self._protocol.declines_upgrade():
                     raise
                 data = self._protocol.plain_head() + data[offer.args[0] :]
+                parser = self._protocol.parser = _PlainParser(self._protocol)  # the old one may be closed
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -142,10 +145,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_rest()
 
     def declines_upgrade(self) -> bool:
-        """Whether the request offers another protocol that is passed over. A WebSocket is refused later, in words."""
-        if not self.parser.should_upgrade():
+        """Whether the request offers another protocol that is passed over.
+
+        A GET that begins a WebSocket is refused later, in words. With a body, that would be taken for a request.
+        """
+        offers = [value.lower() for name, value in self.headers if name == b"upgrade"]
+        if not offers or not self.parser.should_upgrade():
             return False
-        return [value.lower() for name, value in self.headers if name == b"upgrade"] not in ([], [b"websocket"])
+        has_body = any(name in _BODY_FIELDS for name, _ in self.headers)
+        return has_body or offers != [b"websocket"] or self.parser.get_method() != b"GET"
 
     def plain_head(self) -> bytes:
         """Return the head of the request without its offer of another protocol."""

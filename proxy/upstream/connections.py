@@ -221,6 +221,7 @@ class Connector(aiohttp.TCPConnector):
             or used.deadline <= time.monotonic()
             or used.since <= self._distrusted.get(request.connection_key, -inf)
             or protocol.should_close  # the server sent something that nobody had asked for
+            or _has_input(protocol.transport)
         ):
             return False
         request.protocol, request.reused = protocol, used is not None

@@ -247,12 +247,13 @@ def test_a_replacement_gets_the_mark_of_its_predecessor(
     assert tmp_path.joinpath("second").read_text() == f"({mark!r},) {address}"
 
 
+@pytest.mark.parametrize("forks", [True, False])
 def test_sighup_is_passed_on_to_the_workers(
-    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, forks: bool
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda _: False)  # on a terminal it would end the tests
     before = signal.getsignal(signal.SIGHUP)
-    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE).run(lambda: None)
+    assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE, forks=forks).run(lambda: None)
     assert tmp_path.joinpath("heard").exists()
     assert signal.getsignal(signal.SIGHUP) is before
 

@@ -249,6 +249,14 @@ def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
 
 
+def test_where_nothing_is_stored_the_provider_holds_the_state(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(responses={"state": "proxy"}, sessions={"missing": "stateless"})
+    api.answers += [[said("a", 1)], [said("b", 2)]]
+    name = ask(proxy, "one", None).json()["id"]
+    assert ask(proxy, "two", None, previous_response_id=name).status_code == 200
+    assert api.sent["previous_response_id"] == name
+
+
 def test_a_response_is_followed_where_it_is_stored_whatever_session_is_named(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:

@@ -207,6 +207,34 @@ def test_an_offer_of_another_protocol_is_passed_over_and_the_body_read(
     assert not {"upgrade", "http2-settings"} & {name.lower() for name, _ in upstream.log[-2].headers}
 
 
+@pytest.mark.parametrize(("version", "connection"), [(b"1.1", b"close, "), (b"1.0", b"")])
+def test_an_offer_is_passed_over_where_the_connection_closes_too(
+    proxy: Proxy, version: bytes, connection: bytes
+) -> None:
+    head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nAuthorization: Bearer k\r\nContent-Length: %d\r\n"
+    offer = b"Connection: %bUpgrade\r\nUpgrade: h2c\r\n\r\n" % connection
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(head % (version, len(BODY)) + offer + BODY)
+        data = client.answer()
+    assert (data[0], data[2].count(b"chat.completion")) == (200, 1)
+
+
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+def test_the_body_of_a_websocket_s_beginning_is_no_request(proxy: Proxy, method: bytes) -> None:
+    """A gateway takes it for a body: it must not be answered as a second request."""
+    hidden = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    offer = b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n" % len(hidden)
+    first = (
+        method + b" /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n" + offer + hidden
+    )
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(first + b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        told = b""
+        while piece := client.socket.recv(65_536):
+            told += piece
+    assert told.count(b"HTTP/1.1 ") == 2
+
+
 def test_a_websocket_is_refused_in_words(proxy: Proxy) -> None:
     data = b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     with RawClient(proxy.port) as client:

@@ -9,13 +9,12 @@ import pytest
 
 from proxy.store import METADATA, Store
 from tests.conftest import ROOT
-from tests.store import test_batches, test_cuts, test_evidence, test_sessions, test_settling
+from tests.store import test_batches, test_cuts, test_evidence, test_placement, test_sessions, test_settling
 from tests.support import postgres
 
 pytestmark = pytest.mark.anyio
 
-_MODULES = (test_batches, test_cuts, test_evidence, test_sessions, test_settling)
-"""Those of beginning and placing run the statements of `test_batches` and `test_settling`, and none of their own."""
+_MODULES = (test_batches, test_cuts, test_evidence, test_placement, test_sessions, test_settling)
 globals().update({name: test for module in _MODULES for name, test in vars(module).items() if name.startswith("test_")})
 
 

@@ -490,8 +490,7 @@ CLEAR = {"type": "clear_tool_results", "keep": 2}
 MASK = {"type": "keep_tool_calls", "scope": "all"}
 
 
-@pytest.mark.no_cover  # a thousand requests: being traced would double their time
-@pytest.mark.no_cover  # whole sessions, of which each step is tested elsewhere
+@pytest.mark.no_cover  # whole sessions, of which each step is tested elsewhere: being traced would double their time
 @pytest.mark.parametrize(
     ("edit", "prices", "requests", "most"),
     [

@@ -218,7 +218,7 @@ async def test_a_request_that_was_not_written_is_sent_once_more(monkeypatch: pyt
 
         def has_input(transport: asyncio.Transport | None) -> bool:
             looked.append(True)
-            return len(looked) == 1 or transport is None
+            return len(looked) == 2 or transport is None
 
         monkeypatch.setattr(connections, "_has_input", has_input)
         assert (await ask(upstream, content=b"2"))[1] == b"ok"
