@@ -193,18 +193,18 @@ class HistoryLoader:
         Raises `NotFound` for a response that did not come here, where the proxy is to expand it.
         """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
-        expands, field = self._expands and place is not None, context.dialect.requests.state_fields[0]
+        field = context.dialect.requests.state_fields[0]
         if self._expands and place is None and request.field(field) == request.state:
             raise NotFound(
                 f"Previous response with id '{request.state}' not found.",
                 param=field,
                 code="previous_response_not_found",
             )
-        session = context.session or (place.session if place is not None else f"ses_{secrets.token_hex(16)}")
-        if expands and place is not None:
-            session = place.session  # what is to be sent is stored there, whatever session the client names
-        node = place.node if place is not None and place.session == session else None
-        state = ProviderState(node=node, expands=expands)
+        # What is to be sent is stored at its place, whatever session the client names.
+        if place is not None and (self._expands or context.session in {None, place.session}):
+            session, state = place.session, ProviderState(node=place.node, expands=self._expands)
+        else:
+            session, state = context.session or f"ses_{secrets.token_hex(16)}", ProviderState(node=None, expands=False)
         return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:

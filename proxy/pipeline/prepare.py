@@ -146,11 +146,11 @@ class Preparer:
         whole = observes = policy is not None and policy.mode == "observe"
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
-            if request.state and policy is not None and not history.arrival.expanded:  # the provider adds to it
-                context, policy, observes = replace(context, policy_name=OFF, policy=None), None, False
             packing = self._pack(call, history)
-            if history.unplaced is not None:
-                own, offered_tools = (), request.tools  # what they do needs the store
+            if is_added_to := bool(request.state) and not history.arrival.expanded:  # by the provider
+                context, policy, observes = replace(context, policy_name=OFF, policy=None), None, False
+            if is_added_to or history.unplaced is not None:
+                own, offered_tools = (), request.tools  # what they do needs the history
             removed = await self._removed(call, request, history, policy)
             tools, without = without_tools(offered_tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
@@ -289,13 +289,16 @@ class Preparer:
     async def _with_provider(
         self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
     ) -> tuple[Request, RequestContext]:
-        """Check and read what a request names that the provider keeps. What the provider adds to is not trimmed."""
+        """Check and read what a request names that the provider keeps. What the provider adds to is not trimmed.
+
+        Whether it adds a state is told by the history: the proxy may expand that.
+        """
         loader = self._services.loader
         if request.references and not destination.forwards_credentials:
             await loader.check_owned(call.tenant, call.dialect, request.references)
         if request.pointers:
             request = await loader.resolved(call.tenant, call.dialect, request)
-        if request.untouched and not (request.state and self._settings.responses.state == "proxy"):
+        if request.untouched and not request.state:
             context = replace(context, policy_name=OFF, policy=None)
         return request, context
 

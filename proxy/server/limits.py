@@ -149,11 +149,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
         A GET that begins a WebSocket is refused later, in words. With a body, that would be taken for a request.
         """
-        offers = [value.lower() for name, value in self.headers if name == b"upgrade"]
-        if not offers or not self.parser.should_upgrade():
+        if not self.parser.should_upgrade():
             return False
+        offers = [value.lower() for name, value in self.headers if name == b"upgrade"]
         has_body = any(name in _BODY_FIELDS for name, _ in self.headers)
-        return has_body or offers != [b"websocket"] or self.parser.get_method() != b"GET"
+        # CONNECT offers nothing by a header, and is refused as it is.
+        return offers != [] and (has_body or offers != [b"websocket"] or self.parser.get_method() != b"GET")
 
     def plain_head(self) -> bytes:
         """Return the head of the request without its offer of another protocol."""

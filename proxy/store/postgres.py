@@ -40,6 +40,7 @@ from proxy.store.database import (
     Unit,
     is_worth_another_try,
     translated,
+    unavailable,
 )
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
@@ -93,6 +94,7 @@ class PostgresDatabase:
             pool_recycle=_OLDEST_SECONDS,
         )
         _try_out_idle_connections(self._engine.sync_engine)
+        _pass_over_dead_connections(self._engine.sync_engine)
         # One statement needs no transaction around it, and two round trips less.
         pooled = is_pooled(server)
         self._reading = self._engine if pooled else self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -577,6 +579,16 @@ def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as why:
             raise DisconnectionError from why
+
+
+def _pass_over_dead_connections(engine: sqlalchemy.Engine) -> None:
+    """See to it that no trace is logged of a connection that cannot be closed, since its server is away."""
+    cast("logging.Logger", engine.pool.logger).addFilter(_is_no_outage)
+
+
+def _is_no_outage(record: logging.LogRecord) -> bool:
+    why = record.exc_info[1] if record.exc_info else None
+    return why is None or unavailable(why) is None
 
 
 def _taking(unit: Unit[Result]) -> Callable[[sqlalchemy.Connection], Result]:

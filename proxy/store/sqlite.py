@@ -86,8 +86,8 @@ _PASSING: Final = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=0"
 """A COMMIT does not wait for the disk; the next durable one brings both there."""
 
 
-# Of values of other types than int, float and str, `sqlite3` asks how to adapt them. Where nothing is registered it
-# goes on to look for attributes that are not there, which takes longer than all the rest of binding a value.
+# `sqlite3` looks for a way to adapt each value that is no int, float or str. Where none is registered it goes on to
+# look for attributes that are not there, which takes longer.
 sqlite3.register_adapter(bytes, bytes.__bytes__)  # each is itself
 _NOTHING: Final[dict[None, None]] = {}
 sqlite3.register_adapter(type(None), _NOTHING.get)  # of None that is None

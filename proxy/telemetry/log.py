@@ -132,8 +132,6 @@ def set_up_logging(style: Literal["text", "json"], level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    # A connection to a server that is away cannot be closed, of which SQLAlchemy logs a trace. The store says the rest.
-    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
     set_level(level)
 
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import ConfigurationError, UpstreamBusy
+from proxy.errors import UpstreamBusy
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
@@ -93,12 +93,7 @@ def open_session(
     bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
     authorities to trust, in place of the system's.
     """
-    trusted: ssl.SSLContext | bool = True
-    if ca_file is not None:
-        try:
-            trusted = ssl.create_default_context(cafile=str(ca_file))
-        except (OSError, ssl.SSLError) as why:
-            raise ConfigurationError(f"upstream.ca: {ca_file} cannot be read as certificates: {why}.") from why
+    trusted = ssl.create_default_context(cafile=ca_file) if ca_file is not None else True
     return aiohttp.ClientSession(
         connector=Connector(limit, trusted),
         cookie_jar=aiohttp.DummyCookieJar(),

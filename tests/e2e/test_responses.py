@@ -238,14 +238,17 @@ def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:
     """Its client may have put something there."""
-    proxy = serves(responses={"state": "proxy"}, policies={"default": TRIMS})
+    own_tools = {"recall_context": True, "only_with_tools": False}
+    proxy = serves(responses={"state": "proxy"}, policies={"default": TRIMS}, virtual_tools=own_tools)
     api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}, [said("b", 2)]]
     first = ask(proxy, "one", None, conversation={"id": "conv_1"})
     assert (first.status_code, first.headers["x-context-policy"]) == (200, "off")
     assert api.sent["conversation"] == {"id": "conv_1"}
+    assert "tools" not in api.sent
     second = ask(proxy, "two", None, conversation="conv_1")
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
     assert "conversation" not in api.sent
+    assert api.sent["tools"]
     assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
 
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from functools import partial
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import QueuePool, create_engine, select, text
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import PostgresServer, StoreConnection, address_of
-from proxy.store.postgres import PostgresDatabase
+from proxy.store.postgres import PostgresDatabase, _pass_over_dead_connections
 from tests.support import postgres
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +29,21 @@ def opened(url: str) -> PostgresDatabase:
 
 def one(connection: StoreConnection) -> object:
     return connection.execute(select(text("1"))).scalar_one_or_none()
+
+
+@pytest.mark.parametrize(("why", "traced"), [(BrokenPipeError(), False), (RuntimeError("a bug"), True)])
+def test_no_trace_is_logged_of_a_connection_whose_server_is_away(
+    caplog: pytest.LogCaptureFixture, why: Exception, traced: bool
+) -> None:
+    class Dead(sqlite3.Connection):
+        def close(self) -> None:
+            raise why
+
+    engine = create_engine("sqlite://", poolclass=QueuePool, connect_args={"factory": Dead})
+    _pass_over_dead_connections(engine)
+    with engine.connect() as connection:
+        connection.invalidate()
+    assert any(record.exc_info for record in caplog.records) is traced
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+asyncpg", "postgresql+psycopg"])

@@ -6,13 +6,11 @@ import asyncio
 import io
 import json
 import logging
-import sqlite3
 import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from sqlalchemy import QueuePool, create_engine
 
 from proxy.telemetry.log import FieldFormatter, LineHandler, log_exchange, set_up_logging
 
@@ -51,7 +49,6 @@ def _root() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
-    logging.getLogger("sqlalchemy.pool").setLevel(logging.NOTSET)
 
 
 @pytest.mark.usefixtures("_root")
@@ -60,19 +57,6 @@ def test_only_our_own_lines_come_below_warnings() -> None:
     assert logging.getLogger("palimpsest.exchange").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("aiohttp").isEnabledFor(logging.INFO)
     assert isinstance(logging.getLogger().handlers[0].formatter, FieldFormatter)
-
-
-@pytest.mark.usefixtures("_root")
-def test_a_connection_that_is_dead_already_is_closed_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    class Dead(sqlite3.Connection):
-        def close(self) -> None:
-            raise BrokenPipeError
-
-    set_up_logging("text", "info")
-    engine = create_engine("sqlite://", poolclass=QueuePool, connect_args={"factory": Dead})
-    with engine.connect() as connection:
-        connection.invalidate()
-    assert capsys.readouterr().err == ""
 
 
 class _Stream(io.StringIO):
