@@ -259,6 +259,9 @@ async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandler
     """
     try:
         response = await send_once(request)
+        if isinstance(request, _Request) and request.unwritten:  # it answers nothing that was asked
+            response.close()
+            raise aiohttp.ClientConnectionResetError("the server closed the connection")
     except _LOST as why:
         answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
         spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone

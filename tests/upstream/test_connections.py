@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -222,6 +222,26 @@ async def test_a_request_that_was_not_written_is_sent_once_more(monkeypatch: pyt
 
         monkeypatch.setattr(connections, "_has_input", has_input)
         assert (await ask(upstream, content=b"2"))[1] == b"ok"
+        assert ([request[-1:] for request in provider.requests][1:], provider.connections) == ([b"2"], 2)
+
+
+async def test_an_answer_that_comes_before_the_request_is_written_is_not_taken_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected(provider := Provider(OK, OK)) as upstream:
+        await ask(upstream)
+        looked: list[bool] = []
+
+        def has_input(transport: asyncio.Transport | None) -> bool:
+            looked.append(True)
+            if len(looked) == 2 and transport is not None:
+                protocol = cast("asyncio.Protocol", transport.get_protocol())
+                protocol.data_received(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+            return len(looked) == 2
+
+        monkeypatch.setattr(connections, "_has_input", has_input)
+        answer, body = await ask(upstream, content=b"2")
+        assert (answer.status, body) == (200, b"ok")
         assert ([request[-1:] for request in provider.requests][1:], provider.connections) == ([b"2"], 2)
 
 
