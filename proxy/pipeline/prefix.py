@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 from cachetools import LRUCache
 from msgspec import Struct
 
-from proxy.dialects import Request
+from proxy.dialects import Message, Request
+from proxy.pipeline.background import compute
 from proxy.pipeline.context import ClientRequest
 from proxy.store import Mark
 from proxy.trimming import Entry, PlannedStart
@@ -55,15 +56,21 @@ class KnownPrefixes:
         """Return the request that is kept there."""
         return self._known.get(key)
 
-    def keep(self, key: Key, known: KnownRequest, *, parsed: int = 0) -> None:
+    async def keep(self, key: Key, known: KnownRequest, *, parsed: int = 0) -> None:
         """Keep a request in the place of the one before it, without what was parsed for it.
 
         `parsed` is the position of the first of its messages that may have been.
         """
         if _size_of(known) <= self._known.maxsize:
             self._known[key] = known
-            for message in known.request.messages[parsed:]:
-                message.forget()
+            request = known.request
+            size = len(request.raw) - request.ends[parsed]
+            await compute(size, _forget, request.messages[parsed:])
+
+
+def _forget(messages: Sequence[Message]) -> None:
+    for message in messages:
+        message.forget()
 
 
 def _size_of(known: KnownRequest) -> int:

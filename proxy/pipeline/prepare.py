@@ -166,7 +166,7 @@ class Preparer:
         if key is not None and history.known is not None:
             planned = _planned(history, made, policy, planning)
             kept = history.known if planned is None else replace(history.known, planned=planned)
-            self._prefixes.keep(key, kept, parsed=0 if made.trimmed else request.known)
+            await self._prefixes.keep(key, kept, parsed=0 if made.trimmed else request.known)
         warnings, no_summary = self._warnings(call, request, context, history, made, tools, finishing)
         report = report_of(
             made,

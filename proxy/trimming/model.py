@@ -7,7 +7,7 @@ index into what is left of the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -279,12 +279,15 @@ class Plan(Struct, frozen=True, kw_only=True):
         """The types of the edits that changed something, each once, in the order of what they changed."""
         if self.cut is None and self.summary is None and not (self.arrivals or self.earlier or self.made):
             return ()  # nearly always
-        arrived = len(self.arrivals)
-        placed = [(gap.start, gap.edit) for gap in self.earlier]
-        placed += [(change.position, change.edit) for change in self.changes[arrived:]]
-        if self.summary is not None and not any(edit == SUMMARIZE for _, edit in placed):
-            placed.append((0, SUMMARIZE))  # all that it stands for was dropped before
-        placed.sort(key=itemgetter(0))
-        names = [change.edit for change in self.arrivals] + [edit for _, edit in placed]
+        first: dict[str, int] = {}  # by edit, the first position that it changed
+        places = [(gap.edit, gap.start) for gap in self.earlier]
+        for changes in (self.cut.changes if self.cut is not None else (), self.made):
+            places += [(change.edit, change.position) for change in changes]
+        for edit, position in places:
+            if position < first.get(edit, position + 1):
+                first[edit] = position
+        if self.summary is not None and SUMMARIZE not in first:
+            first[SUMMARIZE] = 0  # all that it stands for was dropped before
+        names = [change.edit for change in self.arrivals] + sorted(first, key=first.__getitem__)
         # Hidden rounds that were let go are no edit of anybody's, and nobody was shown them.
         return tuple([name for name in dict.fromkeys(names) if name != HIDDEN_ROUNDS])

@@ -34,13 +34,14 @@ def known(call: ClientRequest) -> KnownRequest:
     return KnownRequest(request=parse_chat_request(call.body), names=(), contents=())
 
 
-def test_a_request_is_kept_for_its_tenant_and_session() -> None:
+@pytest.mark.anyio
+async def test_a_request_is_kept_for_its_tenant_and_session() -> None:
     prefixes = KnownPrefixes(["X-Session-ID", "X-Other"])
     asked = call(LONG)
     assert len(asked.body) >= LONG_BODY
     key = prefixes.key_of(asked)
     assert key is not None
-    prefixes.keep(key, first := known(asked))
+    await prefixes.keep(key, first := known(asked))
     assert prefixes.find(key) is first
 
     others = [call(LONG, tenant="u"), call(LONG, (b"x-session-id", b"S")), replace(asked, headers=[(b"x-other", b"s")])]
@@ -51,24 +52,26 @@ def test_a_request_is_kept_for_its_tenant_and_session() -> None:
     assert prefixes.key_of(replace(asked, headers=[(b"x-session-id", b"")])) is None
 
 
-def test_what_is_kept_is_bounded_by_its_bytes() -> None:
+@pytest.mark.anyio
+async def test_what_is_kept_is_bounded_by_its_bytes() -> None:
     bodies = [call([*LONG, {"role": "user", "content": str(number)}]) for number in range(4)]
     size = len(bodies[0].body) + 600 * (len(LONG) + 1)
     prefixes = KnownPrefixes(["X-Session-ID"], room=2 * size + 100)
     keys = [("chat", "t", "x-session-id", b"%d" % number) for number in range(4)]
     for key, each in zip(keys[:3], bodies, strict=False):
-        prefixes.keep(key, known(each))
+        await prefixes.keep(key, known(each))
     assert [prefixes.find(key) is None for key in keys[:3]] == [True, False, False]
 
     tight = KnownPrefixes(["X-Session-ID"], room=size - 100)
-    tight.keep(keys[0], known(bodies[0]))
+    await tight.keep(keys[0], known(bodies[0]))
     assert tight.find(keys[0]) is None
 
 
-def test_what_was_parsed_of_a_kept_request_is_forgotten() -> None:
+@pytest.mark.anyio
+async def test_what_was_parsed_of_a_kept_request_is_forgotten() -> None:
     kept = known(call(LONG))
     parsed = kept.request.messages[0].data
-    KnownPrefixes(["X-Session-ID"]).keep(("chat", "t", "x-session-id", b"s"), kept)
+    await KnownPrefixes(["X-Session-ID"]).keep(("chat", "t", "x-session-id", b"s"), kept)
     assert kept.request.messages[0].data is not parsed
 
 
