@@ -519,7 +519,8 @@ class Request(Struct, frozen=True, kw_only=True):
     joined: JoinedTexts | None = None  # what was sent of the request before it, where that is known
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
-    state: str = ""  # the id of what the provider holds, a response or a conversation, from which it goes on
+    state: str = ""  # the id of what the provider holds, a response, conversation or thread, from which it goes on
+    keeps_reply: bool = True  # whether the provider may keep the reply, for later requests to name
     references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
     pointers: tuple[str, ...] = ()  # those of them that stand in the place of items of replies
     keeps_loop: bool = False  # whether the reasoning of a tool loop that is under way must be sent back
@@ -621,7 +622,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
     refuses_caching: Callable[[bytes], bool] = _never
     """Tells whether the body of an error speaks of the option that `cache_newest` adds."""
-    state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds
+    state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds, and the proxy can expand
+    unknown_state: str = "not_found"  # the code of the error for what the provider holds for somebody else
     resolved: Callable[[Request, Sequence[Message]], Request] | None = None
     """Puts items of these replies in the place of the `pointers` to them. None: the API has no such thing."""
     opening_error: Callable[[bytes], bytes | None] | None = None

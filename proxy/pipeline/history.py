@@ -166,7 +166,8 @@ class HistoryLoader:
         With a key that tenants share the provider itself cannot tell whose it is.
         """
         for name in await self._store.foreign_ids(tenant, dialect.name, names):
-            raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code="not_found")
+            code = dialect.requests.unknown_state
+            raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code=code)
 
     async def resolved(self, tenant: str, dialect: Dialect, request: Request) -> Request:
         """Return a request with the items that it names by their ids, as far as the tenant got them here.
@@ -193,16 +194,17 @@ class HistoryLoader:
         Raises `NotFound` for a response that did not come here, where the proxy is to expand it.
         """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
-        field = context.dialect.requests.state_fields[0]
-        if self._expands and place is None and request.field(field) == request.state:
+        fields = context.dialect.requests.state_fields
+        expands, field = self._expands and bool(fields), next(iter(fields), "")
+        if expands and place is None and request.field(field) == request.state:
             raise NotFound(
                 f"Previous response with id '{request.state}' not found.",
                 param=field,
                 code="previous_response_not_found",
             )
         # What is to be sent is stored at its place, whatever session the client names.
-        if place is not None and (self._expands or context.session in {None, place.session}):
-            session, state = place.session, ProviderState(node=place.node, expands=self._expands)
+        if place is not None and (expands or context.session in {None, place.session}):
+            session, state = place.session, ProviderState(node=place.node, expands=expands)
         else:
             session, state = context.session or f"ses_{secrets.token_hex(16)}", ProviderState(node=None, expands=False)
         return await self._load(request, incoming, session, context, whole=whole, state=state)

@@ -184,7 +184,7 @@ class Exchange:
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
-                if ids:
+                if ids and self.prepared.request.keeps_reply:
                     await keep_ids(services.store, settlement, settled, ids)
             except StoreUnavailable:
                 self._warn(WAITS)
@@ -212,7 +212,7 @@ class Exchange:
             settlement=settlement if masker is None else masker.settlement(settlement),
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
-            ids=tuple(ids),
+            ids=tuple(ids) if self.prepared.request.keeps_reply else (),
         )
         try:
             waits = await self._services.outage.keep(spooled, failed=not self._waits)

@@ -122,6 +122,8 @@ def _field(key: str, value: Any) -> Any:
         return [_call(item) for item in value] if is_array(value) else value
     if key == "function_call":
         return _function(value)
+    if key == "audio" and is_object(value) and value.get("id"):
+        return {"id": value["id"]}  # a client names a spoken reply by it, and sends no sound back
     return "system" if key == "role" and value == "developer" else value
 
 

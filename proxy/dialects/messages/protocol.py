@@ -29,7 +29,15 @@ from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
-from proxy.dialects.messages.reply import CALLING, MessageReader, error_body, error_words, made_answer, read_body
+from proxy.dialects.messages.reply import (
+    CALLING,
+    THREAD_NOT_FOUND,
+    MessageReader,
+    error_body,
+    error_words,
+    made_answer,
+    read_body,
+)
 from proxy.dialects.messages.request import compose, parse_messages_request
 from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 
@@ -205,6 +213,7 @@ class MessagesDialect(Dialect):
         broken=broken,
         overflow_of=overflow_of,
         refuses_caching=lambda body: b"cache_control" in body,
+        unknown_state=THREAD_NOT_FOUND,
     )
     replies: ClassVar[ReplySide] = ReplySide(
         read=read_body,

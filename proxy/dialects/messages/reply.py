@@ -21,6 +21,7 @@ from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
+THREAD_NOT_FOUND: Final = "thread_not_found"  # the API's own code
 CALLING: Final = "tool_use"  # the `stop_reason` of an answer that the proxy makes of a stored reply
 _NOTHING_SPENT: Final = {"input_tokens": 0, "output_tokens": 0}
 _INPUTS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")  # blocks whose input comes as JSON text
@@ -48,7 +49,14 @@ def read_body(body: bytes) -> Replies:
         usage=usage_of(usage) if is_object(usage) else None,
         model=_text(data.get("model")),
         error=None,
+        ids=_ids(data),
     )
+
+
+def _ids(message: JsonObject) -> tuple[str, ...]:
+    """Return the id by which a later request can name a reply, if the provider keeps that in a thread."""
+    name = _text(message.get("id"))
+    return () if name is None else (name,)
 
 
 def usage_of(usage: Mapping[str, Any]) -> JsonObject:
@@ -115,6 +123,7 @@ class MessageReader:
         self.stop: str | None = None  # why it ended; None while that was not said
         self.spent: JsonObject = {}  # the usage in the API's own form
         self._model: str | None = None
+        self._ids: tuple[str, ...] = ()
         self._error: str | None = None
 
     @property
@@ -132,6 +141,7 @@ class MessageReader:
             usage=usage_of(self.spent) if self.spent else None,
             model=self._model,
             error=self._error,
+            ids=self._ids,
         )
 
     @property
@@ -153,6 +163,7 @@ class MessageReader:
         kind = data.get("type")
         if kind == "message_start" and is_object(message := data.get("message")):
             self._model = _text(message.get("model"))
+            self._ids = _ids(message)
             self._spend(message.get("usage"))
         elif kind == "message_delta":
             delta = data.get("delta")
@@ -211,6 +222,8 @@ def error_body(error: PalimpsestError) -> JsonObject:
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     told: JsonObject = {"type": kind, "message": error.message}
     told |= {name: value for name, value in (("param", error.param), ("code", error.code)) if value is not None}
+    if error.code == THREAD_NOT_FOUND:  # where SDKs look: they begin a new thread with the whole history
+        told["details"] = {"error_code": THREAD_NOT_FOUND}
     return {"type": "error", "error": told}
 
 

@@ -48,6 +48,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
     system, thread = values.pop("system", None), values.get("thread")
+    state = _thread_of(thread)
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
     return Request(
@@ -60,7 +61,10 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
         binds_loop=_UNBOUND.search(common["model"]) is None,
-        untouched=is_object(thread) and thread.get("type") == "continue",  # the provider holds its messages
+        untouched=bool(state),
+        state=state,
+        references=(state,) if state else (),
+        keeps_reply=is_object(thread),
         notes=(MANAGED,) if values.get("context_management") else (),
     )
 
@@ -184,6 +188,15 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         body=body_id(raw),
     )
     return facts, data
+
+
+def _thread_of(thread: Any) -> str:
+    """Return the id of the reply from which a message thread goes on; "" where the request brings its whole history.
+
+    The provider holds the system prompt, tools and messages of a thread.
+    """
+    before = thread.get("previous_message_id") if is_object(thread) else None
+    return before if isinstance(before, str) else ""
 
 
 def _is_enabled(thinking: Any) -> bool:

@@ -63,6 +63,15 @@ SAME: list[tuple[str, Data, Data]] = [
         {"role": "assistant", "refusal": "no"},
         said([{"type": "refusal", "refusal": "no"}], "assistant"),
     ),
+    (
+        "a spoken reply, named by its id",
+        {
+            "role": "assistant",
+            "content": None,
+            "audio": {"id": "a", "data": "UklG", "transcript": "hi", "expires_at": 9},
+        },
+        {"role": "assistant", "audio": {"id": "a"}},
+    ),
     ("a part that refuses nothing", {"role": "assistant"}, said([{"type": "refusal"}], "assistant")),
     ("empty field of a part", said([IMAGE]), said([IMAGE | {"x": None, "y": [], "z": ""}])),
     (

@@ -78,8 +78,24 @@ def test_a_request_is_read() -> None:
     assert (again.instructions, again.has_own_fields, again.reply_tokens) == ((), True, None)
     assert (again.notes, again.keeps_loop, again.tools) == ((), False, None)
     assert again.messages[0].facts is request.messages[0].facts
-    assert read(thread={"type": "continue", "previous_message_id": "m"}).untouched
     assert read(system=None, thinking="x", thread=7).instructions == ()
+
+
+@pytest.mark.parametrize(
+    ("thread", "state", "keeps"),
+    [
+        (None, "", False),
+        (7, "", False),
+        ({"type": "create"}, "", True),
+        ({"type": "continue", "previous_message_id": "m"}, "m", True),
+        ({"type": "continue", "previous_message_id": 7}, "", True),
+    ],
+)
+def test_a_thread_is_the_provider_s(thread: Any, state: str, keeps: bool) -> None:
+    request = read(tools=[LOOK], thread=thread)
+    assert (request.state, request.untouched, request.keeps_reply) == (state, bool(state), keeps)
+    assert request.references == ((state,) if state else ())
+    assert MESSAGES.requests.offer_tools(request, [RECALL]).names == (() if keeps else ("recall",))
 
 
 @pytest.mark.parametrize(
