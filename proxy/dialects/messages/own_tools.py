@@ -29,8 +29,8 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     """Return the tools to send: the client's, whose bytes stay, then these.
 
     None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name is
-    one of the client's. A thread gets none: the provider would
-    hold them for requests that do not pass through here whole.
+    one of the client's. A thread gets none: the provider would hold them for requests that do not pass through here
+    whole.
     """
     if is_object(request.parameters.get("thread")):
         return ToolOffer(names=(), tools=request.tools)
