@@ -238,7 +238,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
             # All addresses of a name share one free port.
             taken = sockets[0].getsockname()[1] if len(sockets) > 1 else port
             bound.bind((address[0], taken, *address[2:]))
-    except OSError as why:
+    except (OSError, UnicodeError) as why:  # a name that cannot be one is a UnicodeError
         for bound in sockets:
             bound.close()
         typer.echo(_cannot_listen(host, port, why), err=True)
@@ -246,9 +246,10 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _cannot_listen(host: str, port: int, why: OSError) -> str:
-    told = f"Cannot listen on {host}:{port}: {(why.strerror or str(why)).lower()}."
-    if why.errno == errno.EADDRINUSE:
+def _cannot_listen(host: str, port: int, why: OSError | UnicodeError) -> str:
+    reason = "this is no name of a host" if isinstance(why, UnicodeError) else why.strerror or str(why)
+    told = f"Cannot listen on {host}:{port}: {reason.lower()}."
+    if isinstance(why, OSError) and why.errno == errno.EADDRINUSE:
         told += " Another program, maybe another proxy, listens there: stop it, or name a free port with --port."
     return told
 

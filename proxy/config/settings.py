@@ -18,7 +18,6 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -34,7 +33,7 @@ from sqlalchemy.exc import ArgumentError
 
 from proxy.config import policies as inheritance
 from proxy.trimming import Natural, Policy, Positive, contradiction
-from proxy.trimming.settings import checked
+from proxy.trimming.settings import NO_TRUTH_VALUE, checked
 
 # ------------------------------------------------------------------------------ kinds of values
 
@@ -163,6 +162,8 @@ def store_url(url: str) -> str:
     elif parsed.drivername not in POSTGRES_DRIVERS:
         raise ValueError(f"this database or driver is not supported: {_STORES}")
     else:
+        if parsed.port is not None and not 0 < parsed.port <= 65535:
+            raise ValueError("the port of a database is a number from 1 to 65535")
         size = parsed.query.get(STATEMENT_CACHE, "0")
         if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
             raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
@@ -193,13 +194,6 @@ def _policy_name(name: str) -> str:
     if name == inheritance.BUILT_IN_NAME:
         raise ValueError("'built-in' is reserved for the built-in policy")
     return _name(name)
-
-
-def _no_truth_value(value: object) -> object:
-    """Refuse true and false, which Python counts as 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError("a number is needed here, not true or false")  # noqa: TRY004 - pydantic takes a ValueError
-    return value
 
 
 Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
@@ -234,9 +228,10 @@ Origin: TypeAlias = Annotated[
 Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 """A name with wildcards: `*`, `?`, `[a-z]`."""
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Price: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
+Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False), NO_TRUTH_VALUE]
+Seconds: TypeAlias = Amount
+Count: TypeAlias = Annotated[int, Field(ge=1), NO_TRUTH_VALUE]
+Price: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), NO_TRUTH_VALUE]
 """Dollars per million tokens."""
 
 ReasoningMode: TypeAlias = Literal["auto", "keep", "drop"]
@@ -259,9 +254,9 @@ class ServerSettings(_Section):
 
     host: Text = "127.0.0.1"
     """Address to listen on. Any address but this machine's own needs authentication."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    port: Annotated[int, Field(ge=0, le=65535), NO_TRUTH_VALUE] = 8080
     """TCP port. 0 takes any free port."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    workers: Annotated[int, Field(ge=1, le=256), NO_TRUTH_VALUE] = 1
     """Number of processes. They share the port and the store."""
     max_body_bytes: Count = 67_108_864
     """Largest request body in bytes. A larger one is refused with 413."""
@@ -272,9 +267,9 @@ class ServerSettings(_Section):
     max_memory: Count | None = None
     """Bytes of memory for all request bodies in work, shared evenly by the workers. Beyond it requests get 503.
     Without it, half of what the machine or the container has."""
-    max_connections_per_address: Annotated[int, Field(ge=0)] = 0
+    max_connections_per_address: Natural = 0
     """Most connections from one address to one worker. 0: any number."""
-    drain_timeout: Annotated[int, Field(ge=0)] = 30
+    drain_timeout: Natural = 30
     """Seconds that running answers may take after a signal to stop. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
     """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
@@ -434,7 +429,7 @@ class SummarizerSettings(_Section):
 class RetentionSettings(_Section):
     """How long sessions are kept."""
 
-    days: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    days: Amount | None = None
     """Sessions that were not used for so many days are deleted. Without it, none is."""
     max_sessions: Count | None = None
     """Beyond so many sessions those are deleted that were not used for the longest time."""
@@ -447,9 +442,9 @@ class Budget(_Section):
     """The tenant. Without authentication it is called `default`."""
     key: Name | None = None
     """The `name` of one of `auth.keys`, in place of a tenant."""
-    dollars_per_day: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    dollars_per_day: Amount | None = None
     """Dollars from midnight to midnight (UTC)."""
-    dollars_per_month: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    dollars_per_month: Amount | None = None
     """Dollars from the first of the month on (UTC)."""
     requests_per_minute: Count | None = None
     """Requests within any 60 seconds."""

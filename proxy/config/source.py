@@ -188,6 +188,7 @@ _QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages q
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
+_LONGEST_NUMBER: Final = 100  # digits; Python refuses to read numbers of more than 4,300
 _POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
 
@@ -280,6 +281,8 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             children = list(node.value)
         elif node.tag == _DATE:
             found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
+        elif node.tag == _INT and len(node.value) > _LONGEST_NUMBER:
+            found.append((node.start_mark.line + 1, "this number is too long; put it in quotes if it is text"))
         elif node.tag == _INT and _OCTAL.fullmatch(node.value):
             meant = node.value.lstrip("0_") or "0"
             problem = f"YAML reads {node.value} as octal: write {meant}, or put it in quotes if it is text"

@@ -271,10 +271,12 @@ async def _again(work: Callable[[], Awaitable[None]], what: str, seconds: float)
             await work()
         except PalimpsestError as why:
             _LOG.warning("%s: %s", what, why.message)
+        except Exception:  # noqa: BLE001 - what is done beside the requests must not end them
+            _LOG.exception("%s: failed, and is tried again", what)
 
 
 async def _delete(store: Store, retention: RetentionSettings) -> None:
-    before = None if retention.days is None else int((time.time() - retention.days * _DAY_SECONDS) * 1000)
+    before = None if retention.days is None else int(max(time.time() - retention.days * _DAY_SECONDS, 0) * 1000)
     number = 0
     while swept := await store.sweep(before=before, most=retention.max_sessions):
         number += swept

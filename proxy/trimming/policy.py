@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from proxy.dialects import Message
 from proxy.trimming.edits import TOOL_OUTPUT_TYPES, Edit, ToolOutputEdit
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
-from proxy.trimming.settings import Natural, Section, Target, Trigger, checked, contradiction, is_found
+from proxy.trimming.settings import Natural, Section, Share, Target, Trigger, checked, contradiction, is_found
 
 _VERSION_BYTES: Final = 6
 
@@ -98,7 +98,7 @@ class Policy(Section, frozen=True):
     """Whom it serves; the first policy of the file that fits is taken."""
     mode: Literal["trim", "observe"] = "trim"
     """`observe` plans and records what it would trim, and sends everything."""
-    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    share: Share = 1.0
     """The part of the sessions that it serves, always the same ones; the others go on to the next policy that fits."""
     tools: ToolRules = ToolRules()
     """Tools that are left out."""

@@ -50,11 +50,13 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
-Positive: TypeAlias = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]  # a whole number, at least 1
+NO_TRUTH_VALUE: Final = BeforeValidator(_no_truth_value)
 
-Natural: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]  # a whole number, 0 included
+Positive: TypeAlias = Annotated[int, Field(gt=0), NO_TRUTH_VALUE]  # a whole number, at least 1
 
-Share: TypeAlias = Annotated[float, Field(gt=0, le=1), BeforeValidator(_no_truth_value)]
+Natural: TypeAlias = Annotated[int, Field(ge=0), NO_TRUTH_VALUE]  # a whole number, 0 included
+
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1), NO_TRUTH_VALUE]
 """A part of a whole: above 0, at most 1."""
 
 

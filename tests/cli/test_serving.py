@@ -116,6 +116,13 @@ def test_a_host_without_an_address_is_refused(
     assert capsys.readouterr().err == "Cannot listen on nowhere:80: name or service not known.\n"
 
 
+def test_a_host_that_can_have_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as end:
+        serving._bound("ä" * 70, 80)
+    assert end.value.exit_code == 1
+    assert capsys.readouterr().err == f"Cannot listen on {'ä' * 70}:80: this is no name of a host.\n"
+
+
 def test_two_proxies_cannot_serve_on_one_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(
         store={"url": f"sqlite:///{tmp_path / 's.db'}"},  # type: ignore[arg-type]  # pydantic reads it

@@ -8,13 +8,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from proxy.cli.serving import server_config
-from proxy.config import Settings
+from proxy.config import RetentionSettings, Settings
 from proxy.errors import StoreUnavailable
-from proxy.server.app import Application
+from proxy.server.app import Application, _again, _delete
 from proxy.server.endpoint import DialectEndpoint
 from proxy.store import Store
 from tests.e2e.conftest import Serve, _direct, provider, serve, session, upstream
@@ -181,3 +182,28 @@ async def test_what_was_under_way_is_marked_at_the_start(serve: Serve, upstream:
     connection.close()
     with Proxy(proxy.settings) as again:
         assert [row["status"] for row in again.exchanges(session)] == ["interrupted"]
+
+
+async def test_work_beside_the_requests_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    tried: list[int] = []
+    done = anyio.Event()
+
+    async def work() -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            raise RuntimeError("a mistake")
+        done.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(_again, work, "statistics", 0.01)
+        await done.wait()
+        group.cancel_scope.cancel()
+    assert "statistics: failed, and is tried again" in caplog.text
+
+
+async def test_sessions_may_be_kept_longer_than_time_has_lasted(tmp_path: Path) -> None:
+    store = await Store.open(empty_store(tmp_path / "s.db"), migrate=False)
+    try:
+        await _delete(store, RetentionSettings(days=1e14, max_sessions=10**20))
+    finally:
+        await store.close()

@@ -19,7 +19,7 @@ from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_
 from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
-from proxy.trimming.settings import Natural
+from proxy.trimming.settings import Natural, Share
 
 _SHARE: Final = 0.35  # a value is worth its characters where its chance, in so many `digest_chars`, is one
 _SHARE_OF_ARGUMENTS: Final = 0.1  # the same of what the agent wrote: it uses that most
@@ -51,7 +51,7 @@ class ClearToolResults(BaseEdit, frozen=True):
     """Which strategy this is."""
     keep: Natural = 3
     """So many results stay, the newest ones."""
-    keep_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    keep_share: Share = 1.0
     """Of the results to keep, the older half stays only while all that stay have at most this part of all tokens.
     Where reading cached tokens costs a quarter of the full price or more, all stay."""
     at_least: Natural = 0

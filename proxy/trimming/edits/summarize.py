@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from proxy.trimming.draft import Draft, clipped
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change, Summary, SummaryRequest, SummaryRole
-from proxy.trimming.settings import Natural, Positive, Share, Target, contradiction
+from proxy.trimming.settings import NO_TRUTH_VALUE, Natural, Positive, Share, Target, contradiction
 from proxy.trimming.statistics import DETAILS, Language, Statistics, statistics_of
 
 Mode: TypeAlias = Literal["model", "statistics"]
@@ -70,7 +70,7 @@ class Summarize(BaseEdit, frozen=True):
     """No first summary of a session of fewer messages."""
     min_new_messages: Natural = 10
     """No further summary that would add fewer messages."""
-    growth_ratio: Annotated[float, Field(ge=0)] = 0.5
+    growth_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False), NO_TRUTH_VALUE] = 0.5
     """No further summary unless what it adds has more than this part of the current one's tokens."""
     keep_rounds: Natural = 10
     """So many whole rounds of the history stay, the newest; the current one is not counted. With 0 the
