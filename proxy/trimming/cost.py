@@ -14,7 +14,8 @@ written to the cache again. When is it time?
                 it comes back within few requests, compared with those there were: long sessions last.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
                 is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
-                from the known ones, only sessions that have lasted for a while risk anything on top.
+                from the known ones, a session risks more on top as soon as its user has come back: one that is still
+                at its first task may end with it.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 
@@ -43,8 +44,7 @@ SOON: Final = 0.07  # more is risked if the rest is paid back within this part o
 SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices;
 HIGHEST_RISK: Final = 0.1  # never more than this
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
-_YOUNG: Final = 30  # a session with no more requests than these may end soon, and risks nothing on top,
-SOON_FAR_OFF, HIGHEST_FAR_OFF = 0.8, 0.2  # and an older one counts its requests beyond those, and risks at most this
+HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
@@ -88,6 +88,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     fixed: int  # tokens of instructions and tools
     cached: int  # how many places the last request spoke of
     account: Account  # what input has cost before this request
+    earlier: int = 0  # how many requests there were before the newest user message
     reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
 
     @property
@@ -162,7 +163,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         doubted = self._balance(sent, sent - balance.rewritten, worst)
         soon, most = SOON_IN_DOUBT * turns, HIGHEST_RISK
         if self._is_far_off:
-            soon, most = SOON_FAR_OFF * max(0, turns - _YOUNG), HIGHEST_FAR_OFF
+            soon, most = max(soon, self.earlier), HIGHEST_FAR_OFF
         return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)
 
     def paid_back(self, balance: Balance) -> int:

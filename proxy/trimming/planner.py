@@ -357,6 +357,7 @@ class _Planning:
             if policy.trigger.cost is None or not is_due(entries, tokens, context, total):
                 return None
         sent = self.base.sent_as(history)
+        account = account_of(self.entries, self.cut, context, self.tokens)
         return Costs(
             prices=prices_of(context),
             warm=last_reply(entries) is not None and not is_cold(context),
@@ -365,7 +366,8 @@ class _Planning:
             summary=history.summary,
             fixed=context.fixed_tokens,
             cached=last_reply(self.base.log.entries) or 0,
-            account=account_of(self.entries, self.cut, context, self.tokens),
+            account=account,
+            earlier=max(0, account.turns - self._replies_in_turn()),
             reads=reads_of(self.base.log.entries, self.cut.position if self.cut is not None else 0),
         )
 

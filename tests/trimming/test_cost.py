@@ -253,20 +253,25 @@ def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable:
 
 
 @pytest.mark.parametrize(
-    ("read", "turns", "spent"),
+    ("read", "turns", "earlier", "spent"),
     [
         # At the worst prices a trim loses 620, and each later request gains four.
-        *((0.1, 500, 11_120), (0.19, 500, 11_120)),
-        # Where these may be far off, a session is trusted once it has had thirty requests: then to eight tenths,
-        *((0.2, 0, 17_230), (0.2, 30, 17_230), (0.2, 40, 16_340), (0.25, 130, 8_340)),
+        *((0.1, 500, 500, 11_120), (0.19, 500, 500, 11_120)),
+        # Where these may be far off, as many requests count as there were before the newest user message,
+        *((0.2, 0, 0, 17_230), (0.2, 30, 10, 16_120), (0.25, 130, 80, 8_340)),
+        # or the usual part of all,
+        (0.25, 230, 0, 14_420),
         # and a fifth of all is the most.
-        (0.25, 230, 3_100),
+        (0.25, 230, 200, 3_100),
     ],
 )
-def test_where_prices_may_be_far_off_long_sessions_risk_more(read: float, turns: int, spent: int) -> None:
+def test_where_prices_may_be_far_off_sessions_whose_user_came_back_risk_more(
+    read: float, turns: int, earlier: int, spent: int
+) -> None:
     def affordable(untrimmed: float) -> bool:
         account = Account(turns=turns, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=untrimmed, saved=0.0))
-        given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=read))
+        prices = replace(PRICES, read=read)
+        given = costs(reads=(1000,) * 10, account=account, prices=prices, earlier=earlier)
         return given.affordable(given.balance(draft({2: 20})))
 
     assert [affordable(spent - 20), affordable(spent)] == [False, True]
