@@ -24,7 +24,7 @@ RUN pip --python /opt/palimpsest/bin/python install --no-deps --no-build-isolati
 FROM python:3.13-slim-trixie
 
 LABEL org.opencontainers.image.title="Palimpsest" \
-      org.opencontainers.image.description="A reverse proxy for the OpenAI Chat Completions API that keeps everything and sends less." \
+      org.opencontainers.image.description="A reverse proxy for LLM APIs that keeps everything and sends less." \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="MIT"
 

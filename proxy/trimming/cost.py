@@ -88,7 +88,7 @@ class Costs(Struct, frozen=True, kw_only=True):
     fixed: int  # tokens of instructions and tools
     cached: int  # how many places the last request spoke of
     account: Account  # what input has cost before this request
-    earlier: int = 0  # how many requests there were before the newest user message
+    earlier: int  # how many requests there were before the newest user message
     reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
 
     @property

@@ -253,12 +253,19 @@ def test_ports_and_networks() -> None:
 
 def test_the_configuration_is_a_folder_that_may_be_empty() -> None:
     """A mounted file would stay the old one when an editor replaces it, and must exist before the start."""
-    (mount,) = PROXY["volumes"]
-    source, target, mode = mount.split(":")
+    source, target, mode = PROXY["volumes"][0].split(":")
     assert (source, target, mode) == ("./config", only("WORKDIR"), "ro")
     assert not Path(source).suffix
     assert "command" not in PROXY  # a file named by --config would have to exist
     assert not is_sent(ROOT / "config" / "config.yaml")
+
+
+def test_what_waits_for_the_database_is_on_a_volume_with_a_name() -> None:
+    """One without a name is another one for each new container."""
+    (mounted,) = PROXY["volumes"][1:]
+    name, target = mounted.split(":")
+    assert name in COMPOSE["volumes"]
+    assert Path(pairs("ENV")["PALIMPSEST_STORE__SPOOL"]).is_relative_to(target)
 
 
 def test_start_order_and_stop_period() -> None:

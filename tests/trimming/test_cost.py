@@ -50,6 +50,7 @@ def costs(**fields: Any) -> Costs:
         "fixed": 50,
         "cached": 8,
         "account": RICH,
+        "earlier": 0,
         "reads": (4,) * 10,
     }
     return Costs(**{**known, **fields})

@@ -546,6 +546,30 @@ def test_a_step_of_the_price_is_reason_enough() -> None:
     assert max(made.tokens_sent for made in uneven) < max(made.tokens_sent for made in even)
 
 
+@pytest.mark.parametrize(
+    ("entries", "earlier"),
+    [
+        (calls(5), 0),
+        ([*calls(5), "user again"], 5),
+        ([*calls(5), "user again", *calls(2)[1:]], 5),
+        (["user q", "assistant a", "user again", "user and again", *calls(6)[1:]], 1),
+    ],
+)
+def test_what_a_session_risks_grows_with_the_requests_before_the_newest_user_message(
+    monkeypatch: pytest.MonkeyPatch, entries: list[str], earlier: int
+) -> None:
+    told: list[int] = []
+
+    def timely(costs: Costs, *_given: object) -> bool:
+        told.append(costs.earlier)
+        return False
+
+    monkeypatch.setattr(Costs, "timely", timely)
+    auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
+    plan(log(*entries), auto, "p", replace(KNOWN, prices=PRICES))
+    assert told == [earlier]
+
+
 def test_in_a_short_session_nothing_pays() -> None:
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
     plans = asked(auto, replace(KNOWN, prices=PRICES), 6)
@@ -1395,6 +1419,7 @@ def costs(draft: Draft, turns: int) -> Costs:
         fixed=0,
         cached=places - 1,
         account=account,
+        earlier=0,
         reads=(0,) * places,
     )
 

@@ -121,6 +121,7 @@ def costs(standing: TrimmedHistory, **fields: Any) -> Costs:
         "fixed": 0,
         "cached": len(standing.messages) - 2,
         "account": Account(turns=10, untrimmed=10**6, saved=0.0),
+        "earlier": 0,
         "reads": (30,) * len(standing.messages),
     }
     return Costs(**{**known, **fields})
