@@ -73,9 +73,14 @@ def kind_of(item: JsonObject) -> str:
 
 
 def is_by_model(item: JsonObject) -> bool:
-    """Tell whether the model wrote an item. A reference mostly names one that it wrote."""
+    """Tell whether the model wrote an item. A reference mostly names one that it wrote.
+
+    Of a type that is not known here, that is what has an id, and no output as results have.
+    """
     kind = kind_of(item)
-    return kind in MODEL_MADE or (kind == "message" and item.get("role") == "assistant")
+    if kind == "message":
+        return item.get("role") == "assistant"
+    return kind in MODEL_MADE or (kind not in RESULTS and "id" in item and "output" not in item)
 
 
 def call_id_of(item: JsonObject) -> str:

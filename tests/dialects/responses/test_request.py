@@ -38,6 +38,18 @@ def test_what_the_model_wrote_in_a_row_is_one_entry() -> None:
     assert again.messages[1].facts is request.messages[1].facts
 
 
+def test_an_item_of_an_unknown_type_is_the_model_s_if_it_has_an_id_and_no_output() -> None:
+    made = {"type": "sketch_call", "id": "sk_1", "status": "completed", "strokes": [1, 2]}
+    answer = {"type": "sketch_call_output", "id": "sko_1", "call_id": "sk_1", "output": "ok"}
+    request = asked(HELLO, REASONING, made, said("a"), answer, {"type": "sketch", "strokes": []})
+    assert request.messages[1] == turn(REASONING, made, said("a"))
+    assert [message.raw for message in request.messages[2:]] == [
+        orjson.dumps(answer),
+        orjson.dumps({"type": "sketch", "strokes": []}),
+    ]
+    assert "assistant" not in [message.role for message in request.messages[2:]]
+
+
 def test_a_text_is_a_message_of_the_user_s() -> None:
     request = parsed({"model": "m", "input": "hello", "stream": True, "max_output_tokens": 20})
     assert request.messages == (item({"type": "message", **HELLO}),)
