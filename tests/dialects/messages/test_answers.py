@@ -182,6 +182,11 @@ def test_errors_have_the_api_s_shape(error: Any, kind: str) -> None:
     assert API.error_event(body) == b"event: error\ndata: " + body + b"\n\n"
 
 
+def test_an_unknown_thread_is_told_where_sdks_look() -> None:
+    told = [orjson.loads(API.error_body(NotFound("no", code=code)))["error"] for code in ("thread_not_found", "other")]
+    assert [error.get("details") for error in told] == [{"error_code": "thread_not_found"}, None]
+
+
 def test_words_of_other_errors() -> None:
     assert API.error_words(b"{") is None
     assert API.error_words(b"[]") is None
