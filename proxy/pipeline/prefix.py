@@ -64,7 +64,7 @@ class KnownPrefixes:
         if _size_of(known) <= self._known.maxsize:
             self._known[key] = known
             request = known.request
-            size = len(request.raw) - request.ends[parsed]
+            size = len(request.raw) - request.ends[len(request.instructions) + parsed]
             await compute(size, _forget, request.messages[parsed:])
 
 

@@ -350,24 +350,30 @@ def translated() -> Generator[None]:
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
-    """Return what to raise in place of `error`; None where it is an error of this program."""
+    """Return what to raise in place of `error`, and log it; None where it is an error of this program."""
+    found = outage_of(error)
+    return None if found is None else _with(*found)
+
+
+def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
+    """Return (advice, cause) where an error shows that the store cannot be used; None where it is the program's."""
     if isinstance(error, PoolTimeout):
-        return _with("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
+        return ("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
         if error.connection_invalidated:
-            return _with(_POSTGRES["08"], cause or error)
-        return None if cause is None else unavailable(cause)
+            return (_POSTGRES["08"], cause or error)
+        return None if cause is None else outage_of(cause)
     if isinstance(error, sqlite3.Error):
         return _sqlite(error)
     if isinstance(error, OSError):  # TimeoutError and the failures of sockets among them
-        return _with(_POSTGRES["08"], error)
+        return (_POSTGRES["08"], error)
     state = getattr(error, "sqlstate", None)  # of PostgreSQL
     if isinstance(state, str):
         advice = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
-        return None if advice is None else _with(advice, error)
+        return None if advice is None else (advice, error)
     if _is_failed_connection(error):
-        return _with(_POSTGRES["08"], error)
+        return (_POSTGRES["08"], error)
     return None
 
 
@@ -376,14 +382,14 @@ def is_worth_another_try(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN
 
 
-def _sqlite(error: sqlite3.Error) -> StoreUnavailable | None:
+def _sqlite(error: sqlite3.Error) -> tuple[str, BaseException] | None:
     code = getattr(error, "sqlite_errorcode", None)
     if not isinstance(code, int):
         return None
     if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
-        return _with(_MIGRATE, error)
+        return _MIGRATE, error
     advice = _SQLITE.get(code & 0xFF)
-    return None if advice is None else _with(advice, error)
+    return None if advice is None else (advice, error)
 
 
 def _is_failed_connection(error: BaseException) -> bool:

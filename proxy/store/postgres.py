@@ -39,8 +39,8 @@ from proxy.store.database import (
     Tasks,
     Unit,
     is_worth_another_try,
+    outage_of,
     translated,
-    unavailable,
 )
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
@@ -588,7 +588,7 @@ def _pass_over_dead_connections(engine: sqlalchemy.Engine) -> None:
 
 def _is_no_outage(record: logging.LogRecord) -> bool:
     why = record.exc_info[1] if record.exc_info else None
-    return why is None or unavailable(why) is None
+    return why is None or outage_of(why) is None
 
 
 def _taking(unit: Unit[Result]) -> Callable[[sqlalchemy.Connection], Result]:

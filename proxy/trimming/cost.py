@@ -14,8 +14,8 @@ written to the cache again. When is it time?
                 it comes back within few requests, compared with those there were: long sessions last.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
                 is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
-                from the known ones, a session risks more on top as soon as its user has come back: one that is still
-                at its first task may end with it.
+                from the known ones, a session risks more once its user has come back. Before that it may end with its
+                first task.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 

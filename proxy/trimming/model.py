@@ -285,6 +285,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             places += [(change.edit, change.position) for change in changes]
         for edit, position in places:
             if position < first.get(edit, position + 1):
+                first.pop(edit, None)  # of those at one place, the one that is met there first comes first
                 first[edit] = position
         if self.summary is not None and SUMMARIZE not in first:
             first[SUMMARIZE] = 0  # all that it stands for was dropped before

@@ -333,8 +333,22 @@ class _Planning:
         return self.context.binds_loop and bool(self.entries) and self.entries[-1].message.is_result
 
     def _replies_in_turn(self) -> int:
-        current = takewhile(lambda entry: not entry.message.begins_turn, reversed(self.entries))
-        return sum(entry.message.role == "assistant" for entry in current)
+        return sum(entry.message.role == "assistant" for entry in self._since_user())
+
+    def _since_user(self) -> Sequence[Entry]:
+        """Return the entries after the newest user message, the last one first."""
+        return list(takewhile(lambda entry: not entry.message.begins_turn, reversed(self.entries)))
+
+    def _earlier(self, turns: int) -> int:
+        """Return how many of so many requests came before the newest user message.
+
+        0 where the history behind that message has gaps: nobody knows how many replies they held.
+        """
+        after = self._since_user()
+        asked = len(self.entries) - len(after) - 1
+        if asked < 0 or self.entries[-1].position - self.entries[asked].position != len(after):
+            return 0
+        return max(0, turns - self._replies_in_turn())
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
@@ -367,7 +381,7 @@ class _Planning:
             fixed=context.fixed_tokens,
             cached=last_reply(self.base.log.entries) or 0,
             account=account,
-            earlier=max(0, account.turns - self._replies_in_turn()),
+            earlier=self._earlier(account.turns),
             reads=reads_of(self.base.log.entries, self.cut.position if self.cut is not None else 0),
         )
 

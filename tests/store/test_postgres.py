@@ -44,6 +44,7 @@ def test_no_trace_is_logged_of_a_connection_whose_server_is_away(
     with engine.connect() as connection:
         connection.invalidate()
     assert any(record.exc_info for record in caplog.records) is traced
+    assert not any("cannot be used" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+asyncpg", "postgresql+psycopg"])

@@ -67,6 +67,28 @@ def test_a_move_tells_what_it_did_itself_and_names_what_was_dropped_before() -> 
     assert gap.messages == 2
 
 
+def test_of_edits_at_one_place_the_one_that_is_met_there_first_is_named_first() -> None:
+    gaps = [
+        Gap(start=start, stop=start + 1, edit=edit, reason="", tokens=9, tool_calls=0)
+        for start, edit in ((4, "drop_oldest"), (5, "summarize"))
+    ]
+    changes = [
+        Change(position=1, edit=edit, reason="", message=None, tokens_before=9, tokens_after=0)
+        for edit in ("summarize", "drop_oldest")
+    ]
+    cut = Cut(
+        position=9,
+        policy="p",
+        version="v",
+        changes=tuple(changes),
+        tokens=0,
+        messages=0,
+        tool_calls=0,
+        gaps=tuple(gaps),
+    )
+    assert planned((), cut, earlier=tuple(gaps)).edits == ("summarize", "drop_oldest")
+
+
 def test_without_a_cut_there_is_what_arrival_changed() -> None:
     assert planned((), None).changes == ()
     assert planned((), None).edits == ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import orjson
@@ -547,16 +547,21 @@ def test_a_step_of_the_price_is_reason_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "earlier"),
+    ("entries", "dropped", "earlier"),
     [
-        (calls(5), 0),
-        ([*calls(5), "user again"], 5),
-        ([*calls(5), "user again", *calls(2)[1:]], 5),
-        (["user q", "assistant a", "user again", "user and again", *calls(6)[1:]], 1),
+        (calls(5), (), 0),
+        ([*calls(5), "user again"], (), 5),
+        ([*calls(5), "user again", *calls(2)[1:]], (), 5),
+        (["user q", "assistant a", "user again", "user and again", *calls(6)[1:]], (), 1),
+        # What was dropped before the newest user message counts as requests where an account has it;
+        ([*calls(9), "user again"], (1, 2), 8),
+        # of what was dropped behind that message nobody knows.
+        (["user q", "assistant a", "user again", *calls(9)[1:]], (3, 4), 0),
+        (calls(9), (1, 2), 0),
     ],
 )
 def test_what_a_session_risks_grows_with_the_requests_before_the_newest_user_message(
-    monkeypatch: pytest.MonkeyPatch, entries: list[str], earlier: int
+    monkeypatch: pytest.MonkeyPatch, entries: list[str], dropped: Collection[int], earlier: int
 ) -> None:
     told: list[int] = []
 
@@ -566,7 +571,8 @@ def test_what_a_session_risks_grows_with_the_requests_before_the_newest_user_mes
 
     monkeypatch.setattr(Costs, "timely", timely)
     auto = policy(trigger={"cost": "auto"}, keep=NEWEST, edits=[SHORTER])
-    plan(log(*entries), auto, "p", replace(KNOWN, prices=PRICES))
+    loaded = [entry for entry in log(*entries) if entry.position not in dropped]
+    plan(loaded, auto, "p", replace(KNOWN, prices=PRICES))
     assert told == [earlier]
 
 

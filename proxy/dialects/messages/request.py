@@ -61,7 +61,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         has_own_fields=any([each.has_own_fields for each in facts]),
         keeps_loop=_is_enabled(values.get("thinking")),
         binds_loop=_UNBOUND.search(common["model"]) is None,
-        untouched=bool(state),
+        untouched=bool(state) or (is_object(thread) and thread.get("type") == "continue"),
         state=state,
         references=(state,) if state else (),
         keeps_reply=is_object(thread),

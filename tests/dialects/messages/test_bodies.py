@@ -82,18 +82,18 @@ def test_a_request_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thread", "state", "keeps"),
+    ("thread", "state", "untouched", "keeps"),
     [
-        (None, "", False),
-        (7, "", False),
-        ({"type": "create"}, "", True),
-        ({"type": "continue", "previous_message_id": "m"}, "m", True),
-        ({"type": "continue", "previous_message_id": 7}, "", True),
+        (None, "", False, False),
+        (7, "", False, False),
+        ({"type": "create"}, "", False, True),
+        ({"type": "continue", "previous_message_id": "m"}, "m", True, True),
+        ({"type": "continue", "previous_message_id": 7}, "", True, True),  # the provider refuses it
     ],
 )
-def test_a_thread_is_the_provider_s(thread: Any, state: str, keeps: bool) -> None:
+def test_a_thread_is_the_provider_s(thread: Any, state: str, untouched: bool, keeps: bool) -> None:
     request = read(tools=[LOOK], thread=thread)
-    assert (request.state, request.untouched, request.keeps_reply) == (state, bool(state), keeps)
+    assert (request.state, request.untouched, request.keeps_reply) == (state, untouched, keeps)
     assert request.references == ((state,) if state else ())
     assert MESSAGES.requests.offer_tools(request, [RECALL]).names == (() if keeps else ("recall",))
 
