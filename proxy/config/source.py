@@ -188,6 +188,7 @@ _QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages q
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
+_MOST_REPEATED: Final = 100_000  # values: a thousand large policies that repeat each other, read in seconds
 _LONGEST_NUMBER: Final = 100  # digits; Python refuses to read numbers of more than 4,300
 _POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
@@ -211,6 +212,8 @@ class Document(Struct, frozen=True, kw_only=True):
             loader = yaml.SafeLoader(text)
             try:
                 root = loader.get_single_node()
+                if root is not None and _repeated(root) > _MOST_REPEATED:
+                    raise ConfigurationError(f"{name}: *NAME repeats too much: write no more than the settings need")
                 problems = list(_misread(root)) if root is not None else []
                 if problems:
                     raise ConfigurationError("\n".join(f"{name}:{line}: {what}" for line, what in problems))
@@ -265,6 +268,23 @@ def _pointed(node: yaml.Node | None, location: Location) -> Iterator[tuple[Locat
             yield from _pointed(value, (*location, place))
     elif isinstance(node, yaml.ScalarNode) and node.tag == _FLOAT and _POINTED.fullmatch(node.value):
         yield location, node.value
+
+
+def _repeated(root: yaml.Node) -> int:
+    """Return how many values the file has beside those that are written, because *NAME repeats them."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if (known := sizes.get(id(node))) is not None:
+            return known
+        sizes[id(node)] = 0  # anchors may form a circle
+        children: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        sizes[id(node)] = 1 + sum(map(size, children))
+        return sizes[id(node)]
+
+    return size(root) - len(sizes)
 
 
 def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:

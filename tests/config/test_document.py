@@ -20,6 +20,12 @@ other:
 """
 
 
+def repeating(level: str) -> bytes:
+    """Return seven levels, each of which repeats the one before nine times: five million values."""
+    levels = (f"a{n}: &a{n} {level.format(', '.join([f'*a{n - 1}'] * 9))}" for n in range(1, 8))
+    return "\n".join(("a0: &a0 {k: 1}", *levels)).encode()
+
+
 @pytest.mark.parametrize(
     ("location", "line"),
     [
@@ -78,6 +84,8 @@ def test_an_empty_file_has_no_settings(empty: bytes) -> None:
         (b"- a\n", ["f:1: the file must be a mapping of sections", "not a list"]),
         (b"text", ["f:1: the file must be a mapping of sections", "not a single value"]),
         (b"[" * 500, ["f: the nesting is too deep"]),
+        (repeating("[{}]"), ["f: *NAME repeats too much"]),
+        (repeating("{{<<: [{}]}}"), ["f: *NAME repeats too much"]),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -96,6 +104,13 @@ def test_messages_quote_nothing_of_the_file(content: bytes) -> None:
         Document.parse(content, "f")
     assert "hush" not in refusal.value.message
     assert refusal.value.__cause__ is None
+
+
+def test_a_part_may_be_repeated_for_each_of_many_policies() -> None:
+    text = b"p: &p {trigger: {tokens: 50000}, edits: [{type: drop_oldest}]}\n" + b"".join(
+        b"p%d: {<<: *p}\n" % n for n in range(500)
+    )
+    assert Document.parse(text, "f").data["p499"] == Document.parse(text, "f").data["p"]
 
 
 def test_an_anchor_may_refer_to_itself() -> None:
