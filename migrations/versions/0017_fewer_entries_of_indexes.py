@@ -29,8 +29,8 @@ _AFTER: Final = {
     "ix_sessions_tenant_period": ("sessions", ["tenant", "period"]),
     "ix_sessions_period": ("sessions", ["period"]),
 }
-_SESSION_PLACE: Final = "hashbyteaextended(session, 0)"
-_CONTENT_PLACE: Final = f"hashbyteaextended(content, {_SESSION_PLACE})"
+_SESSION_PLACE: Final = "hashtextextended(encode(session, 'hex'), 0)"  # of bytes, only PostgreSQL 18 and later can
+_CONTENT_PLACE: Final = f"hashtextextended(encode(content, 'hex'), {_SESSION_PLACE})"
 _PERIOD: Final = "ALTER TABLE sessions ADD COLUMN period BIGINT GENERATED ALWAYS AS (updated_at / 600000) "
 
 _ALL_EVIDENCE: Final = """
@@ -43,7 +43,8 @@ _NEW_EVIDENCE: Final = """
             FROM fit f CROSS JOIN LATERAL json_populate_recordset(NULL::evidence, f.evidence) AS n
             WHERE NOT EXISTS (
                 SELECT FROM evidence e
-                WHERE e.piece = n.piece AND hashbyteaextended(e.session, 0) = hashbyteaextended(f.session, 0))
+                WHERE e.piece = n.piece
+                AND hashtextextended(encode(e.session, 'hex'), 0) = hashtextextended(encode(f.session, 'hex'), 0))
 """
 _FUNCTION: Final = "SELECT pg_get_functiondef('palimpsest_settle(text[], bytea[])'::regprocedure)"
 _PRIMARY_KEY: Final = "SELECT conname FROM pg_constraint WHERE conrelid = 'evidence'::regclass AND contype = 'p'"

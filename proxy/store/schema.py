@@ -128,12 +128,17 @@ BODIES: Final = Table(
 
 def session_place(session: ColumnElement[Any]) -> ColumnElement[int]:
     """Return the number that stands for a session in indexes of PostgreSQL: half as long."""
-    return func.hashbyteaextended(session, literal_column("0"), type_=BigInteger)
+    return _hash(session, literal_column("0"))
 
 
 def content_place(content: ColumnElement[Any], session: ColumnElement[Any]) -> ColumnElement[int]:
     """Return the number by which PostgreSQL finds nodes by what they say."""
-    return func.hashbyteaextended(content, session_place(session), type_=BigInteger)
+    return _hash(content, session_place(session))
+
+
+def _hash(name: ColumnElement[Any], seed: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return a number for some bytes. PostgreSQL before 18 has such a function for text only."""
+    return func.hashtextextended(func.encode(name, literal_column("'hex'")), seed, type_=BigInteger)
 
 
 NODES: Final = Table(

@@ -17,7 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, make_url, select, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
 from proxy.dialects.chat.message import ChatMessage
@@ -26,10 +26,15 @@ from proxy.store import Status, Store
 from proxy.store.migrate import REVISION, config, current, downgrade, upgrade
 from proxy.store.packing import RECEIPTS, RECORDS, unpack
 from proxy.store.schema import METADATA, NODES
+from tests.support import postgres
 from tests.support.forked import Forked, run_program
 from tests.support.talk import Talk, body
 
 Answer = TypeVar("Answer")
+
+OLD_EVIDENCE = "AND hashbyteaextended(e.session, 0) = hashbyteaextended(f.session, 0))"
+NEW_EVIDENCE = """
+                AND hashtextextended(encode(e.session, 'hex'), 0) = hashtextextended(encode(f.session, 'hex'), 0))"""
 
 pytestmark = pytest.mark.anyio
 
@@ -100,6 +105,50 @@ async def test_tables_that_are_up_to_date_need_no_alembic(url: str) -> None:
 async def test_the_migrations_make_the_tables_that_the_program_knows(url: str) -> None:
     await upgrade(url)
     assert ask(url, differences) == []
+
+
+async def test_an_older_server_of_postgresql_can_have_the_tables() -> None:
+    with postgres.server(version=16) as server, postgres.database(server) as url:
+        await upgrade(url)
+        assert ask(url, differences) == []
+        await downgrade(url, "base")
+
+
+_OF_VERSION_18 = """
+    DROP INDEX ix_nodes_content;
+    CREATE INDEX ix_nodes_content ON nodes (hashbyteaextended(content, hashbyteaextended(session, 0)));
+    DROP INDEX ix_evidence_piece_session;
+    CREATE INDEX ix_evidence_piece_session ON evidence (piece, hashbyteaextended(session, 0));
+    UPDATE alembic_version SET version_num = '0021'
+"""
+"""Makes of the tables what migration 17 once made, with functions that only version 18 of PostgreSQL has."""
+_SETTLES = "SELECT pg_get_functiondef('palimpsest_settle(text[], bytea[])'::regprocedure)"
+_INDEXES = "SELECT indexdef FROM pg_indexes WHERE indexname IN ('ix_nodes_content', 'ix_evidence_piece_session')"
+
+
+async def test_what_only_one_version_of_postgresql_can_have_is_made_anew(empty_postgres: str) -> None:
+    def remake(connection: Connection) -> None:
+        for statement in _OF_VERSION_18.split(";"):
+            connection.exec_driver_sql(statement)
+        settles: str = connection.exec_driver_sql(_SETTLES).scalar_one()
+        old = settles.replace(NEW_EVIDENCE, " " + OLD_EVIDENCE)
+        assert old != settles
+        connection.exec_driver_sql(old)
+        connection.commit()
+
+    def told(connection: Connection) -> list[str]:
+        texts = [*connection.exec_driver_sql(_INDEXES).scalars(), connection.exec_driver_sql(_SETTLES).scalar_one()]
+        return [text for text in texts if "hashbytea" in text]
+
+    await upgrade(empty_postgres)
+    try:
+        ask(empty_postgres, remake)
+    except ProgrammingError:
+        pytest.skip("this server has no such functions")
+    assert len(ask(empty_postgres, told)) == 3
+    await upgrade(empty_postgres)
+    assert ask(empty_postgres, told) == []
+    assert ask(empty_postgres, differences) == []
 
 
 _AS_BEFORE = """

@@ -28,10 +28,10 @@ DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
 
 
 @contextmanager
-def server() -> Generator[str]:
-    """Give the URL of a server, as libpq writes it, whose user may create databases."""
+def server(version: int | None = None) -> Generator[str]:
+    """Give the URL of a server, as libpq writes it, whose user may create databases; `version`: 16 or 18."""
     named = os.environ.get(VARIABLE)  # noqa: TID251 - a setting of the tests, not of the program
-    if named:
+    if named and version is None:
         yield make_url(named).set(drivername="postgresql").render_as_string(hide_password=False)
         return
     with warnings.catch_warnings():
@@ -42,7 +42,7 @@ def server() -> Generator[str]:
     # SIGTERM ends the run as Ctrl-C does: everything is unwound, and so the server is stopped.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        started = get_server(folder / "data", cleanup_mode="delete")
+        started = get_server(folder / "data", cleanup_mode="delete", postgres_version=version or 18)
         try:
             url: str = started.get_uri()
             execute(url, *(f"ALTER SYSTEM SET {name} = off" for name in DURABILITY), "SELECT pg_reload_conf()")
