@@ -34,9 +34,9 @@ def upgrade() -> None:
     text: str = op.get_bind().execute(sa.text(_FUNCTION)).scalar_one()
     if _BEFORE not in text:
         return
-    op.drop_index("ix_nodes_content")
+    op.drop_index("ix_nodes_content", if_exists=True)  # partitions may have it by another name
     op.create_index("ix_nodes_content", "nodes", [sa.text(_CONTENT_PLACE)])
-    op.drop_index("ix_evidence_piece_session")
+    op.drop_index("ix_evidence_piece_session", if_exists=True)
     op.create_index("ix_evidence_piece_session", "evidence", ["piece", sa.text(_SESSION_PLACE)])
     op.get_bind().exec_driver_sql(text.replace(_BEFORE, _AFTER))
 

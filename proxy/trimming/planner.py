@@ -348,7 +348,7 @@ class _Planning:
         asked = len(self.entries) - len(after) - 1
         if asked < 0 or self.entries[-1].position - self.entries[asked].position != len(after):
             return 0
-        return max(0, turns - self._replies_in_turn())
+        return max(0, turns - sum(entry.message.role == "assistant" for entry in after))
 
     def _is_asked(self) -> bool:
         """Tell whether somebody asked for a summary that is there now, and not yet in use."""
