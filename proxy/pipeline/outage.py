@@ -216,7 +216,10 @@ class Outage:
     # ------------------------------------------------------------------------------ afterwards
 
     async def drain(self) -> bool:
-        """Store what waits, unless another process does; return whether nothing waits any more."""
+        """Store what waits, unless another process does; return whether nothing waits any more.
+
+        Raises `StoreUnavailable` where the store refuses it.
+        """
         try:
             await self._store.renew()
             if self._spool.flag[0]:
@@ -228,9 +231,8 @@ class Outage:
             while self._afterwards:
                 await self._afterwards[0](self._store.direct())
                 del self._afterwards[0]
-        except (StoreUnavailable, TimeoutError) as why:
-            _LOG.warning("what waits in the spool could not be stored: %s", str(why) or "no answer in time")
-            return False
+        except TimeoutError as why:
+            raise StoreUnavailable("The store cannot be used. It does not store what waits in time.") from why
         return True
 
     async def _store_all(self) -> None:
@@ -240,6 +242,7 @@ class Outage:
             async with asyncio.timeout(_STORE_SECONDS):
                 await self._store_some(direct, records)
             await asyncio.to_thread(self._spool.stored, records[-1].after)
+            self._store.circuit.returns = True
             number += len(records)
         _LOG.warning("%d exchanges that waited in the spool are stored", number)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Tasks
+from proxy.store.database import Tasks, log_seldom
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -28,7 +28,7 @@ FROZEN: Final = (
 Probe: TypeAlias = Callable[[], Awaitable[None]]
 """Writes and reads; raises `StoreUnavailable`."""
 Drain: TypeAlias = Callable[[], Awaitable[bool]]
-"""Stores what waits in the spool; returns whether nothing waits any more."""
+"""Stores what waits in the spool; returns whether nothing waits any more, or raises `StoreUnavailable`."""
 
 
 class Circuit:
@@ -141,13 +141,19 @@ class Circuit:
         return found
 
     async def _recover(self) -> None:
+        refuses = False  # whether it answers probes, and stores nothing: nobody waits for it then
         while True:
             found = await self.health(0.0)
-            self.returns = found is None
-            if found is not None:
-                self.down = found
-            elif self.drain is None or await self.drain():
-                break
+            self.returns = found is None and not refuses
+            if found is None:
+                try:
+                    if self.drain is None or await self.drain():
+                        break
+                    refuses = False
+                except StoreUnavailable as why:
+                    log_seldom(logging.WARNING, f"what waits in the spool could not be stored: {why}")
+                    refuses, found = True, why
+            self.down = found or self.down
             await asyncio.sleep(_PAUSE_SECONDS)
         _LOG.warning("the store is used again")
         self.down, self.returns = None, False

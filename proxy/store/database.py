@@ -322,7 +322,7 @@ _POSTGRES: Final = {
     "28": "The server refused the user: look at user and password in store.url.",
     "3D": "There is no such database: create it, or name another one in store.url.",
     "40": "The transaction met another one again and again.",
-    "42501": "The user may not do this: grant it the tables.",
+    "42501": "The user may not do this: grant it the tables. Whoever migrates them must own them and their schema.",
     "42P01": _MIGRATE,
     "42703": _MIGRATE,
     "53": "The server has no connections, memory or disk left.",
@@ -406,17 +406,28 @@ def _is_failed_connection(error: BaseException) -> bool:
     )
 
 
-_REPEAT_SECONDS: Final = 30.0  # a store that is away is asked several times a second
-_last_said: tuple[str, float] = ("", 0.0)
+def said(cause: BaseException) -> str:
+    """Return what the driver said, in one line. It may name hosts and is for the log only."""
+    kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # of "disk I/O error" there are thirty
+    return f"{kind}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
 
 
 def _with(advice: str, cause: BaseException) -> StoreUnavailable:
-    """Return what the client hears, and log what the driver said, unless that was logged just now."""
-    global _last_said  # noqa: PLW0603 - of the log
-    kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # of "disk I/O error" there are thirty
-    said = f"{kind}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
-    now = time.monotonic()
-    if said != _last_said[0] or now - _last_said[1] > _REPEAT_SECONDS:
-        _last_said = said, now
-        _LOG.warning("the store cannot be used: %s", said)
+    """Return what the client hears, and log what the driver said."""
+    log_seldom(logging.WARNING, f"the store cannot be used: {said(cause)}")
     return StoreUnavailable(f"The store cannot be used. {advice}")
+
+
+_REPEAT_SECONDS: Final = 30.0  # a store that is away is asked several times a second
+_logged: Final[dict[str, float]] = {}
+"""When each line of the last half minute was logged."""
+
+
+def log_seldom(level: int, line: str) -> None:
+    """Log a line, unless it was logged just now."""
+    now = time.monotonic()
+    for other in [each for each, at in _logged.items() if now - at > _REPEAT_SECONDS]:
+        del _logged[other]
+    if line not in _logged:
+        _logged[line] = now
+        _LOG.log(level, "%s", line)

@@ -14,8 +14,8 @@ import logging
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
@@ -23,10 +23,21 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sqlalchemy import Connection as Engaged
 from sqlalchemy import Insert, NullPool, text
+from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import convert
-from proxy.store.database import PostgresServer, Result, SqliteFile, StoreConnection, address_of, translated
+from proxy.store.database import (
+    PostgresServer,
+    Result,
+    SqliteFile,
+    StoreConnection,
+    address_of,
+    log_seldom,
+    outage_of,
+    said,
+    translated,
+)
 from proxy.store.schema import METADATA, SECRETS, insert_into
 from proxy.store.search import drop_index, make_index
 from proxy.store.sqlite import connect, create_file, sqlite_engine
@@ -215,7 +226,8 @@ def _left(connection: Engaged) -> int:
 def _convert_step(connection: Engaged) -> int:
     """Move some sessions; return how many are left."""
     if _left(connection):
-        convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
+        with _explained():
+            convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
     return _left(connection)
 
 
@@ -239,10 +251,27 @@ def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection:
     settings = config()
     settings.attributes["connection"] = connection
     try:
-        {"upgrade": command.upgrade, "downgrade": command.downgrade}[action](settings, revision)
+        with _explained():
+            {"upgrade": command.upgrade, "downgrade": command.downgrade}[action](settings, revision)
     except CommandError as why:
         raise StoreUnavailable(
             f"The store cannot be migrated: {why}. If a newer version of this program made its tables, start that one."
+        ) from why
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Raise `StoreUnavailable` for whatever the database refuses; the log gets its words."""
+    try:
+        yield
+    except DBAPIError as why:
+        advice, cause = outage_of(why) or ("The log says what the database refused.", why.orig or why)
+        if "already exists" in str(cause):
+            advice = "It has a table of another program: name a database of its own in store.url."
+        log_seldom(logging.ERROR, f"the store cannot be migrated: {said(cause)}")
+        raise StoreUnavailable(
+            f"The store cannot be migrated. {advice} Nothing is lost: the step was undone, and is tried again at the "
+            "next start."
         ) from why
 
 

@@ -39,7 +39,9 @@ from proxy.store.database import (
     Tasks,
     Unit,
     is_worth_another_try,
+    log_seldom,
     outage_of,
+    said,
     translated,
 )
 from proxy.store.exchanges import write_exchanges
@@ -478,7 +480,7 @@ class _ExchangeWriter:
             for exchange in begun:
                 self._stored.keep(new.exchanges[exchange])
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
-            _LOG.info("exchanges are begun one by one: %s: %s", type(why).__name__, why)
+            log_seldom(logging.INFO, f"exchanges are begun one by one: {said(why.__cause__ or why)}")
         for write in writes:
             if write.item.exchange in begun:
                 write.succeed(None)
@@ -497,7 +499,7 @@ class _ExchangeWriter:
                 found = await self._connection.fetch(functions.SETTLE, arguments)
                 stands_at = functions.settled_at(found.rows)
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
-            _LOG.info("exchanges are settled one by one: %s: %s", type(why).__name__, why)
+            log_seldom(logging.INFO, f"exchanges are settled one by one: {said(why.__cause__ or why)}")
         for write in writes:
             head = stands_at.pop(write.item.exchange, None)
             if head is None:

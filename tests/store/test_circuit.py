@@ -61,6 +61,30 @@ async def test_it_closes_once_the_store_is_back_and_all_is_stored(how: str) -> N
     await fake.circuit.close()
 
 
+async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    fake, waits = Fake(), 3
+
+    async def drain() -> bool:
+        nonlocal waits
+        waits -= 1
+        if waits == 2:
+            assert fake.circuit.returns  # at first it looks as if it is back
+        elif waits >= 0:
+            assert not fake.circuit.returns
+        if waits > 0:
+            raise StoreUnavailable("The disk is full.")
+        return True
+
+    fake.circuit.drain = drain
+    fake.circuit.open(StoreUnavailable(AWAY))
+    assert not fake.circuit.returns
+    assert await fake.circuit.closes(5)
+    assert [text for text in caplog.messages if "disk" in text] == [
+        "what waits in the spool could not be stored: The disk is full."
+    ]
+    await fake.circuit.close()
+
+
 async def test_health_is_asked_once_for_all_and_holds_for_a_while() -> None:
     fake = Fake()
     assert await asyncio.gather(*[fake.circuit.health(1.0) for _ in range(5)]) == [None] * 5

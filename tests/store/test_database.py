@@ -404,6 +404,12 @@ def test_a_database_that_cannot_be_used_is_told_with_what_to_do(error: Exception
     assert failed.value.__cause__ is error
 
 
+@pytest.fixture
+def _nothing_was_logged_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.database._logged", {})
+
+
+@pytest.mark.usefixtures("_nothing_was_logged_just_now")
 @pytest.mark.parametrize(
     "error",
     [
@@ -425,6 +431,7 @@ def test_what_the_driver_said_is_for_the_log_alone(error: Exception, caplog: pyt
     assert "more" not in record.getMessage()
 
 
+@pytest.mark.usefixtures("_nothing_was_logged_just_now")
 def test_a_driver_that_says_nothing_is_logged_by_its_kind(caplog: pytest.LogCaptureFixture) -> None:
     assert unavailable(TimeoutError()) is not None
     assert "TimeoutError: no more is known" in caplog.text

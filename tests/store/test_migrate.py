@@ -17,7 +17,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, make_url, select, text
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from proxy.conversation import ROOT, body_of, content_hash, content_key, names_under
 from proxy.dialects.chat.message import ChatMessage
@@ -46,6 +46,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'palimpsest.db'}"
     found: str = request.getfixturevalue("empty_postgres")
     return found
+
+
+def executing(statement: str) -> Callable[[Connection], None]:
+    def execute(connection: Connection) -> None:
+        connection.execute(text(statement))
+        connection.commit()
+
+    return execute
 
 
 def tables(connection: Connection) -> set[str]:
@@ -253,13 +261,26 @@ async def test_tables_of_a_newer_version_are_told(tmp_path: Path) -> None:
         await upgrade(f"sqlite:///{file}")
 
 
-async def test_a_migration_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "palimpsest.db"
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE nodes (mine TEXT)")
-    with pytest.raises(OperationalError, match="already exists"):
-        await upgrade(f"sqlite:///{file}")
-    assert ask(f"sqlite:///{file}", tables) == {"nodes"}
+async def test_a_migration_that_fails_says_so_and_leaves_everything_as_it_was(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(url, executing("CREATE TABLE nodes (mine TEXT)"))
+    with pytest.raises(StoreUnavailable, match=r"cannot be migrated.*another program.*Nothing is lost"):
+        await upgrade(url)
+    assert ask(url, tables) == {"nodes"}
+    assert "already exists" in caplog.text
+    ask(url, executing("DROP TABLE nodes"))
+    await upgrade(url)
+
+
+async def test_a_migration_without_rights_says_which(empty_postgres: str) -> None:
+    role = f"weak_{make_url(empty_postgres).database}"
+    postgres.execute(empty_postgres, f'CREATE ROLE "{role}" LOGIN', "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    try:
+        with pytest.raises(StoreUnavailable, match=r"cannot be migrated.*must own"):
+            await upgrade(make_url(empty_postgres).set(username=role).render_as_string(hide_password=False))
+    finally:
+        postgres.execute(empty_postgres, f'DROP ROLE "{role}"')
 
 
 async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
