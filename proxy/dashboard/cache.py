@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from proxy.dashboard.overview import RANGES, RangeQuery
 from proxy.dashboard.render import Page
+from proxy.dialects import dialect_named
 from proxy.models import ModelFacts
-from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.statistics import statistics
 from proxy.store import HOUR, SessionListQuery, SessionRow, Store
 
@@ -31,7 +30,6 @@ MEANINGS: Final = {
     "other": ("unknown", "nothing that the proxy knows of has changed"),
 }
 ENOUGH: Final = 20  # sessions below which a tool that is never called says nothing
-_LISTED: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SECONDS: Final = 0.4  # that sessions are looked through for tools
 _PAGE: Final = 50
 _MILLION: Final = 1_000_000
@@ -93,8 +91,7 @@ async def _add_session(
         for call in row.message.calls:
             calls[call.name] = calls.get(call.name, 0) + 1
     dollars = facts(session).dollars
-    for definition in _LISTED.decode(tools):
-        name = tool_name(definition)
+    for name, definition in dialect_named(session.dialect).requests.declared(tools):
         if name is None:  # the provider runs it, and nobody here sees its calls
             continue
         tokens = count(bytes(definition), session.model or "")

@@ -49,6 +49,7 @@ OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are our
 
 
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most
+_OF_THE_CLIENT: Final = ("function", "custom")  # types of tools that the client runs
 LONG_BODY: Final = 16 * 1024
 """Bytes of the shortest request body that is worth comparing with the one before; shorter ones are read as fast."""
 
@@ -606,6 +607,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
+    tool_name: Callable[[JsonObject], Any] = lambda tool: tool.get("name")
+    """Finds the name of a declared tool."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]
     """Tells whether a client says in the fields of its request what is to be cached."""
     marked: Callable[[Sequence[Message], Collection[int], MarkKind], tuple[Message, ...]] = _unchanged
@@ -629,6 +632,23 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     opening_error: Callable[[bytes], bytes | None] | None = None
     """Reads how a stream begins: the body of the error that it begins with, "" where it begins with none, None where
     that is not told yet. None in the function's place: an error is told by the status."""
+
+    def declared(self, tools: bytes) -> list[tuple[str | None, msgspec.Raw]]:
+        """Return name and text of each tool in this JSON list; the name is None where the provider runs it itself.
+
+        Raises `msgspec.DecodeError` where it is no list.
+        """
+        return [
+            (self._name_of(msgspec.json.decode(text)), text)
+            for text in msgspec.json.decode(tools, type=list[msgspec.Raw])
+        ]
+
+    def _name_of(self, tool: Any) -> str | None:
+        if not isinstance(tool, dict):
+            return None
+        found = cast("JsonObject", tool)
+        name = self.tool_name(found) if found.get("type", "custom") in _OF_THE_CLIENT else None
+        return name if isinstance(name, str) else None
 
 
 # ------------------------------------------------------------------------------------------- replies

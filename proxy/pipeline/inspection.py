@@ -18,7 +18,6 @@ from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import size_of
-from proxy.pipeline.prepare import tool_name
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
@@ -170,7 +169,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await store.tools(key, row.tools) if row.tools is not None else None
     if tools is not None and (removed := row.receipt.get("removed_tools")):
-        left = [text for text in msgspec.json.decode(tools, type=list[msgspec.Raw]) if tool_name(text) not in removed]
+        left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
         tools = msgspec.json.encode(left)
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final, cast
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from proxy.config import OFF, Policies, Settings
 from proxy.conversation import Kind
-from proxy.dialects import LONG_BODY, Message, Request
+from proxy.dialects import LONG_BODY, Dialect, Message, Request
 from proxy.errors import StoreUnavailable
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
@@ -152,7 +152,7 @@ class Preparer:
             if is_added_to or history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the history
             removed = await self._removed(call, request, history, policy)
-            tools, without = without_tools(offered_tools, request, removed, history.entries)
+            tools, without = without_tools(call.dialect, offered_tools, request, removed, history.entries)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -223,7 +223,7 @@ class Preparer:
         if first is None:
             return removed
         try:
-            known = {tool_name(text) for text in msgspec.json.decode(first.tools, type=list[Raw])}
+            known = {name for name, _ in call.dialect.requests.declared(first.tools)}
         except msgspec.DecodeError:  # what was masked in them was more than text
             return removed
         return {*first.removed, *(name for name in removed if name not in known)}
@@ -472,7 +472,7 @@ def _masked(history: History) -> tuple[str, ...]:
 
 
 def without_tools(
-    tools: bytes | None, request: Request, names: Collection[str], entries: Sequence[Entry]
+    dialect: Dialect, tools: bytes | None, request: Request, names: Collection[str], entries: Sequence[Entry]
 ) -> tuple[bytes | None, tuple[str, ...]]:
     """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
 
@@ -484,25 +484,12 @@ def without_tools(
     choice = request.fields.get("tool_choice") or b""
     kept: list[Raw] = []
     removed: list[str] = []
-    for text in msgspec.json.decode(tools, type=list[Raw]):
-        name = tool_name(text)
+    for name, text in dialect.requests.declared(tools):
         if name is None or name not in names or name in called or msgspec.json.encode(name) in choice:
             kept.append(text)
         else:
             removed.append(name)
     return (msgspec.json.encode(kept), tuple(removed)) if kept else (tools, ())
-
-
-def tool_name(text: Raw) -> str | None:
-    """Return the name of a tool that the client runs; None of one that the provider runs itself."""
-    tool: Any = msgspec.json.decode(text)
-    if not isinstance(tool, dict):
-        return None
-    found = cast("dict[str, Any]", tool)
-    function: Any = found.get("function")
-    if isinstance(function, dict):
-        return str(cast("dict[str, Any]", function).get("name"))
-    return str(found.get("name")) if found.get("type", "function") in {"function", "custom"} else None
 
 
 def resemblance(doubt: Doubt, request: Request, header: str) -> str:

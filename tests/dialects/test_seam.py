@@ -23,7 +23,7 @@ from proxy.conversation import (
     rounds,
     spans,
 )
-from proxy.dialects import Call, Message, dialect_named
+from proxy.dialects import DIALECTS, Call, Message, dialect_named
 from proxy.recall import RECALL, OwnTools, Recall, RecallBranch, ref_of
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
 from tests.support.toy_dialect import NO_RESULT, TOY, ToyMessage, bot, human, result
@@ -296,3 +296,25 @@ def test_a_question_of_the_proxy_s_own_is_a_system_and_a_user_message() -> None:
     asked = chat.requests.parse(chat.question("m", "Be brief.", "Why?"))
     assert (asked.model, asked.instructions[0].text, asked.messages[0].text) == ("m", "Be brief.", "Why?")
     assert asked.messages[0].listed == (asked.messages[0].raw,)
+
+
+FUNCTION = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+CUSTOM = {"type": "custom", "name": "run_code"}
+NO_TOOLS: list[Any] = [{"type": "function", "name": 3}, {}, "text", None]
+DECLARED: list[tuple[str, list[Any], list[str | None]]] = [
+    ("chat", [{"type": kind, kind: {"name": "named"}} for kind in ("function", "custom")], ["named", "named"]),
+    ("chat", [{"function": {"name": "untyped"}}, FUNCTION], ["untyped", "look_up"]),
+    ("responses", [FUNCTION, CUSTOM, {"type": "web_search"}], ["look_up", "run_code", None]),
+    ("messages", [{"name": "bare", "input_schema": {}}, CUSTOM], ["bare", "run_code"]),
+    ("messages", [{"type": "web_search_20250305", "name": "web_search"}], [None]),
+    *[(name, NO_TOOLS, [None] * 4) for name in DIALECTS],
+]
+
+
+@pytest.mark.parametrize(("dialect", "tools", "names"), DECLARED)
+def test_a_declared_tool_has_its_name_unless_the_provider_runs_it(
+    dialect: str, tools: list[Any], names: list[str | None]
+) -> None:
+    found = dialect_named(dialect).requests.declared(orjson.dumps(tools))
+    assert [name for name, _ in found] == names
+    assert [bytes(text) for _, text in found] == [orjson.dumps(tool) for tool in tools]

@@ -44,7 +44,7 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
         text = request.fields.get(name)
         if (None if text is None else orjson.loads(text)) not in fine:
             return ToolOffer(names=(), tools=request.tools)
-    return offer(request, own, _definition, name_of=_name_of, function_of=lambda tool: tool.get("function"))
+    return offer(request, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 
 @lru_cache
@@ -57,7 +57,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
     return orjson.dumps({"type": "function", "function": function})
 
 
-def _name_of(tool: JsonObject) -> Any:
+def tool_name(tool: JsonObject) -> Any:
     """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
     inner = next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool)
     return inner.get("name")
