@@ -151,6 +151,8 @@ class Policy(Section, frozen=True):
     def warnings(self) -> tuple[tuple[str, *Place], ...]:
         """What is allowed and still does nothing: what is said of it, and the way to it."""
         found: list[tuple[str, *Place]] = []
+        if self.mode == "observe" and not self.edits and not self.on_arrival:
+            found.append(("it has no edits to observe; the built-in ones: extends: built-in", "mode"))
         if self.trigger is not None and self.trigger.every_request:
             named = (key for key in Trigger.model_fields if key not in {"every_request", "cost"})
             found += [

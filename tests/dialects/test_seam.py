@@ -300,14 +300,12 @@ def test_a_question_of_the_proxy_s_own_is_a_system_and_a_user_message() -> None:
 
 FUNCTION = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
 CUSTOM = {"type": "custom", "name": "run_code"}
-NO_TOOLS: list[Any] = [{"type": "function", "name": 3}, {}, "text", None]
 DECLARED: list[tuple[str, list[Any], list[str | None]]] = [
     ("chat", [{"type": kind, kind: {"name": "named"}} for kind in ("function", "custom")], ["named", "named"]),
     ("chat", [{"function": {"name": "untyped"}}, FUNCTION], ["untyped", "look_up"]),
     ("responses", [FUNCTION, CUSTOM, {"type": "web_search"}], ["look_up", "run_code", None]),
     ("messages", [{"name": "bare", "input_schema": {}}, CUSTOM], ["bare", "run_code"]),
     ("messages", [{"type": "web_search_20250305", "name": "web_search"}], [None]),
-    *[(name, NO_TOOLS, [None] * 4) for name in DIALECTS],
 ]
 
 
@@ -318,3 +316,9 @@ def test_a_declared_tool_has_its_name_unless_the_provider_runs_it(
     found = dialect_named(dialect).requests.declared(orjson.dumps(tools))
     assert [name for name, _ in found] == names
     assert [bytes(text) for _, text in found] == [orjson.dumps(tool) for tool in tools]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_no_tool_has_no_name(dialect: str) -> None:
+    tools = b'[{"type":"function","name":3},{},"text",null]'
+    assert [name for name, _ in dialect_named(dialect).requests.declared(tools)] == [None] * 4

@@ -131,6 +131,8 @@ def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dic
         ({"trigger": {"every_request": True, "messages": 4}}, [("trigger", "messages")]),
         ({"trigger": {"every_request": True, "cost": "auto"}}, []),
         ({"trigger": {"every_request": True}}, []),
+        ({"edits": [], "mode": "observe", "trigger": None, "target": None}, [("mode",)]),
+        ({"mode": "observe"}, []),
         ({"edits": [DROP, CALLS]}, [("edits", 0)]),
         ({"edits": [{**DROP, "when": {"messages": 9}}, CALLS]}, []),
         ({"edits": [{**DROP, "target": {"tokens": 7}}, CALLS]}, []),
