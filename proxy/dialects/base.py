@@ -104,6 +104,32 @@ class Span(Struct, frozen=True, kw_only=True):
     round: int  # number of the round that it lies in: user messages up to and with it
 
 
+class Ties(Struct, frozen=True, kw_only=True):
+    """What ties a message to those beside it: enough for its span. A dialect adds what its rules need."""
+
+    role: str
+    ids: tuple[str, ...] = ()  # the ids of its calls that results name, in order; "" for one that has none
+    followers: frozenset[str] = frozenset()  # roles of the results that belong to it where they directly follow
+
+
+def spans_of(ties: Sequence[Ties]) -> tuple[Span, ...]:
+    """Return the spans of messages with these ties, in a row.
+
+    Ids are not asked, since real sessions use one again later: all results directly after a message with calls belong
+    to its span, whatever they answer.
+    """
+    found: list[Span] = []
+    position = number = 0
+    while position < len(ties):
+        start, first = position, ties[position]
+        position += 1
+        number += first.role == "user"
+        while position < len(ties) and ties[position].role in first.followers:
+            position += 1
+        found.append(Span(start=start, stop=position, round=number))
+    return tuple(found)
+
+
 class Repaired(Struct, frozen=True, kw_only=True):
     """Messages that keep the rules of their API."""
 

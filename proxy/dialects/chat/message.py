@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 import orjson
-from msgspec import Struct
 
 from proxy.dialects.base import (
     Attachment,
@@ -18,6 +17,7 @@ from proxy.dialects.base import (
     JsonObject,
     Message,
     ReasoningMode,
+    Ties,
     one_line,
     sized,
 )
@@ -25,6 +25,13 @@ from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
+_FOLLOWERS: Final = {
+    (True, True): RESULT_ROLES,
+    (True, False): frozenset({"tool"}),
+    (False, True): frozenset({"function"}),
+    (False, False): frozenset[str](),
+}
+"""Roles of the results of a message: whether it has calls with ids, whether it has a `function_call`."""
 
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
@@ -46,11 +53,9 @@ _SCHEME: Final = 16  # characters in which an address has its scheme; what has n
 _HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a part may hold what it is about
 
 
-class Ties(Struct, frozen=True, kw_only=True):
+class ChatTies(Ties, frozen=True, kw_only=True):
     """What ties a message to those beside it: enough for spans and the protocol check."""
 
-    role: str
-    ids: tuple[str, ...] = ()  # the ids of `tool_calls`, in order; "" for one that has none
     answers: str | None = None  # the id of the call that a tool result answers
     legacy_call: bool = False  # whether an assistant message holds a `function_call`
     names_calls: bool = False  # whether an assistant message has a `tool_calls` that is not null, whatever it is
@@ -70,7 +75,7 @@ class ChatMessage(Message):
         self._data = data
         self.facts = facts
         self._calls: tuple[Call, ...] | None = None
-        self._ties: Ties | None = None
+        self._ties: ChatTies | None = None
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -111,11 +116,11 @@ class ChatMessage(Message):
         return self._calls
 
     @property
-    def ties(self) -> Ties:
+    def ties(self) -> ChatTies:
         """What ties it to other messages. It is remembered with the text."""
         if self._ties is None:
             facts = self.facts
-            known: Ties | None = facts.ties if facts is not None else None
+            known: ChatTies | None = facts.ties if facts is not None else None
             self._ties = known or _ties(self)
             if facts is not None and known is None and len(self._ties.ids) <= _MOST_IDS:
                 facts.ties = self._ties
@@ -359,19 +364,22 @@ def _is_whole_function(function: Any) -> bool:
         return False
 
 
-def _ties(message: ChatMessage) -> Ties:
+def _ties(message: ChatMessage) -> ChatTies:
     """Read what ties a message to others, whatever it is."""
     role = message.role
     if role == "tool":
         answered = message.data.get("tool_call_id")
-        return Ties(role=role, answers=answered if isinstance(answered, str) else None)
+        return ChatTies(role=role, answers=answered if isinstance(answered, str) else None)
     if role != "assistant":
-        return Ties(role=role)
+        return ChatTies(role=role)
     data = message.data
-    return Ties(
+    ids = tuple([call.id for call in message.calls if not call.legacy])
+    legacy_call = is_object(data.get("function_call"))
+    return ChatTies(
         role=role,
-        ids=tuple([call.id for call in message.calls if not call.legacy]),
-        legacy_call=is_object(data.get("function_call")),
+        ids=ids,
+        followers=_FOLLOWERS[bool(ids), legacy_call],
+        legacy_call=legacy_call,
         names_calls=data.get("tool_calls") is not None,
         has_content=data.get("content") not in (None, []) or bool(data.get("refusal") or data.get("audio")),
     )

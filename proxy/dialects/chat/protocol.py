@@ -25,11 +25,11 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
-from proxy.dialects.chat.message import RESULT_ROLES, ChatMessage, Ties
+from proxy.dialects.chat.message import ChatMessage, ChatTies
 from proxy.dialects.chat.own_tools import ToolBodyFilter, offer_tools, tool_name
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
@@ -38,9 +38,6 @@ from proxy.dialects.jsontext import read, write
 
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
-
-_TOOL: Final = frozenset({"tool"})
-_FUNCTION: Final = frozenset({"function"})
 
 
 class Problem(StrEnum):
@@ -59,7 +56,7 @@ class Problem(StrEnum):
 class _Walk(RulesWalk):
     """A missing result is put in, everything else that breaks the rules is left out."""
 
-    def __init__(self, messages: Sequence[Message], ties: Sequence[Ties]) -> None:
+    def __init__(self, messages: Sequence[Message], ties: Sequence[ChatTies]) -> None:
         super().__init__()
         self._left_out: int | None = None
         """Which of the problems left an assistant message out, since a message was kept last."""
@@ -83,7 +80,7 @@ class _Walk(RulesWalk):
                     self.keep(None, ChatMessage.of({"role": "assistant", "content": NO_REPLY}))
                 self.keep(start, messages[start])
 
-    def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[Ties]) -> int:
+    def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[ChatTies]) -> int:
         """Keep the results that answer a block, put in those that are missing; return the position after them."""
         position = block + 1
         answered: set[str] = set()
@@ -107,7 +104,7 @@ class _Walk(RulesWalk):
         super().keep(source, message)
         self._left_out = None
 
-    def _block(self, position: int, message: Message, ties: Ties) -> Collection[str]:
+    def _block(self, position: int, message: Message, ties: ChatTies) -> Collection[str]:
         """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
         ids: dict[str, None] = {}
         kept: set[int] = set()
@@ -130,11 +127,11 @@ class _Walk(RulesWalk):
         return ids
 
 
-def _ties_of(messages: Sequence[Message]) -> list[Ties]:
+def _ties_of(messages: Sequence[Message]) -> list[ChatTies]:
     return [message.ties for message in cast("Sequence[ChatMessage]", messages)]
 
 
-def _are_sound(ties: Sequence[Ties]) -> bool:
+def _are_sound(ties: Sequence[ChatTies]) -> bool:
     """Tell whether messages with these ties, in a row, break no rule."""
     waiting: set[str | None] = set()
     for each in ties:
@@ -151,7 +148,7 @@ def _are_sound(ties: Sequence[Ties]) -> bool:
     return not waiting
 
 
-def _is_sound(ties: Ties) -> bool:
+def _is_sound(ties: ChatTies) -> bool:
     """Tell whether an assistant message by itself breaks no rule."""
     ids = ties.ids
     if ids:
@@ -211,22 +208,7 @@ class ChatDialect(Dialect):
         return earlier_canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        # Ids pair a block with the results right after it and nothing else, since real sessions use an id again
-        # in later blocks. All results directly after a block belong to its span, whatever they answer.
-        found: list[Span] = []
-        ties = _ties_of(messages)
-        position = number = 0
-        while position < len(ties):
-            start, first = position, ties[position]
-            position += 1
-            if first.role == "user":
-                number += 1
-            elif first.ids or first.legacy_call:
-                answering = RESULT_ROLES if first.ids and first.legacy_call else _TOOL if first.ids else _FUNCTION
-                while position < len(ties) and ties[position].role in answering:
-                    position += 1
-            found.append(Span(start=start, stop=position, round=number))
-        return tuple(found)
+        return spans_of(_ties_of(messages))
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 import orjson
-from msgspec import Struct
 
 from proxy.dialects.base import (
     Attachment,
@@ -26,6 +25,7 @@ from proxy.dialects.base import (
     JsonObject,
     Message,
     ReasoningMode,
+    Ties,
     one_line,
     sized,
 )
@@ -37,15 +37,14 @@ UNFINISHED: Final = "partial_json"
 """A field of ours on a stored call that broke off: what had come of its input. It is never sent."""
 
 _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
+_RESULTS: Final = frozenset({"tool"})  # the role of the results of a reply
 _MEDIA: Final = ("image", "document", "container_upload")
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 
 
-class BlockTies(Struct, frozen=True, kw_only=True):
+class BlockTies(Ties, frozen=True, kw_only=True):
     """What ties a message to those beside it: enough for spans and the protocol check."""
 
-    role: str
-    ids: tuple[str, ...] = ()  # the ids of its calls, in order; "" for one that has none
     answers: tuple[str, ...] = ()  # the ids of the calls that its results answer, in order; "" for one that has none
     leads: bool = True  # whether its results come before everything else
     alone: bool = True  # whether a message with results holds nothing else
@@ -513,7 +512,7 @@ def _ties(data: JsonObject) -> BlockTies:
                 alone = False
         return BlockTies(role=role, answers=tuple(answers), leads=leads, alone=alone)
     ids = tuple([_call(block).id for block in blocks if is_call(block)]) if role == "assistant" else ()
-    return BlockTies(role=role, ids=ids, empty=not blocks)
+    return BlockTies(role=role, ids=ids, followers=_RESULTS if ids else frozenset(), empty=not blocks)
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

@@ -22,7 +22,7 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
@@ -246,18 +246,7 @@ class MessagesDialect(Dialect):
         return canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        # All results directly after a reply with calls belong to its span, whatever they answer.
-        found: list[Span] = []
-        ties = _ties_of(messages)
-        position = number = 0
-        while position < len(ties):
-            start, first = position, ties[position]
-            position += 1
-            number += first.role == "user"
-            while first.ids and position < len(ties) and ties[position].role == "tool":
-                position += 1
-            found.append(Span(start=start, stop=position, round=number))
-        return tuple(found)
+        return spans_of(_ties_of(messages))
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)

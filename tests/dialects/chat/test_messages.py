@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.dialects import Attachment, Call, Facts
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import _MOST_IDS as MOST_IDS
-from proxy.dialects.chat.message import ChatMessage, Ties, text_of
+from proxy.dialects.chat.message import ChatMessage, ChatTies, text_of
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
@@ -213,17 +213,25 @@ def test_a_message_without_our_own_fields_may_go_upstream() -> None:
 
 
 def test_ties_tell_what_pairs_a_message_with_others() -> None:
-    assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == Ties(role="user")
-    assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == Ties(role="tool", answers="a")
-    assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == Ties(role="tool")
+    assert ChatMessage.of({"role": "user", "content": "a", "tool_calls": CALLS}).ties == ChatTies(role="user")
+    assert ChatMessage.of({"role": "tool", "tool_call_id": "a"}).ties == ChatTies(role="tool", answers="a")
+    assert ChatMessage.of({"role": "tool", "tool_call_id": 1}).ties == ChatTies(role="tool")
     both = ChatMessage.of({"role": "assistant", "tool_calls": [*CALLS, {}], "function_call": {}, "content": "a"})
-    assert both.ties == Ties(
-        role="assistant", ids=("a", "b", ""), answers=None, legacy_call=True, names_calls=True, has_content=True
+    assert both.ties == ChatTies(
+        role="assistant",
+        ids=("a", "b", ""),
+        followers=frozenset({"tool", "function"}),
+        answers=None,
+        legacy_call=True,
+        names_calls=True,
+        has_content=True,
     )
-    assert ChatMessage.of({"role": "assistant", "tool_calls": [], "content": []}).ties == Ties(
+    assert ChatMessage.of({"role": "assistant", "tool_calls": [], "content": []}).ties == ChatTies(
         role="assistant", names_calls=True
     )
-    assert ChatMessage.of({"role": "assistant", "audio": {"id": "x"}}).ties == Ties(role="assistant", has_content=True)
+    assert ChatMessage.of({"role": "assistant", "audio": {"id": "x"}}).ties == ChatTies(
+        role="assistant", has_content=True
+    )
 
 
 class Unread(ChatMessage):
