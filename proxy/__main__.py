@@ -5,8 +5,12 @@ Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from typing import Annotated
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated, TextIO
 
 import typer
 
@@ -17,6 +21,8 @@ from proxy.errors import ConfigurationError, PalimpsestError, RequestError
 app = typer.Typer(
     name="palimpsest", cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,10 +43,31 @@ def palimpsest(
 def main() -> None:
     """Run the command that the arguments name."""
     try:
-        app()
+        with closing_output():
+            app()
     except PalimpsestError as why:
         typer.echo(why.message, err=True)
         sys.exit(2 if isinstance(why, (ConfigurationError, RequestError)) else 1)
+
+
+@contextmanager
+def closing_output() -> Generator[None]:
+    """Write what is left of the output at the end; exit with 1 and a message where it cannot be written."""
+    output: TextIO | None = sys.stdout  # None if it was closed from the start
+    try:
+        try:
+            yield
+        finally:
+            if output is not None:
+                output.flush()
+    except OSError as why:
+        if output is None or why.filename is not None or why.errno not in _UNWRITABLE:
+            raise
+        # What is left would be tried again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        if why.errno != errno.EPIPE:  # whoever read the output has enough of it
+            typer.echo(f"The output cannot be written: {why.strerror}.", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

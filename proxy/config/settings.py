@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from proxy.config import policies as inheritance
@@ -62,6 +62,7 @@ KEY_HASH: Final = "sha256:"
 """What a key begins with that is given by its hash."""
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
 SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
+_LAST_PORT: Final = 65535
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
 
@@ -143,6 +144,18 @@ def _certificates(path: Path) -> Path:
     return path
 
 
+def _check_ports(parsed: URL) -> None:
+    """Raise `ValueError` where hosts and ports of a PostgreSQL server do not fit; a URL may name several."""
+    try:
+        _, found = parsed.set(drivername="postgresql+asyncpg").get_dialect()().create_connect_args(parsed)
+    except (ArgumentError, ValueError):
+        raise ValueError("the hosts and ports do not fit: host=a,b&port=5432,5433") from None
+    given: Any = found.get("port", [])
+    ports = cast("list[int]", given if isinstance(given, list) else [given])
+    if not all(0 < port <= _LAST_PORT for port in ports):
+        raise ValueError("the port of a database is a number from 1 to 65535")
+
+
 def store_url(url: str) -> str:
     """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
     if _CONTROL.search(url):
@@ -162,8 +175,7 @@ def store_url(url: str) -> str:
     elif parsed.drivername not in POSTGRES_DRIVERS:
         raise ValueError(f"this database or driver is not supported: {_STORES}")
     else:
-        if parsed.port is not None and not 0 < parsed.port <= 65535:
-            raise ValueError("the port of a database is a number from 1 to 65535")
+        _check_ports(parsed)
         size = parsed.query.get(STATEMENT_CACHE, "0")
         if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
             raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")

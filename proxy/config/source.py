@@ -208,6 +208,7 @@ class Document(Struct, frozen=True, kw_only=True):
         except UnicodeDecodeError as why:
             line = content.count(b"\n", 0, why.start) + 1
             raise ConfigurationError(f"{name}:{line}: not UTF-8 text: save the file as UTF-8") from why
+        loader: yaml.SafeLoader | None = None
         try:
             loader = yaml.SafeLoader(text)
             try:
@@ -227,7 +228,8 @@ class Document(Struct, frozen=True, kw_only=True):
         except (ValueError, KeyError, TypeError):
             raise ConfigurationError(f"{name}: a value does not fit the tag (!!…) before it") from None
         except RecursionError as why:
-            raise ConfigurationError(f"{name}: the nesting is too deep") from why
+            line = loader.line + 1 if loader is not None else 1
+            raise ConfigurationError(f"{name}:{line}: the nesting is too deep") from why
         if data is None:
             return cls(name=name)
         if not isinstance(data, dict):
@@ -301,6 +303,9 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             children = list(node.value)
         elif node.tag == _DATE:
             found.append((node.start_mark.line + 1, "YAML reads this as a date: put it in quotes"))
+        elif node.tag in {_INT, _FLOAT} and ":" in node.value:
+            problem = f"YAML reads {node.value} as minutes and seconds: write one number, or put it in quotes"
+            found.append((node.start_mark.line + 1, problem))
         elif node.tag == _INT and len(node.value) > _LONGEST_NUMBER:
             found.append((node.start_mark.line + 1, "this number is too long; put it in quotes if it is text"))
         elif node.tag == _INT and _OCTAL.fullmatch(node.value):

@@ -269,3 +269,11 @@ def test_a_file_that_is_no_database_is_left_alone(run: Run, config: Path) -> Non
     assert (code, out) == (1, "")
     assert "store.url" in errors
     assert file.read_bytes() == b"nothing of the kind" * 100
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_output_that_cannot_be_written_is_a_failure_with_a_message() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "proxy", "schema"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own
+    assert (done.returncode, done.stderr) == (1, b"The output cannot be written: No space left on device.\n")
