@@ -65,8 +65,8 @@ class ExchangeHandler:
         """
         exchange = Exchange(await self._preparer.prepare(call), self._services)
         exchange.mark("planned")
-        exchange.open()
         try:
+            exchange.open()
             if exchange.prepared.finishing is not None:
                 await self._repeat_reply(exchange, exchange.prepared.finishing, client)
                 return

@@ -241,7 +241,7 @@ class DialectEndpoint:
     async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:
         caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
-            raise Forbidden("The admin key owns no sessions. Use a tenant's key for chat completions.")
+            raise Forbidden("The admin key owns no sessions. Ask models with a tenant's key.")
         encoding = connection.first.get(b"content-encoding") or b"identity"
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")

@@ -135,7 +135,7 @@ class Passthrough:
             listed = ", ".join(sorted(self._allowed)) or "nothing"
             raise Forbidden(
                 "With the proxy's own upstream key only these resources under /v1/ are passed on: "
-                f"{listed} (upstream.passthrough), and chat completions.",
+                f"{listed} (upstream.passthrough), chat/completions, responses and messages.",
                 code="passthrough_not_allowed",
             )
 

@@ -64,7 +64,7 @@ FAMILIES: Final = {
     ),
     "palimpsest_spooled": Family(kind="counter", help="Exchanges kept on disk until the store can take them."),
     "palimpsest_refused": Family(kind="counter", help="Requests beyond a budget.", labels=("budget",)),
-    "palimpsest_added_seconds": Family(kind="histogram", help="Time that the proxy added to an exchange."),
+    "palimpsest_added_seconds": Family(kind="histogram", help="Time from the end of a request to asking upstream."),
     "palimpsest_upstream_seconds": Family(kind="histogram", help="Time from asking upstream to the end of its answer."),
     "palimpsest_store_seconds": Family(kind="histogram", help="Time that storing the end of an exchange took."),
     "palimpsest_store_queue": Family(kind="gauge", help="Exchanges whose end waits to be stored."),
