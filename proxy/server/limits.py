@@ -40,6 +40,8 @@ BODY_SECONDS: Final = 30.0
 BODY_RATE: Final = 1_000  # bytes a second
 LINGER_SECONDS: Final = 1.0
 """How long a refused client is read on: one that still sends would lose the answer to a reset."""
+LAST_CALL_SECONDS: Final = 0.5
+"""How long a kept connection is read on when the server stops. A reset would lose a request that is on its way."""
 BODY_FACTOR: Final = 10
 """Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
 ANSWERS_PART: Final = 4
@@ -97,6 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
     open_by_address: ClassVar[Counter[str]]
     head_seconds: ClassVar[float] = HEAD_SECONDS
     body_seconds: ClassVar[float] = BODY_SECONDS
+    last_call_seconds: ClassVar[float] = LAST_CALL_SECONDS
 
     url = b""
     _in_head = True
@@ -106,6 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _counted = ""  # the address under which this connection is counted
     _refusal: PalimpsestError | None = None
+    _stops = False  # whether no further request is awaited after the next one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -144,6 +148,14 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._timer is None and (self._extra > 0 or not self._in_head):
             self._await_rest()
 
+    def shutdown(self) -> None:
+        """Close after the answer that is under way, or that a request on its way gets; else after a moment."""
+        if self._is_answering():
+            super().shutdown()
+        else:
+            self._stops = True
+            self.loop.call_later(self.last_call_seconds, super().shutdown)
+
     def declines_upgrade(self) -> bool:
         """Whether the request offers another protocol that is passed over.
 
@@ -174,6 +186,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_head = False
         super().on_headers_complete()
+        if self._stops:
+            self.cycle.keep_alive = False
         self.headers = []  # the request keeps its own; from here on come trailers
 
     def on_body(self, body: bytes) -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
+from proxy.server.limits import LimitedProtocol
+from tests.support.raw_socket import RawClient
 from tests.support.served import SECONDS, Served, config_file, environment
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
@@ -259,6 +262,32 @@ def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
     with Served(config).wait() as served:  # the store was closed after the last of them
         rows = [row for number in range(8) for row in get(served.url, f"/sessions/s{number}/exchanges")["data"]]
         assert [row["status"] for row in rows] == ["complete"] * 8
+
+
+def test_a_stop_answers_what_still_comes_on_a_kept_connection(
+    tmp_path: Path, upstream: Upstream, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LimitedProtocol, "last_call_seconds", 60.0)
+    with Served(config_file(tmp_path, upstream, store_url)).wait() as served:
+        port = int(served.url.rsplit(":", 1)[1])
+
+        def is_refused() -> bool:
+            try:
+                RawClient(port).socket.close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        with RawClient(port) as client:
+            client.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(client.has_answer, "it is answered")
+            client.socket.recv(65_536)
+            served.process.send_signal(signal.SIGTERM)
+            until(is_refused, "nothing new is taken")
+            client.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            status, headers, _ = client.answer()
+            assert (status, headers["connection"]) == (200, "close")
+        assert served.process.wait(30) == 0
 
 
 def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
