@@ -88,15 +88,18 @@ class Inflater:
 
     @property
     def complete(self) -> bool:
-        """Whether the body may end here. What follows a complete member and is no other one is ignored."""
-        return self._stream is None and (self._members > 0 or not self._input)
+        """Whether the body may end here, and all that it held was taken."""
+        return self._stream is None and not self._input
 
     def feed(self, data: bytes) -> None:
         """Take more of the encoded body."""
         self._input += data
 
     def take(self) -> bytes:
-        """Return the next piece, of at most `_PIECE_BYTES`; nothing until more is fed. Raises `zlib.error`."""
+        """Return the next piece, of at most `_PIECE_BYTES`; nothing until more is fed. Raises `zlib.error`.
+
+        What follows a complete member and is no other one is ignored.
+        """
         while self._input:
             if self._stream is None and not self._begin():
                 return b""

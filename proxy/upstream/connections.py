@@ -12,7 +12,7 @@ import select
 import ssl
 import time
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,8 @@ from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 from aiohttp.payload import Payload
 from msgspec import Struct
 from multidict import CIMultiDict
@@ -29,7 +31,6 @@ from proxy.errors import UpstreamBusy
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.client_proto import ResponseHandler
     from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
@@ -45,6 +46,7 @@ DISTRUST_SECONDS: Final = 30.0
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
+_MOST_HEADERS: Final = 1000  # of an answer; aiohttp takes 128
 _BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
 _SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
@@ -103,6 +105,7 @@ def open_session(
         read_bufsize=_BUFFER_BYTES,
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
+        max_headers=_MOST_HEADERS,
         request_class=_Request,
         middlewares=(_send,),
     )
@@ -164,6 +167,17 @@ class _Request(aiohttp.ClientRequest):
         self._skip_auto_headers = _AUTOMATIC_HEADERS
 
 
+class _Protocol(ResponseHandler):
+    """A connection on which a body that becomes invalid HTTP ends in an error: aiohttp's own waits for more of it."""
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
+        """Fail what is awaited from this connection, the body too that it was reading."""
+        super().set_exception(exc, *() if exc_cause is None else (exc_cause,))
+        body = self._payload
+        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
+            body.set_exception(aiohttp.ClientPayloadError("The body is not valid HTTP."))
+
+
 class _Used(Struct, kw_only=True):
     """What is known of a connection that was used."""
 
@@ -179,6 +193,8 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
             limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS, ssl=trusted
         )
+        protocol: type[ResponseHandler] = _Protocol
+        self._factory = partial(protocol, loop=self._loop)
         self._used: WeakKeyDictionary[ResponseHandler, _Used] = WeakKeyDictionary()
         self._distrusted: dict[ConnectionKey, float] = {}
         """By server that closed a connection without a word: one that was opened before this time is not used again."""

@@ -315,6 +315,16 @@ async def test_an_encoded_answer_may_come_in_pieces_that_hold_nothing_yet() -> N
     assert await answer.read() == b'{"a":1}'
 
 
+@pytest.mark.parametrize("rest", [b"", bytes(40)], ids=["ends", "padded"])
+async def test_an_encoded_answer_in_several_members_is_read_to_its_last_one(rest: bytes) -> None:
+    body = gzip.compress(b'{"a":') + gzip.compress(b"1}") + rest
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with connected(Provider(head + body)) as upstream:
+        answer = await upstream.ask(upstream.base, "GET", "/x", [], b"")
+        assert await answer.read() == b'{"a":1}'
+        await answer.aclose()
+
+
 async def test_an_unknown_encoding_is_not_undone() -> None:
     async with connected(Provider(with_header(OK, b"Content-Encoding: br"))) as upstream:
         answer = await upstream.ask(upstream.base, "GET", "/x", [], b"")
@@ -351,6 +361,23 @@ async def test_all_that_came_before_a_break_is_given(answer: bytes) -> None:
             with pytest.raises(UpstreamUnreachable, match="broke"):
                 await received.chunk()
         await received.aclose()
+
+
+async def test_a_body_that_becomes_invalid_ends_in_an_error() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+    async with connected(provider := Provider(head)) as upstream:
+        received = await upstream.ask(upstream.base, "POST", "/x", [], b"{}")
+        assert await received.chunk() == b"half"
+        provider.writers[0].write(b"xyz\r\n")
+        with pytest.raises(UpstreamUnreachable, match="broke"):
+            await asyncio.wait_for(received.chunk(), 5)
+        await received.aclose()
+
+
+async def test_an_answer_may_have_hundreds_of_headers() -> None:
+    async with connected(Provider(with_header(OK, *[b"X-%d: a" % number for number in range(900)]))) as upstream:
+        answer, body = await ask(upstream)
+    assert (len(answer.headers), body) == (901, b"ok")
 
 
 async def test_a_slow_reader_makes_the_upstream_wait() -> None:
@@ -433,7 +460,7 @@ async def test_a_server_that_does_not_read_the_request_is_a_time_out() -> None:
         (b"HTTP/1.1 200 OK\r\nX: a\x1bb\r\nContent-Length: 0\r\n\r\n", "valid HTTP"),
         (b"HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n", "valid HTTP"),
         (b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", "valid HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 200 + b"\r\n", "valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 2000 + b"\r\n", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 1_000_000, "valid HTTP"),
     ],
 )
