@@ -35,6 +35,7 @@ from proxy.upstream import Answer
 
 _DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
 _UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams so
+_OPENING_SECONDS: Final = 2.0  # how long an answer of such a type waits for the byte that tells
 
 
 class ExchangeHandler:
@@ -100,7 +101,7 @@ class ExchangeHandler:
         settle = partial(self._settle, exchange)
         try:
             exchange.mark("answered")
-            stream = _is_stream(answer, asked=prepared.request.stream)
+            stream = await _is_stream(answer, asked=prepared.request.stream)
             if not 200 <= answer.status < 300 or not (stream or prepared.own_tools):
                 await relay_whole(dialect, answer, client, headers_of, settle)
                 return
@@ -228,8 +229,17 @@ async def _settle_left(relay: StreamRelay | WholeRelay, settle: Settle, *, stopp
     await settle(answered)
 
 
-def _is_stream(answer: Answer, *, asked: bool) -> bool:
+async def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
     if answer.status == 204:  # it has no body
         return False
-    return answer.media_type == b"text/event-stream" or (asked and answer.media_type in _UNTYPED)
+    if answer.media_type == b"text/event-stream":
+        return True
+    if not asked or answer.media_type not in _UNTYPED:
+        return False
+    return not answer.readable or await answer.opening(_first_byte, _OPENING_SECONDS) != b"{"
+
+
+def _first_byte(text: bytes) -> bytes | None:
+    """Return the first byte that is no white space: JSON begins with a brace, and no event does."""
+    return text.lstrip()[:1] or None

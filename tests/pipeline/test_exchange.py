@@ -13,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import anyio
 import orjson
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 from multidict import CIMultiDict
 
 from proxy.dialects.chat import CHAT
@@ -245,10 +247,25 @@ async def test_a_large_reply_is_counted_where_it_holds_up_no_other(
         ("text/html", True, False),
     ],
 )
-def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: str | None, asked: bool, stream: bool) -> None:
-    headers = CIMultiDict({"Content-Type": kind} if kind is not None else {})
-    response: Any = SimpleNamespace(status=200, raw_headers=(), headers=headers, content=None)
+async def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: str | None, asked: bool, stream: bool) -> None:
     for status, expected in ((200, stream), (204, False)):
-        response.status = status
-        answer = Answer(response, lambda _: UpstreamError("it broke"), AnswerMemory())
-        assert _is_stream(answer, asked=asked) is expected
+        answer = answer_of(b": hello\n\n", status, {} if kind is None else {"Content-Type": kind})
+        assert await _is_stream(answer, asked=asked) is expected
+
+
+@pytest.mark.parametrize("body", [b'{"id":"x"}', b' \n{"id":"x"}'])
+async def test_json_without_a_type_is_no_stream_though_one_was_asked_for(body: bytes) -> None:
+    answer = answer_of(body, 200, {})
+    assert not await _is_stream(answer, asked=True)
+    assert await answer.read() == body  # none of it was lost by looking
+    assert await _is_stream(answer_of(body, 200, {"Content-Encoding": "br"}), asked=True)  # nobody can look
+
+
+def answer_of(body: bytes, status: int, headers: dict[str, str]) -> Answer:
+    """Return an answer of the upstream."""
+    loop = asyncio.get_running_loop()
+    content = aiohttp.StreamReader(BaseProtocol(loop), 65536, loop=loop)
+    content.feed_data(body)
+    content.feed_eof()
+    response: Any = SimpleNamespace(status=status, raw_headers=(), headers=CIMultiDict(headers), content=content)
+    return Answer(response, lambda _: UpstreamError("it broke"), AnswerMemory())
