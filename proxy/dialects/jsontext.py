@@ -41,13 +41,19 @@ def is_one_of(value: Any, names: Collection[str]) -> bool:
 
 
 def read(text: bytes) -> Any:
-    """Return the value of a JSON text; ValueError where it is none, by the widest reading there is."""
+    """Return the value of a JSON text; ValueError where it is none, by the widest reading there is.
+
+    Bytes that are no UTF-8 are U+FFFD, as in clients: some servers cut a character into two events.
+    """
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except UnicodeDecodeError:
+            return json.loads(text.decode(errors="replace"))
     except RecursionError as why:
         raise ValueError("nested too deeply") from why
 

@@ -30,13 +30,19 @@ from proxy.dialects.jsontext import (
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [(b'{"a": [1]}', {"a": [1]}), (b'"\\ud83d"', "\ud83d"), (b'{"p": -Infinity}', {"p": -math.inf})]
+    ("text", "value"),
+    [
+        (b'{"a": [1]}', {"a": [1]}),
+        (b'"\\ud83d"', "\ud83d"),
+        (b'{"p": -Infinity}', {"p": -math.inf}),
+        (b'"a\xf0\x9fb\xffc"', "a\ufffdb\ufffdc"),
+    ],
 )
 def test_text_that_some_parser_takes_is_read(text: bytes, value: Any) -> None:
     assert read(text) == value
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b'{"a": }', b'"\xff"', b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"", b"{", b'{"a": }', b"\xff", b'\0"\0', b"[" * 100_000, b"\xff" + b"[" * 100_000])
 def test_text_that_no_parser_takes_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read(text)
