@@ -137,8 +137,9 @@ format: $(READY) ## Put the code in form.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Extras are pinned by name: a pip before 23.3 otherwise takes the newest release for `coverage[toml]`, which has no hash here.
 COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
-	--no-annotate --custom-compile-command 'make pins'
+	--no-annotate --no-strip-extras --custom-compile-command 'make pins'
 
 pins: ## Choose the newest versions anew and pin them with their hashes (needs uv).
 	$(COMPILE) --upgrade pyproject.toml --group build -o requirements.txt
