@@ -195,7 +195,7 @@ def test_every_install_of_the_image_is_pinned() -> None:
     assert "--require-hashes" in installs[0]
     assert "--no-deps --no-build-isolation" in installs[1]
     known = set(re.findall(r"^\S+==\S+", (ROOT / "requirements-dev.txt").read_text("utf-8"), re.MULTILINE))
-    for extra, needed in (("psycopg", "psycopg=="), ("otel", "opentelemetry-sdk==")):
+    for extra, needed in (("psycopg", "psycopg[binary]=="), ("otel", "opentelemetry-sdk==")):
         pinned = re.findall(r"^\S+==\S+", (ROOT / f"requirements-{extra}.txt").read_text("utf-8"), re.MULTILINE)
         assert any(pin.startswith(needed) for pin in pinned)
         assert set(pinned) <= known
