@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from benchmarks import bodies, cases
 from benchmarks.compiling import Programs
 from benchmarks.load import Plan, run
-from benchmarks.subjects import PALIMPSEST, Subject, command_line, configuration, free_port, running
+from benchmarks.subjects import PALIMPSEST, Subject, command_line, configuration, free_port, running, with_children
 
 WORKERS: Final = (1, 2, 4)
 _CONNECTIONS: Final = 16
@@ -54,16 +54,9 @@ def _memory(pid: int) -> dict[str, float]:
     """Return what a process and its children take, in megabytes: RSS, and PSS, which counts shared pages once."""
     time.sleep(_SETTLING)
     sizes = {"Rss": 0.0, "Pss": 0.0}
-    for each in _with_children(pid):
+    for each in with_children(pid):
         for line in Path(f"/proc/{each}/smaps_rollup").read_text("ascii").splitlines():
             field, _, value = line.partition(":")
             if field in sizes:
                 sizes[field] += int(value.split()[0]) / 1024
     return {"rss_mb": sizes["Rss"], "pss_mb": sizes["Pss"]}
-
-
-def _with_children(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text("ascii").split():
-            yield from _with_children(int(child))

@@ -43,20 +43,33 @@ class Subject:
     port: int
     """Where it listens, on 127.0.0.1."""
     pid: int
-    """Its process; it has no children."""
+    """Its process, which may have children."""
     stores: bool = False
     """Whether it keeps histories, which must be stored before a case is measured."""
 
     def resident_mb(self) -> float:
-        """Return its resident memory (RSS) in megabytes."""
-        status = Path(f"/proc/{self.pid}/status").read_text("ascii")
-        kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(kilobytes) / 1024
+        """Return its resident memory (RSS) in megabytes, and its children's."""
+        lines = [
+            line
+            for pid in with_children(self.pid)
+            for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+        ]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time it has used, in user and kernel mode, by all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        """Return the CPU time it has used, in user and kernel mode, by all threads, and its children."""
+        fields = [
+            Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split() for pid in with_children(self.pid)
+        ]
+        return sum(int(each[11]) + int(each[12]) for each in fields) / _TICK
+
+
+def with_children(pid: int) -> Iterator[int]:
+    """Yield a process and all that descend from it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text("ascii").split():
+            yield from with_children(int(child))
 
 
 @contextmanager

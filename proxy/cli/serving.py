@@ -49,7 +49,7 @@ from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
-from proxy.store import Store
+from proxy.store import CAN_FORK, Store, WriterProcess, fork_writer
 from proxy.telemetry import Meters, set_up_logging, shared_memory, tracing_class
 from proxy.tokens import TokenCounter
 
@@ -72,9 +72,6 @@ _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _PARENT_SECONDS: Final = 0.5  # time between two looks at whether the parent is there
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
-FORKS: Final = hasattr(os, "fork") and sys.platform != "darwin"
-"""Whether a process can be forked safely. macOS's own libraries do not bear it."""
-
 Work: TypeAlias = Callable[..., None]
 """What a worker does. Its arguments: those given, the sockets, its `Worker`, and a function to call once it serves."""
 
@@ -103,13 +100,19 @@ def serve(
         prepared = asyncio.run(_prepare_store(settings, gives_up=several))
         show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
         if several:
-            if FORKS:
+            if CAN_FORK:
                 _load_for_all(settings)
             patience = settings.server.drain_timeout + _PATIENCE_SECONDS
             crew = Workers(settings.server.workers, _work, (loaded, prepared), sockets, patience)
             succeeded = crew.run(show_banner)
         else:
-            succeeded = _serve_alone(loaded, sockets, show_banner)
+            # Several share the processors already.
+            writer = fork_writer(settings.store.url, sockets, uvicorn.Config("", log_config=None).get_loop_factory())
+            try:
+                succeeded = _serve_alone(loaded, sockets, show_banner, writer)
+            finally:
+                if writer is not None:
+                    writer.end()
     finally:
         for listening in sockets:
             listening.close()
@@ -118,7 +121,11 @@ def serve(
 
 
 def server_config(
-    settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None, **changes: Any
+    settings: Settings,
+    worker: Worker | None = None,
+    loaded: Loaded | None = None,
+    writer: WriterProcess | None = None,
+    **changes: Any,
 ) -> uvicorn.Config:
     """Return the configuration of uvicorn for an application that follows the file of `loaded`."""
     chosen: dict[str, Any] = {
@@ -136,7 +143,7 @@ def server_config(
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": settings.server.drain_timeout + GRACE_SECONDS,
     }
-    return uvicorn.Config(Application(settings, worker, loaded), **(chosen | changes))
+    return uvicorn.Config(Application(settings, worker, loaded, writer), **(chosen | changes))
 
 
 def _load_for_all(settings: Settings) -> None:
@@ -197,11 +204,14 @@ class _Server(uvicorn.Server):
         return cast("Application", self.config.app)
 
 
-def _serve_alone(loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None]) -> bool:
+def _serve_alone(
+    loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None], writer: WriterProcess | None
+) -> bool:
     """Serve in this process until a signal to stop; return False if it could not start."""
     # uvicorn shuts down and then raises the signal again. That is not a failure.
     signal.signal(signal.SIGTERM, _exit)
-    server = _Server(server_config(loaded.settings, loaded=loaded), loaded.settings.server.drain_timeout, serves)
+    config = server_config(loaded.settings, loaded=loaded, writer=writer)
+    server = _Server(config, loaded.settings.server.drain_timeout, serves)
     try:
         server.run(sockets)
     except KeyboardInterrupt:
@@ -330,7 +340,7 @@ class Workers:
         sockets: list[socket.socket],
         patience: float,
         *,
-        forks: bool = FORKS,
+        forks: bool = CAN_FORK,
     ) -> None:
         """Start nothing yet. `patience`: seconds that a worker may take to end before it is killed."""
         self._work = work

@@ -20,7 +20,7 @@ from proxy.pipeline.background import Background
 from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import Outage, serves_without, spool_of
 from proxy.recall import Recall
-from proxy.store import Store
+from proxy.store import Store, WriterProcess
 from proxy.summaries import Summaries, Summarizer, UsedBy
 from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
@@ -160,8 +160,12 @@ class AppServices(Struct, kw_only=True):
 
 
 @asynccontextmanager
-async def open_services(settings: Settings, counts: Meters | None = None) -> AsyncGenerator[AppServices]:
+async def open_services(
+    settings: Settings, counts: Meters | None = None, writer: WriterProcess | None = None
+) -> AsyncGenerator[AppServices]:
     """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
+
+    `writer` writes exchanges; without it this process does.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
@@ -174,6 +178,8 @@ async def open_services(settings: Settings, counts: Meters | None = None) -> Asy
         store = await Store.open(settings.store.url, migrate=settings.store.migrate, spool=spool, bare=bare)
         store.searches_index = settings.store.search == "index"
         stack.push_async_callback(store.close)
+        if writer is not None:
+            await store.use(writer)
         try:
             await store.ready()
         except StoreUnavailable:

@@ -41,7 +41,7 @@ from proxy.server.dependencies import Services
 from proxy.server.endpoint import ClientConnection, DialectEndpoint, Receive, Scope, Send
 from proxy.server.limits import ANSWERS_PART, MemoryBudget, forget_way
 from proxy.server.passthrough import Passthrough
-from proxy.store import Masker, Store, Withholder
+from proxy.store import Masker, Store, Withholder, WriterProcess
 from proxy.telemetry import Meters, set_level, tracing_class
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
@@ -91,12 +91,19 @@ class Worker(Struct, frozen=True, kw_only=True):
 class Application:
     """The ASGI application of one process."""
 
-    def __init__(self, settings: Settings, worker: Worker | None = None, loaded: Loaded | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        worker: Worker | None = None,
+        loaded: Loaded | None = None,
+        writer: WriterProcess | None = None,
+    ) -> None:
         """Open nothing yet; ASGI's `lifespan.startup` does.
 
         Without `worker` the process serves alone, and all pending exchanges were left by an ended process.
-        `loaded` is the source of the settings: changes of it are followed while serving.
+        `loaded` is the source of the settings: changes of it are followed while serving. `writer` writes exchanges.
         """
+        self._writer = writer
         self._settings = settings
         self._loaded = loaded
         self._mark = secrets.token_hex(4) if worker is None else worker.mark
@@ -162,7 +169,7 @@ class Application:
         settings = self._settings
         anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(open_services(settings, self._counts))
+            app = await stack.enter_async_context(open_services(settings, self._counts, self._writer))
             outage, store = app.outage, app.store
             authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins

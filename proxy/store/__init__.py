@@ -23,6 +23,7 @@
     spool       a file of what waits until it can
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
+    writer      a process beside the server that writes exchanges
     functions   exchanges as PostgreSQL's own functions take them, many in one statement
     statements  SQLAlchemy's statements, compiled once
 
@@ -71,3 +72,4 @@ from proxy.store.schema import METADATA, SUMS
 from proxy.store.search import FoundTexts
 from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store
+from proxy.store.writer import CAN_FORK, WriterProcess, fork_writer

@@ -63,7 +63,7 @@ _TRY_SECONDS: Final = 0.001
 """How long the writer sleeps before it tries again to get the lock. SQLite's own handler soon sleeps 100 ms: with four
 workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
 _READERS: Final = 4
-_BATCH: Final = 32  # writes of one transaction at most; 64 give .87 of the throughput, 16 the same (case small-64-json)
+BATCH: Final = 32  # writes of one transaction at most; 64 give .87 of the throughput, 16 the same (case small-64-json)
 _TURN_BYTES: Final = 300_000  # of writes that run on the event loop together: they hold it up for some 10 ms
 _TURN_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
 _SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
@@ -179,9 +179,13 @@ class SqliteDatabase:
     blocks: ClassVar[bool] = True
     in_order: ClassVar[bool] = True
 
-    def __init__(self, path: Path) -> None:
-        """Open `path`, which must exist (`create_file`); blocks for a moment."""
+    def __init__(self, path: Path, batch: int = BATCH) -> None:
+        """Open `path`, which must exist (`create_file`); blocks for a moment.
+
+        One transaction has at most `batch` writes.
+        """
         self._path = path
+        self._batch = batch
         self._closed = False
         self._submitting = threading.Lock()  # guards `_closed` and `_pending`
         self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
@@ -327,7 +331,7 @@ class SqliteDatabase:
         while not ends and (first := self._queue.get()) is not None:
             batch = [first]
             with suppress(Empty):
-                while len(batch) < _BATCH and not ends:
+                while len(batch) < self._batch and not ends:
                     following = self._queue.get_nowait()
                     if following is None:
                         ends = True

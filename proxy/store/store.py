@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
 from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
-from proxy.store.database import Address, Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
+from proxy.store.database import Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
 from proxy.store.exchanges import FirstTools, write_exchanges
 from proxy.store.history import Branches, Lineage, lineage_of, recall
@@ -47,6 +47,7 @@ from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
+from proxy.store.writer import Waiting, WriterProcess, open_database
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
@@ -81,6 +82,7 @@ class Store:
         `direct`: there is no circuit.
         """
         self._database = database
+        self._writer: WriterProcess | None = None
         self._url = url
         self._migrate = migrate
         self._direct = direct
@@ -110,7 +112,7 @@ class Store:
                 await upgrade(url, most=MOST_BYTES)
             elif isinstance(address, SqliteFile) and not bare:
                 await asyncio.to_thread(create_file, address.path)
-            return cls(await _opened(address), url, spool)
+            return cls(await open_database(address), url, spool)
         except StoreUnavailable as why:
             if not bare:
                 raise
@@ -118,17 +120,27 @@ class Store:
             store.circuit.open(why)
             return store
 
+    async def use(self, writer: WriterProcess) -> None:
+        """Have exchanges written by a process of their own."""
+        await writer.open(self._start_here)
+        self._writer = writer
+
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
         self._closed = True
         await self.circuit.close()
         if self.circuit.down is None:
             await self._tasks.close()
-            await self._database.close()
+            await self._let_go()
         else:  # what is of value waits in the spool
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_SECONDS):
-                    await asyncio.gather(self._tasks.close(), self._database.close())
+                    await asyncio.gather(self._tasks.close(), self._let_go())
+
+    async def _let_go(self) -> None:
+        if self._writer is not None:
+            await self._writer.close()
+        await self._database.close()
 
     async def health(self) -> StoreUnavailable | None:
         """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
@@ -154,8 +166,10 @@ class Store:
         if self._migrate:
             await upgrade(self._url)
             self._migrate = False
-        opened = await _opened(address_of(self._url))
+        opened = await open_database(address_of(self._url))
         old, self._database = self._database, opened
+        if self._writer is not None:
+            self._writer.renew()
         self.waits_for_beginnings = not opened.in_order
         self._branches = Branches()
         self._has_index = False
@@ -167,6 +181,8 @@ class Store:
                 self._renewing = self._tasks.start(self.renew())
             await asyncio.shield(self._renewing)
         await self._database.probe(probe, same=self.circuit.down is None)
+        if self._writer is not None:
+            await self._writer.require_alive()
 
     async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
@@ -509,7 +525,7 @@ class Store:
         if is_long(opening.messages):
             future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
-            future = self._database.start(write_exchanges, opening, durable=False, size=size_of(opening))
+            future = self._start(opening, durable=False)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -536,10 +552,18 @@ class Store:
             long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
             if long is not None:
                 return long
-        settled: Settled = await self._database.start(write_exchanges, settlement, size=size_of(settlement))
+        settled: Settled = await self._start(settlement, durable=True)
         if began is not None:
             await asyncio.shield(began)
         return settled
+
+    def _start(self, item: Opening | Settlement, *, durable: bool) -> asyncio.Future[Any]:
+        waiting = Waiting(item=item, durable=durable, size=size_of(item))
+        writer = self._writer
+        return writer.start(waiting) if writer is not None and writer.works else self._start_here(waiting)
+
+    def _start_here(self, waiting: Waiting) -> asyncio.Future[Any]:
+        return self._database.start(write_exchanges, waiting.item, durable=waiting.durable, size=waiting.size)
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.
@@ -638,14 +662,6 @@ def _terms_of(rows: Iterable[NodeRow]) -> list[tuple[str, str]]:
 def _noticed(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
-
-
-async def _opened(address: Address) -> Database:
-    if not isinstance(address, SqliteFile):
-        from proxy.store.postgres import PostgresDatabase  # noqa: PLC0415 - SQLAlchemy's ORM comes with it
-
-        return PostgresDatabase(address)
-    return await asyncio.to_thread(SqliteDatabase, address.path)
 
 
 def _are_plain(*names: str | None) -> bool:

@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.answers import Answering, options_of
 from tests.support.received import Received
-from tests.support.served import Served, config_file
+from tests.support.served import Served, children, config_file
 from tests.support.server import Proxy, settings_for
 from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
@@ -167,7 +167,7 @@ def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
     config = config_file(tmp_path, upstream, empty_store(file))
     with Served(config) as served:
         url = served.wait().url
-        process = served.process.pid
+        processes = [served.process.pid, *children(served.process.pid)]
 
         def ask(text: str) -> httpx.Response:
             body = {"model": "say:ok", "messages": [{"role": "user", "content": text}]}
@@ -179,9 +179,10 @@ def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
             return [message["content"] for message in rows if message["role"] == "user"]
 
         assert ask("first").status_code == 200
-        _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
+        _, hard = resource.prlimit(processes[0], resource.RLIMIT_FSIZE)
         size = max(path.stat().st_size for path in tmp_path.iterdir())
-        resource.prlimit(process, resource.RLIMIT_FSIZE, (size, hard))
+        for process in processes:
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (size, hard))
         kept = ["first"]
         refused = 0
         for number in range(4):
@@ -193,7 +194,8 @@ def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
             elif "is not stored" not in answer.headers.get("x-context-warning", ""):
                 kept.append(text)
         assert refused
-        resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
+        for process in processes:
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
         until(lambda: httpx.get(f"{url}/readyz", trust_env=False).status_code == 200, "the store is used again")
         assert said() == kept
         assert ask("last").status_code == 200

@@ -132,6 +132,12 @@ def resident(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started (Linux)."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
 def is_running(process: int) -> bool:
     """Tell whether there is a process with this id."""
     try:
