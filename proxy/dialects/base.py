@@ -130,6 +130,28 @@ def spans_of(ties: Sequence[Ties]) -> tuple[Span, ...]:
     return tuple(found)
 
 
+def joined_spans(spans: Sequence[Span], hosted: Sequence[tuple[Collection[str], Collection[str]]]) -> tuple[Span, ...]:
+    """Return spans, those put together over which something goes on that the provider runs.
+
+    A program of the provider's may call the client's tools: it begins in one reply, and ends in a later one. `hosted`
+    has, for each message, the ids of what it leaves running, and of what it is a part of.
+    """
+    if not any(begun for begun, _ in hosted):
+        return tuple(spans)
+    joined: list[Span] = []
+    running: dict[str, int] = {}  # where in `joined` it began
+    for span in spans:
+        messages = range(span.start, span.stop)
+        begins = [running[name] for at in messages for name in hosted[at][1] if name in running]
+        joined.append(span)
+        if begins:
+            first = min(begins)
+            joined[first:] = [Span(start=joined[first].start, stop=span.stop, round=span.round)]
+            running = {name: min(place, first) for name, place in running.items()}
+        running |= {name: len(joined) - 1 for at in messages for name in hosted[at][0]}
+    return tuple(joined)
+
+
 class Repaired(Struct, frozen=True, kw_only=True):
     """Messages that keep the rules of their API."""
 

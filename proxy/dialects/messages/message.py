@@ -39,6 +39,7 @@ UNFINISHED: Final = "partial_json"
 _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
 _RESULTS: Final = frozenset({"tool"})  # the role of the results of a reply
 _MEDIA: Final = ("image", "document", "container_upload")
+_HOSTED: Final = ("server_tool_use", "mcp_tool_use")  # calls of tools that the provider runs
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 
 
@@ -49,6 +50,8 @@ class BlockTies(Ties, frozen=True, kw_only=True):
     leads: bool = True  # whether its results come before everything else
     alone: bool = True  # whether a message with results holds nothing else
     empty: bool = False  # whether it has no content at all
+    begun: tuple[str, ...] = ()  # the ids of calls of the provider's tools that it holds without their results
+    parts: tuple[str, ...] = ()  # the ids of those that it goes on with: by their results, or by calls that they made
 
 
 class MessagesMessage(Message):
@@ -511,8 +514,28 @@ def _ties(data: JsonObject) -> BlockTies:
             else:
                 alone = False
         return BlockTies(role=role, answers=tuple(answers), leads=leads, alone=alone)
-    ids = tuple([_call(block).id for block in blocks if is_call(block)]) if role == "assistant" else ()
-    return BlockTies(role=role, ids=ids, followers=_RESULTS if ids else frozenset(), empty=not blocks)
+    if role != "assistant":
+        return BlockTies(role=role, empty=not blocks)
+    ids = tuple([_call(block).id for block in blocks if is_call(block)])
+    begun, ended = _hosted(blocks)
+    callers = [
+        caller.get("tool_id") for block in blocks if is_object(block) and is_object(caller := block.get("caller"))
+    ]
+    return BlockTies(
+        role=role,
+        ids=ids,
+        followers=_RESULTS if ids else frozenset(),
+        empty=not blocks,
+        begun=tuple([name for name in begun if name not in ended]),
+        parts=tuple([name for name in (*ended, *callers) if isinstance(name, str) and name not in begun]),
+    )
+
+
+def _hosted(blocks: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return the ids of the calls of the provider's tools among these blocks, and of those whose results are there."""
+    begun = [block.get("id") for block in blocks if _kind(block) in _HOSTED]
+    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
+    return [name for name in begun if isinstance(name, str)], [name for name in ended if isinstance(name, str)]
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

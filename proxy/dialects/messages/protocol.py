@@ -22,7 +22,17 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
+from proxy.dialects.base import (
+    Dialect,
+    Message,
+    ReplySide,
+    RequestSide,
+    RulesWalk,
+    Span,
+    SpokenRole,
+    joined_spans,
+    spans_of,
+)
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
@@ -246,7 +256,8 @@ class MessagesDialect(Dialect):
         return canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        return spans_of(_ties_of(messages))
+        ties = _ties_of(messages)
+        return joined_spans(spans_of(ties), [(each.begun, each.parts) for each in ties])
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)

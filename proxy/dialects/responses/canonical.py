@@ -17,7 +17,7 @@ from typing import Any, Final
 from proxy.dialects.base import OWN_FIELDS, Call, JsonObject
 from proxy.dialects.chat.canonical import CACHE_MARKS, arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
-from proxy.dialects.responses.items import CALLS, TURN, Item, kind_of
+from proxy.dialects.responses.items import TURN, Item, kind_of
 
 _DROPPED: Final = frozenset({"id", "status", "phase", "caller", "namespace", "created_by", *OWN_FIELDS, *CACHE_MARKS})
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
@@ -76,7 +76,7 @@ def _turn(entry: Item) -> JsonObject:
     }
     form = {name: value for name, value in form.items() if value not in _EMPTY}
     if not form:
-        form["items"] = [_item(item) for item in entry.items if kind_of(item) not in CALLS]
+        form["items"] = [_item(item) for item in entry.items]
     return {"type": TURN, **form}
 
 

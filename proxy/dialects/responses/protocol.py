@@ -19,12 +19,12 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, joined_spans
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
-from proxy.dialects.responses.items import CALLS, Item, Placed, call_id_of, kind_of, turn_of
+from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
 from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
 from proxy.dialects.responses.reply import (
     DONE,
@@ -41,6 +41,8 @@ from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_respon
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """Calls for which a result can be made up."""
+_NOT_THEIR_OWN: Final = frozenset({"item_reference", "local_shell_call_output"})
+"""Items whose `id` is, or may be, that of another one."""
 
 
 class ItemProblem(StrEnum):
@@ -83,7 +85,7 @@ class _ItemWalk(RulesWalk):
         self._refers = any(kind_of(item) == "item_reference" for item in entry.items)
 
         def sound(each: Placed) -> bytes | None:
-            if each.kind not in CALLS:
+            if not is_call(each.item):
                 return each.raw
             name = call_id_of(each.item)
             if not name or name in seen:
@@ -130,7 +132,7 @@ class _ItemWalk(RulesWalk):
 
         def unique(each: Placed) -> bytes | None:
             name = each.item.get("id")
-            if not isinstance(name, str) or not name or each.kind == "item_reference":
+            if not isinstance(name, str) or not name or each.kind in _NOT_THEIR_OWN:
                 return each.raw
             if name not in self._ids:
                 self._ids.add(name)
@@ -213,7 +215,7 @@ class ResponsesDialect(Dialect):
                     number, users = number + users, 0
                     position = at
             found.append(Span(start=start, stop=position, round=number))
-        return tuple(found)
+        return joined_spans(found, [message.programs for message in cast("Sequence[Item]", messages)])
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         return _ItemWalk(cast("Sequence[Item]", messages))
