@@ -10,6 +10,7 @@ this file (`chat/` for Chat Completions) and one line in `DIALECTS`.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
+_THOUGHTS: Final = re.compile(r"(?:\s*<(think|thinking|thought)>.*?</\1>)+", re.DOTALL)
+"""How a reply begins that holds the reasoning of an open model as text."""
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most
 _OF_THE_CLIENT: Final = ("function", "custom")  # types of tools that the client runs
 LONG_BODY: Final = 16 * 1024
@@ -159,6 +162,19 @@ class Repaired(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def answer_of(text: str) -> str:
+    """Return what a reply says behind the reasoning that it begins with, as `<think>…</think>`. Clients take that out.
+
+    Where a template opens it, the reply only closes it, on a line of its own.
+    """
+    if "</th" not in text:
+        return text
+    if (thoughts := _THOUGHTS.match(text)) is not None:
+        return text[thoughts.end() :]
+    before, closed, after = text.partition("\n</think>")
+    return after if closed and "<think>" not in before and after[:1] in {"", "\n"} else text
 
 
 def one_line(text: str) -> str:

@@ -103,6 +103,24 @@ def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(
     assert len(set[str]().union(*found)) == 3
 
 
+@in_each_api
+def test_reasoning_that_a_client_takes_out_of_replies_changes_no_session(client: httpx.Client, tongue: Tongue) -> None:
+    for answers in (["Ok {}.", "No {}."], ["Water number {} flows to the sea, and it is very deep.", "{}"]):
+        said: list[JsonObject] = []
+        sessions, kinds = list[str](), list[str]()
+        for number in range(6):
+            said.append({"role": "user", "content": f"Question {number}: where does it rise?"})
+            text = answers[number % 2].format(number)
+            body = tongue.body(said, f"say:<think>I think of {number}.</think> {text}", tools=(), stream=False)
+            answer = client.post(tongue.path, json=body, headers=tongue.headers)
+            assert text in answer.text
+            said.append({"role": "assistant", "content": text})
+            sessions.append(answer.headers["x-session-id"])
+            kinds.append(answer.headers["x-context-kind"])
+        assert len(set(sessions)) == 1
+        assert kinds == ["first", *["resend"] * 5]
+
+
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn(client: httpx.Client) -> None:
     """What the model wrote in a row is one entry; a request may end amid it, with a text as short as the reply."""

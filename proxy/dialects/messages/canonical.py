@@ -6,14 +6,14 @@ What clients change without meaning anything by it is left out, and nothing else
     texts        whatever else a block of text holds; white space at the ends of a reply
     calls        `caller`; numbers in the input are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
-    replies      thinking, which does not count where anything else is there
+    replies      thinking (also as `<think>…</think>` before a text), which does not count where anything else is there
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects import OWN_FIELDS, JsonObject
+from proxy.dialects import OWN_FIELDS, JsonObject, answer_of
 from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of
@@ -42,8 +42,10 @@ def _block(block: Any, *, is_reply: bool = False) -> Any:
         return block
     kind, text = block.get("type"), block.get("text")
     if kind == "text" and isinstance(text, str):
-        text = text.strip() if is_reply else text
-        return {"type": "text", "text": text} if text else None
+        answer = answer_of(text).strip() if is_reply else text
+        if answer:
+            return {"type": "text", "text": answer}
+        return {"type": THINKING[0], "text": text.strip()} if text.strip() else None
     if kind == "tool_result":
         return _result(block)
     kept = {name: value for name, value in block.items() if name not in _DROPPED and not _is_empty(value)}

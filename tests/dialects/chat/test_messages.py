@@ -597,3 +597,8 @@ def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answ
 def test_a_message_has_an_earlier_canonical_form() -> None:
     spaced = ChatMessage.of({"role": "assistant", "content": "hi "})
     assert spaced.dialect.earlier_canonical(spaced) != spaced.dialect.canonical(spaced)
+    thought = ChatMessage.of({"role": "assistant", "content": "<think>x</think>hi"})
+    assert thought.dialect.earlier_canonical(thought) != thought.dialect.canonical(thought)
+    (read,) = CHAT.requests.parse(b'{"model":"m","messages":[%b]}' % thought.raw).messages
+    assert read.facts is not None
+    assert read.facts.reshaped
