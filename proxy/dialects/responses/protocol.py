@@ -2,6 +2,7 @@
 
     - A call has a `call_id`, and no other call of its turn has the same one.
     - Each call is answered before the model's next turn, by one output of its own type. Other items may stand between.
+      A call with `async: true` may be answered at any time later, or not yet.
     - A reasoning item is followed by another item of the model's.
     - No two items have the same id.
 
@@ -64,6 +65,7 @@ class _ItemWalk(RulesWalk):
         super().__init__()
         self._ids: set[str] = set()
         self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
+        self._running: dict[str, str] = {}  # the same of calls for whose results the model does not wait
         self._known: Collection[str] = ()  # the calls of the last turn
         self._answered: set[str] = set()
         self._refers = False
@@ -93,7 +95,8 @@ class _ItemWalk(RulesWalk):
                 return None
             seen.add(name)
             if each.kind in _FILLED:
-                self._open[name] = _FILLED[each.kind]
+                waiting = self._running if each.item.get("async") is True else self._open
+                waiting[name] = _FILLED[each.kind]
             return each.raw
 
         made = entry.keeping(sound)
@@ -108,14 +111,15 @@ class _ItemWalk(RulesWalk):
 
     def _result(self, at: int, entry: Item) -> None:
         name = entry.answers or ""
-        wanted = self._open.get(name)
+        wanted = self._open.get(name) or self._running.get(name)
         if name in self._answered:
             self.problems.append((at, ItemProblem.SECOND))
-        elif wanted not in {None, entry.kind} or not (self._refers or name in self._known):
+        elif wanted not in {None, entry.kind} or not (self._refers or name in self._known or name in self._running):
             self.problems.append((at, ItemProblem.ORPHAN))
         else:
             self._answered.add(name)
             self._open.pop(name, None)
+            self._running.pop(name, None)
             self._keep_unique(at, entry)
             self._last = len(self.messages)
 
