@@ -279,10 +279,11 @@ class MessagesMessage(Message):
         return self if len(whole) == len(pairs) else self._of_blocks(whole)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> MessagesMessage:
-        # Thinking that broke off has no signature, and is refused.
+        # Thinking that broke off has no signature, and is refused. A call whose input broke off, at the limit of
+        # tokens, may have a result.
         pairs = list(self._pairs())
-        left = [raw for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
-        return self if len(left) == len(pairs) else self._of_blocks(left)
+        left = [_sendable(raw, block) for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
+        return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
 
     def without_reasoning(self) -> MessagesMessage | None:
         if self.role != "assistant" or b"thinking" not in self.raw:
@@ -445,9 +446,16 @@ def _can_be_sent(block: Any, reasoning: ReasoningMode, *, partial: bool) -> bool
     kind = _kind(block)
     if kind in THINKING:
         return reasoning != "drop" and bool(block.get("signature") or block.get("data"))
-    if partial and is_object(block) and UNFINISHED in block:
+    if is_object(block) and UNFINISHED in block and (partial or not is_call(block)):
         return False
     return not _is_text(block) or bool(_text_of(block).strip())
+
+
+def _sendable(raw: bytes, block: Any) -> bytes:
+    """Return the text of a block as a request takes it."""
+    if is_object(block) and UNFINISHED in block:
+        return write({name: value for name, value in block.items() if name != UNFINISHED})
+    return raw
 
 
 def _takes_mark(block: JsonObject) -> bool:

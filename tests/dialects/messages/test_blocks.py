@@ -211,6 +211,9 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
     )
     assert broken.as_request("auto", partial=True).data["content"] == [text("hi")]
     assert broken.without_unfinished_calls().data["content"] == broken.data["content"][:-1]
+    ran = {"type": "server_tool_use", "id": "s", "name": "look", "input": {}, UNFINISHED: '{"a'}
+    cut = reply(text("hi"), ran, {**use("look", "a"), UNFINISHED: '{"a'})
+    assert cut.as_request("auto", partial=False).data["content"] == [text("hi"), use("look", "a")]
     whole = reply(THOUGHT, HIDDEN, text("hi"), use("look", "a"), 7)
     assert whole.as_request("auto", partial=False) is whole
     assert whole.without_unfinished_calls() is whole
