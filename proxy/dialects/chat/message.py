@@ -274,6 +274,9 @@ class ChatMessage(Message):
             dropped.update(name for name in _REASONING if name in changed)
         elif reasoning == "auto" and not has_calls:
             dropped.update(name for name in _SENT_BACK_BESIDE_CALLS if name in changed)
+        calls = changed.get("tool_calls")
+        if is_array(calls) and (completed := [_completed(call) for call in calls]) != calls:
+            changed = {**changed, "tool_calls": completed}
         audio = changed.get("audio")
         if is_object(audio) and set(audio) - {"id"} and "id" in audio:
             changed = {**changed, "audio": {"id": audio["id"]}}
@@ -283,6 +286,15 @@ class ChatMessage(Message):
 
     def without_reasoning(self) -> ChatMessage:
         return self.without(*_BOUND) if self.role == "assistant" and _is_bound(self.raw) else self
+
+
+def _completed(call: Any) -> Any:
+    """Return a call of a function with what some servers leave out of it, and requests must have."""
+    function = call.get("function") if is_object(call) else None
+    if not is_object(function):
+        return call
+    function = function if function.get("arguments") is not None else {**function, "arguments": "{}"}
+    return {**call, "type": call.get("type") or "function", "function": function}
 
 
 def _is_bound(raw: bytes) -> bool:

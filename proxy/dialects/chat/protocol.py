@@ -2,7 +2,8 @@
 
     - An assistant message with `tool_calls` is followed at once by one `tool` message for each call.
     - A `tool` message stands nowhere else, and answers a call of that block by its id.
-    - Each call has an id, and no other call of the block has the same one.
+    - Each call has an id, and no other call of the block has the same one. Servers that give no ids take their calls
+      back so: with empty ids, and as many results with empty ones.
     - `tool_calls` is not empty, and an assistant message has content or calls.
 
 Source: OpenAI's API reference and its error messages ("An assistant message with 'tool_calls' must
@@ -66,6 +67,11 @@ class _Walk(RulesWalk):
             position += 1
             if role == "assistant":
                 ids: Collection[str] = ties[start].ids
+                if _is_nameless(ties, start):
+                    position += len(ids)
+                    for at in range(start, position):
+                        self.keep(at, messages[at])
+                    continue
                 if _is_sound(ties[start]):
                     self.keep(start, messages[start])
                 else:
@@ -146,6 +152,13 @@ def _are_sound(ties: Sequence[ChatTies]) -> bool:
         elif each.role == "tool":
             return False
     return not waiting
+
+
+def _is_nameless(ties: Sequence[ChatTies], block: int) -> bool:
+    """Tell whether the calls of a block, and as many results right after it, all have an empty id."""
+    count = len(ties[block].ids)
+    results = ties[block + 1 : block + 1 + count]
+    return count > 0 and not any(ties[block].ids) and [each.answers for each in results] == [""] * count
 
 
 def _is_sound(ties: ChatTies) -> bool:

@@ -332,6 +332,12 @@ def test_a_request_has_no_fields_that_only_a_response_has() -> None:
     assert _form(reply) == {"role": "assistant", "content": "hi"}
 
 
+def test_what_servers_leave_out_of_calls_is_put_in() -> None:
+    bare = {"id": "c1", "function": {"name": "f"}}
+    assert _form({"tool_calls": [bare, 5, CUSTOM]})["tool_calls"] == [CALL, 5, CUSTOM]
+    assert _form({"tool_calls": [{**bare, "type": None}]})["tool_calls"] == [CALL]
+
+
 def test_a_reply_that_is_a_request_message_already_keeps_its_bytes() -> None:
     message = ChatMessage(b'{ "role":"assistant", "content": "hi" }')
     assert message.as_request("auto", partial=False) is message

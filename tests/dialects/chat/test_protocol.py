@@ -132,6 +132,17 @@ def test_repair_of_an_assistant_message(fields: dict[str, Any], left: dict[str, 
     assert kept == ([{"role": "assistant", **left}] if left is not None else [])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_calls_without_ids_stay_with_as_many_results_without(count: int) -> None:
+    block = ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [NOBODY] * count})
+    result = ChatMessage.of({"role": "tool", "tool_call_id": "", "content": "1"})
+    talk = [*messages(["user hi"]), block, *[result] * count, *messages(["assistant done", "user so?"])]
+    assert CHAT.repair(talk).notes == ()
+    assert [id(each) for each in CHAT.repair(talk).messages] == [id(each) for each in talk]
+    fewer = [*talk[: count + 1], *talk[-2:]]
+    assert "repaired: 1 x assistant message without content and calls, left out" in CHAT.repair(fewer).notes
+
+
 def test_a_result_without_an_id_answers_nothing() -> None:
     (block,) = messages(["assistant | a f"])
     nameless = ChatMessage.of({"role": "tool", "content": "1"})
