@@ -250,6 +250,11 @@ class ChatMessage(Message):
             message = message.replacing("function_call", {**function, "arguments": arguments[-1]})
         return message
 
+    def with_ids(self, names: Sequence[str]) -> ChatMessage:
+        """Return it with these ids in its `tool_calls`, which are as many."""
+        named = zip(self.data["tool_calls"], names, strict=True)
+        return self.replacing("tool_calls", [{**item, "id": name} for item, name in named])
+
     def with_notes(self, notes: Mapping[int, str]) -> ChatMessage:
         content = list(self.data["content"])
         for place, note in notes.items():
