@@ -327,8 +327,11 @@ class Message(ABC):
         return ()
 
     @property
-    def is_compaction(self) -> bool:
-        """Whether it stands for what came before, which the provider has summed up: it is never trimmed."""
+    def is_lasting(self) -> bool:
+        """Whether it counts for all that follows, and is never trimmed.
+
+        It stands for what came before, which the provider has summed up; or it changes what tools there are.
+        """
         return False
 
     @property

@@ -40,6 +40,8 @@ _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds
 _RESULTS: Final = frozenset({"tool"})  # the role of the results of a reply
 _MEDIA: Final = ("image", "document", "container_upload")
 _HOSTED: Final = ("server_tool_use", "mcp_tool_use")  # calls of tools that the provider runs
+_LASTING: Final = frozenset({"compaction", "tool_addition", "tool_removal"})
+_LASTING_MARKS: Final = (b'"compaction"', b'"tool_addition"', b'"tool_removal"')  # what the text of one holds
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 
 
@@ -148,6 +150,12 @@ class MessagesMessage(Message):
     @property
     def has_content(self) -> bool:
         return any(_says(block) for block in self.blocks)
+
+    @property
+    def is_lasting(self) -> bool:
+        return any(kind in self.raw for kind in _LASTING_MARKS) and any(
+            _kind(block) in _LASTING for block in self.blocks
+        )
 
     @property
     def has_marks(self) -> bool:

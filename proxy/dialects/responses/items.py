@@ -58,6 +58,8 @@ _HOSTED: Final = frozenset(
 )
 """What the provider runs itself: the items hold call and result."""
 _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
+_LASTING: Final = _COMPACTIONS | {"additional_tools", "configuration_update"}
+_LASTING_MARKS: Final = (b'"compaction', b'"additional_tools"', b'"configuration_update"')  # what the text of one holds
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
@@ -213,8 +215,10 @@ class Item(Message):
         return self.kind == INSTRUCTIONS
 
     @property
-    def is_compaction(self) -> bool:
-        return b'"compaction' in self.raw and any(kind_of(item) in _COMPACTIONS for item in self.items)
+    def is_lasting(self) -> bool:
+        return any(kind in self.raw for kind in _LASTING_MARKS) and any(
+            kind_of(each) in _LASTING for each in self.items
+        )
 
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
         """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""

@@ -220,6 +220,15 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
     assert whole.as_request("drop", partial=False).data["content"] == [text("hi"), use("look", "a"), 7]
 
 
+def test_what_counts_for_all_that_follows_is_told() -> None:
+    assert reply({"type": "compaction", "content": "All so far."}, text("I go on.")).is_lasting
+    assert user(text("hi"), {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look"}}).is_lasting
+    assert user({"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}).is_lasting
+    assert not user(text("hi")).is_lasting
+    assert not user(text('It says "compaction".')).is_lasting
+    assert not user(text("x", named="compaction")).is_lasting
+
+
 def test_what_no_parser_takes_is_mended() -> None:
     assert MessagesMessage.as_stored({"role": "user", "content": "a\ud800b"}).text == "a\ufffdb"
 

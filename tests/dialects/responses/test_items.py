@@ -103,13 +103,13 @@ def test_results_and_other_items_are_read() -> None:
     silent = item({"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}})
     assert (silent.text, silent.plain_text, silent.attachments[0].description) == ("", None, "no address")
     other = item({"type": "additional_tools", "tools": []})
-    assert (other.role, other.text, other.name, other.is_compaction) == ("", "", "", False)
+    assert (other.role, other.text, other.name, other.is_lasting) == ("", "", "", True)
     assert other.readable() == "[additional_tools]"
     assert other.countable().texts == ('{"type":"additional_tools","tools":[]}',)
     (compaction,) = entries({"type": "compaction", "encrypted_content": "x"})
-    assert (compaction.role, compaction.is_compaction, compaction.has_content) == ("assistant", True, True)
-    assert not item({"role": "user", "content": 'a "compaction"'}).is_compaction
-    assert not user({"type": "compaction"}).is_compaction
+    assert (compaction.role, compaction.is_lasting, compaction.has_content) == ("assistant", True, True)
+    assert not item({"role": "user", "content": 'a "compaction"'}).is_lasting
+    assert not user({"type": "compaction"}).is_lasting
     assert (item({"role": "user", "content": None}).texts, item({"role": "user", "name": "Al"}).name) == (("",), "Al")
     assert item({"id": "msg_1"}).kind == "item_reference"
     assert list(item({"role": "user", "content": "hi", "name": "Al"}).all_texts()) == ["hi", "Al"]
