@@ -122,6 +122,28 @@ def test_reasoning_that_a_client_takes_out_of_replies_changes_no_session(client:
 
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_a_conversation_goes_on_with_its_compaction_alone(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, keeps_id: bool
+) -> None:
+    item: JsonObject = {"type": "compaction", "id": "cmp_0a1b2c3d4e5f60718293", "encrypted_content": "gAAAAA1b2c3d4e5f"}
+
+    async def compacted(answering: Answering, body: JsonObject, *_: Any, **__: Any) -> None:
+        told = {"id": "resp_one", "object": "response", "created_at": 1, "model": body["model"], "output": [item]}
+        await answering.whole(200, JSON, orjson.dumps(told | {"status": "completed"}))
+
+    asked = {"role": "user", "content": "How long is it?"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Answering, "completion", compacted)
+        first = client.post("/v1/responses", json={"model": "m", "input": [asked]})
+    assert first.status_code == 200, first.text
+    kept = {name: value for name, value in item.items() if keeps_id or name != "id"}
+    second = client.post("/v1/responses", json={"model": "echo", "input": [kept, asked]})
+    assert second.headers["x-session-id"] == first.headers["x-session-id"]
+    assert second.headers["x-context-kind"] == "windowed"
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn(client: httpx.Client) -> None:
     """What the model wrote in a row is one entry; a request may end amid it, with a text as short as the reply."""
     found: list[set[str]] = []

@@ -42,6 +42,7 @@ _MEDIA: Final = ("image", "document", "container_upload")
 _HOSTED: Final = ("server_tool_use", "mcp_tool_use")  # calls of tools that the provider runs
 _LASTING: Final = frozenset({"compaction", "tool_addition", "tool_removal"})
 _LASTING_MARKS: Final = (b'"compaction"', b'"tool_addition"', b'"tool_removal"')  # what the text of one holds
+_SEALED: Final = ("encrypted_content", "signature")  # fields of a compaction that no other one has alike
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 
 
@@ -120,6 +121,14 @@ class MessagesMessage(Message):
             if facts is not None and known is None and len(self._ties.ids) + len(self._ties.answers) <= _MOST_IDS:
                 facts.ties = self._ties
         return self._ties
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Those of its calls, or of the calls that it answers; and what a compaction holds: it may come back alone."""
+        if not self.is_lasting:
+            return super().ids
+        held = [block.get(name) for block in self.blocks if _kind(block) == "compaction" for name in _SEALED]
+        return super().ids + tuple([each for each in held if isinstance(each, str) and each])
 
     @property
     def is_result(self) -> bool:

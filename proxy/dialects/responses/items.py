@@ -58,9 +58,12 @@ _HOSTED: Final = frozenset(
 )
 """What the provider runs itself: the items hold call and result."""
 _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
+_NAMED: Final = _COMPACTIONS | {"message", "item_reference"}  # items that are known by their ids
 _LASTING: Final = _COMPACTIONS | {"additional_tools", "configuration_update"}
 _LASTING_MARKS: Final = (b'"compaction', b'"additional_tools"', b'"configuration_update"')  # what the text of one holds
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
+_OF_CLIENTS: Final = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
+"""Items that a client puts in, and may give an id."""
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -89,6 +92,8 @@ def is_by_model(item: JsonObject) -> bool:
         return item.get("role") == "assistant"
     if kind in RESULTS:
         return not is_output(item)
+    if kind in _OF_CLIENTS:
+        return item.get("role") == "assistant"
     return kind in MODEL_MADE or ("id" in item and "output" not in item)
 
 
@@ -303,8 +308,13 @@ class Item(Message):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers."""
-        named = [item.get("id") for item in self.items if kind_of(item) in {"message", "item_reference"}]
+        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers.
+
+        And what a compaction holds: after it, a client may send nothing else that came here.
+        """
+        named = [item.get("id") for item in self.items if kind_of(item) in _NAMED]
+        if self.is_lasting:
+            named += [item.get("encrypted_content") for item in self.items if kind_of(item) in _COMPACTIONS]
         return super().ids + tuple([name for name in named if isinstance(name, str) and name])
 
     @property

@@ -220,6 +220,12 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
     assert whole.as_request("drop", partial=False).data["content"] == [text("hi"), use("look", "a"), 7]
 
 
+def test_a_compaction_is_known_by_what_it_holds() -> None:
+    summed = {"type": "compaction", "content": "All so far.", "encrypted_content": "gA1", "signature": None}
+    assert reply(summed, use("f", "a")).ids == ("a", "gA1")
+    assert reply(use("f", "a")).ids == ("a",)
+
+
 def test_what_counts_for_all_that_follows_is_told() -> None:
     assert reply({"type": "compaction", "content": "All so far."}, text("I go on.")).is_lasting
     assert user(text("hi"), {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look"}}).is_lasting

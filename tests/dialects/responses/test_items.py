@@ -108,6 +108,8 @@ def test_results_and_other_items_are_read() -> None:
     assert other.countable().texts == ('{"type":"additional_tools","tools":[]}',)
     (compaction,) = entries({"type": "compaction", "encrypted_content": "x"})
     assert (compaction.role, compaction.is_lasting, compaction.has_content) == ("assistant", True, True)
+    assert compaction.ids == ("x",)
+    assert turn({"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}, CALL).ids == ("c1", "cmp_1", "x")
     assert not item({"role": "user", "content": 'a "compaction"'}).is_lasting
     assert not user({"type": "compaction"}).is_lasting
     assert (item({"role": "user", "content": None}).texts, item({"role": "user", "name": "Al"}).name) == (("",), "Al")
