@@ -326,6 +326,13 @@ class Message(ABC):
         """The message as two, at each place where a reply may begin that went on with it: see `Item.parted`."""
         return ()
 
+    def continued(self, reply: Message) -> Message | None:
+        """Return a reply to a request that ended with this one, an assistant's, as clients send both back: as one.
+
+        None where they are told apart all the same: see `parted`.
+        """
+        return reply.with_text(self.text + reply.text)
+
     @property
     def is_lasting(self) -> bool:
         """Whether it counts for all that follows, and is never trimmed.

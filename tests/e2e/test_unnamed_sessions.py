@@ -190,6 +190,25 @@ def test_a_reply_of_two_texts_is_not_taken_for_a_text_of_the_clients_and_its_rep
     assert other != mine
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("tongue", [CHAT, TONGUES["messages"]], ids=["chat", "messages"])
+def test_a_reply_is_known_with_the_words_that_the_client_let_it_begin_with(
+    client: httpx.Client, tongue: Tongue
+) -> None:
+    for answer in ("it rises in the Alps, and is very long.", "yes."):
+        said: list[JsonObject] = []
+        sessions: set[str] = set()
+        for number in range(4):
+            said.append({"role": "user", "content": f"Question {number}: where does it rise?"})
+            begun = {"role": "assistant", "content": f"Answer {number}: "}
+            body = tongue.body([*said, begun], f"say:{answer}", tools=(), stream=False)
+            found = client.post(tongue.path, json=body, headers=tongue.headers)
+            assert found.status_code == 200, found.text
+            said.append({"role": "assistant", "content": begun["content"] + answer})
+            sessions.add(found.headers["x-session-id"])
+        assert len(sessions) == 1
+
+
 @in_each_api
 def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client, tongue: Tongue) -> None:
     def talk(number: int) -> Talker:

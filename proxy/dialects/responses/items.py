@@ -215,6 +215,10 @@ class Item(Message):
         parts = {name for name in (*ended, *callers) if isinstance(name, str)}
         return [name for name in begun if isinstance(name, str) and name not in ended], parts
 
+    def continued(self, reply: Message) -> Message | None:
+        del reply  # it is found by `parted`
+        return None
+
     @property
     def is_field(self) -> bool:
         return self.kind == INSTRUCTIONS

@@ -220,6 +220,12 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
     assert whole.as_request("drop", partial=False).data["content"] == [text("hi"), use("look", "a"), 7]
 
 
+def test_a_reply_goes_on_with_what_the_client_let_it_begin_with() -> None:
+    whole = MessagesMessage.of({"role": "assistant", "content": "{"}).continued(reply(THOUGHT, text('"a": 1}')))
+    assert whole is not None
+    assert whole.data["content"] == [THOUGHT, text('{"a": 1}')]
+
+
 def test_a_compaction_is_known_by_what_it_holds() -> None:
     summed = {"type": "compaction", "content": "All so far.", "encrypted_content": "gA1", "signature": None}
     assert reply(summed, use("f", "a")).ids == ("a", "gA1")

@@ -75,6 +75,7 @@ def test_a_turn_is_read_as_one_reply() -> None:
 def test_a_turn_of_several_texts_may_be_an_earlier_text_and_the_reply() -> None:
     for whole in (turn(REASONING, said("one"), CALL), user("one", "two"), item(said("one", "two"))):
         assert not whole.parted
+    assert turn(said("one")).continued(turn(said("two"))) is None
     texts = [said(f"{number}") for number in range(7)]
     parted = turn(*texts).parted
     assert [earlier.text for earlier, _ in parted] == ["012", "0123", "01234", "012345"]
