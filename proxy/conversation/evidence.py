@@ -2,8 +2,9 @@
 
     place  the reply behind the same history, however short it is
     id     a random id of a tool call, or one that the provider gave the reply
-    text   the text of the reply, wherever it stands; only a long one tells anything alone. Calls without a random id
-           are the text of a reply that says nothing else, and tell nothing alone: many call the same
+    text   the text of the reply, wherever it stands, without reasoning before it; only a long one tells anything
+           alone. Calls without a random id are the text of a reply that says nothing else, and tell nothing alone:
+           many call the same
 
 A piece of evidence is a number, made of one of these, the tenant and the dialect: no tenant meets another's.
 """
@@ -19,7 +20,7 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import Message
+from proxy.dialects import Message, answer_of
 
 TELLING: Final = 24  # characters of the shortest text that tells something alone
 EvidenceKind: TypeAlias = Literal["place", "id", "text"]
@@ -60,7 +61,7 @@ class Witness(Struct, frozen=True, kw_only=True):
         for name in names:
             yield self._evidence("id", name)
         if message.role == "assistant":
-            text = squeezed(message.text)
+            text = squeezed(answer_of(message.text))
             if text:
                 yield self._evidence("text", text, tells=len(text) >= TELLING)
             elif not names and (text := said(message)):
@@ -74,7 +75,7 @@ class Witness(Struct, frozen=True, kw_only=True):
         if message.role != "assistant":
             return
         texts = message.texts if len(message.texts) > 1 else message.text.split(_IN_WORDS, 1)[:-1]
-        for text in map(squeezed, texts):
+        for text in map(squeezed, map(answer_of, texts)):
             if len(text) >= TELLING:
                 yield self._evidence("text", text)
         for name in dict.fromkeys(_CALL_ID.findall(message.text)):
@@ -91,7 +92,9 @@ def said(message: Message) -> str:
     """Return what a user or the model says, but for white space; calls where it is nothing else, and "" for results."""
     if message.role == "assistant":
         calls = message.calls
-        return squeezed(message.text) or "\n".join([f"{call.name} {_arguments(call.arguments)}" for call in calls])
+        return squeezed(answer_of(message.text)) or "\n".join(
+            [f"{call.name} {_arguments(call.arguments)}" for call in calls]
+        )
     if message.is_result:
         return squeezed(message.beside)
     return squeezed(message.text) if message.role == "user" else ""

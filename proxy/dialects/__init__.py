@@ -44,6 +44,7 @@ from proxy.dialects.base import (
     StreamReader,
     ToolDefinition,
     ToolOffer,
+    answer_of,
     body_id,
     dialect_named,
     hash_of,

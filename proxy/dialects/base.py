@@ -10,6 +10,7 @@ this file (`chat/` for Chat Completions) and one line in `DIALECTS`.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
+_THOUGHTS: Final = re.compile(r"(?:\s*<(think|thinking|thought)>.*?</\1>)+", re.DOTALL)
+"""How a reply begins that holds the reasoning of an open model as text."""
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most
 _OF_THE_CLIENT: Final = ("function", "custom")  # types of tools that the client runs
 LONG_BODY: Final = 16 * 1024
@@ -130,6 +133,28 @@ def spans_of(ties: Sequence[Ties]) -> tuple[Span, ...]:
     return tuple(found)
 
 
+def joined_spans(spans: Sequence[Span], hosted: Sequence[tuple[Collection[str], Collection[str]]]) -> tuple[Span, ...]:
+    """Return spans, those put together over which something goes on that the provider runs.
+
+    A program of the provider's may call the client's tools: it begins in one reply, and ends in a later one. `hosted`
+    has, for each message, the ids of what it leaves running, and of what it is a part of.
+    """
+    if not any(begun for begun, _ in hosted):
+        return tuple(spans)
+    joined: list[Span] = []
+    running: dict[str, int] = {}  # where in `joined` it began
+    for span in spans:
+        messages = range(span.start, span.stop)
+        begins = [running[name] for at in messages for name in hosted[at][1] if name in running]
+        joined.append(span)
+        if begins:
+            first = min(begins)
+            joined[first:] = [Span(start=joined[first].start, stop=span.stop, round=span.round)]
+            running = {name: min(place, first) for name, place in running.items()}
+        running |= {name: len(joined) - 1 for at in messages for name in hosted[at][0]}
+    return tuple(joined)
+
+
 class Repaired(Struct, frozen=True, kw_only=True):
     """Messages that keep the rules of their API."""
 
@@ -137,6 +162,19 @@ class Repaired(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def answer_of(text: str) -> str:
+    """Return what a reply says behind the reasoning that it begins with, as `<think>…</think>`. Clients take that out.
+
+    Where a template opens it, the reply only closes it, on a line of its own.
+    """
+    if "</th" not in text:
+        return text
+    if (thoughts := _THOUGHTS.match(text)) is not None:
+        return text[thoughts.end() :]
+    before, closed, after = text.partition("\n</think>")
+    return after if closed and "<think>" not in before and after[:1] in {"", "\n"} else text
 
 
 def one_line(text: str) -> str:
@@ -292,9 +330,19 @@ class Message(ABC):
         """The message as two, at each place where a reply may begin that went on with it: see `Item.parted`."""
         return ()
 
+    def continued(self, reply: Message) -> Message | None:
+        """Return a reply to a request that ended with this one, an assistant's, as clients send both back: as one.
+
+        None where they are told apart all the same: see `parted`.
+        """
+        return reply.with_text(self.text + reply.text)
+
     @property
-    def is_compaction(self) -> bool:
-        """Whether it stands for what came before, which the provider has summed up: it is never trimmed."""
+    def is_lasting(self) -> bool:
+        """Whether it counts for all that follows, and is never trimmed.
+
+        It stands for what came before, which the provider has summed up; or it changes what tools there are.
+        """
         return False
 
     @property

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Final, Self
 import orjson
 from httptools import HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.config import ServerSettings
 from proxy.dialects.json_size import excess_of
@@ -90,6 +90,21 @@ class _PlainParser(HttpRequestParser):
                     raise
                 data = self._protocol.plain_head() + data[offer.args[0] :]
                 parser = self._protocol.parser = _PlainParser(self._protocol)  # the old one may be closed
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """A response to HTTP/1.0, which knows no chunks: without a length its body ends with the connection."""
+
+    _is_open = False  # whether the response has no length
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the response, as uvicorn's cycle does."""
+        if message["type"] == "http.response.start":
+            self._is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = False if self._is_open else None
+        elif self._is_open:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -186,6 +201,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_head = False
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle
         if self._stops:
             self.cycle.keep_alive = False
         self.headers = []  # the request keeps its own; from here on come trailers

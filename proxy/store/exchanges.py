@@ -50,6 +50,7 @@ from proxy.conversation import (
     place_finished,
     takes_head,
 )
+from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
@@ -563,7 +564,7 @@ class ExchangeEnd:
             reply = settlement.replies[0]
             self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
         self._keep_hidden(heads, nodes, carried, renamed)
-        self._keep_evidence(line, heads)
+        self._keep_evidence(base, line, heads)
         head = heads[0] if moves_head else self._session.head
         return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
 
@@ -736,18 +737,32 @@ class ExchangeEnd:
         if count:
             self.session_row["hidden"] = session.hidden + count
 
-    def _keep_evidence(self, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
+    def _keep_evidence(self, base: str, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
         """Keep what the replies are known by when the client sends them back, those that it brought included."""
         settlement = self._settlement
         brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
         said = [
             *(() if self._line else brought),
             *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
+            *self._prefilled(base, line),
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
         first = line[0].node if line and begins else None
         insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, first))
+
+    def _prefilled(self, base: str, line: Sequence[tree.NodePlace]) -> list[tuple[str, Message]]:
+        """Return each reply put together with the words that it goes on with, and where that would stand.
+
+        A request may end with the beginning of a reply. Most clients send both back as one message.
+        """
+        settlement = self._settlement
+        begun = settlement.messages[-1].message if settlement.messages else None
+        if begun is None or begun.role != "assistant" or len(line) != len(settlement.messages):
+            return []
+        before = line[-2].node if len(line) > 1 else base
+        wholes = [begun.continued(reply.body.message) for reply in settlement.replies]
+        return [(node_id(before, whole), whole) for whole in wholes if whole is not None]
 
     def _answered(self) -> list[tree.NewNode]:
         settlement = self._settlement

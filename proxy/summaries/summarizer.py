@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from proxy import __version__
 from proxy.config import SummarizerSettings
-from proxy.dialects import Dialect, dialect_named
+from proxy.dialects import Dialect, answer_of, dialect_named
 from proxy.dialects.jsontext import is_object, read
 from proxy.errors import NoAnswer, UpstreamBusy, UpstreamError, UpstreamTimeout
 from proxy.summaries.prompt import Prompt
@@ -42,7 +42,6 @@ _FORWARDED: Final = frozenset(
     }
 )
 """Headers of the client that identify it; its other headers belong to its own request."""
-_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)  # what some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 FAILURES: Final = 3  # failures in a row that open the breaker
 PAUSE: Final = 30.0  # seconds of the first pause
@@ -270,7 +269,7 @@ async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswe
         raise NoAnswer(f"the summarizer's answer {what}")
     reply = found.messages[0]
     return ModelAnswer(
-        text=_REASONING.sub("", reply.text).strip(),
+        text=answer_of(reply.text).strip(),
         finish=found.finish_reasons[0],
         calls=bool(reply.calls),
         usage=found.usage,

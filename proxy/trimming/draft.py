@@ -104,7 +104,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     def results(self) -> Iterator[Result]:
         """Yield the tool results that still stand, each with the call that it answers."""
         for span in self.spans:
-            calls = by_id(self.entries[span.start].message.calls)
+            calls = by_id(calls_in(self.entries, span))
             for place, message in self.remaining(span.start, span.stop):
                 for index, result, entry in results_of(message, self.entries[place]):
                     yield Result(
@@ -190,6 +190,11 @@ class ResultChanges:
         """Go on from a change; return it."""
         self._kept[change.position] = change
         return change
+
+
+def calls_in(entries: Sequence[Entry], span: Span) -> list[Call]:
+    """Return the calls of a span. They are those of its first message, but where the provider runs something in it."""
+    return [call for entry in entries[span.start : span.stop] for call in entry.message.calls]
 
 
 def by_id(calls: Sequence[Call]) -> dict[str, Call]:

@@ -169,7 +169,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
     reply = ""
     han = words = 0
     for span in spans:
-        names = {call.id: call.name for call in messages[span.start].calls if call.id}
+        names = {call.id: call.name for each in messages[span.start : span.stop] for call in each.calls if call.id}
         for message in messages[span.start : span.stop]:
             text = message.text
             roles[message.role] += 1

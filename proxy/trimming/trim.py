@@ -143,7 +143,7 @@ def protected(
     newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
     if newest is not None and messages[newest].is_result:
         whole.update(span for span in spans if span.start <= newest < span.stop)
-    whole.update(span for span in spans if messages[span.start].is_compaction)
+    whole.update(span for span in spans if any([each.is_lasting for each in messages[span.start : span.stop]]))
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))

@@ -103,6 +103,46 @@ def test_a_conversation_that_is_repeated_word_for_word_is_one_session_each_time(
     assert len(set[str]().union(*found)) == 3
 
 
+@in_each_api
+def test_reasoning_that_a_client_takes_out_of_replies_changes_no_session(client: httpx.Client, tongue: Tongue) -> None:
+    for answers in (["Ok {}.", "No {}."], ["Water number {} flows to the sea, and it is very deep.", "{}"]):
+        said: list[JsonObject] = []
+        sessions, kinds = list[str](), list[str]()
+        for number in range(6):
+            said.append({"role": "user", "content": f"Question {number}: where does it rise?"})
+            text = answers[number % 2].format(number)
+            body = tongue.body(said, f"say:<think>I think of {number}.</think> {text}", tools=(), stream=False)
+            answer = client.post(tongue.path, json=body, headers=tongue.headers)
+            assert text in answer.text
+            said.append({"role": "assistant", "content": text})
+            sessions.append(answer.headers["x-session-id"])
+            kinds.append(answer.headers["x-context-kind"])
+        assert len(set(sessions)) == 1
+        assert kinds == ["first", *["resend"] * 5]
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_a_conversation_goes_on_with_its_compaction_alone(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, keeps_id: bool
+) -> None:
+    item: JsonObject = {"type": "compaction", "id": "cmp_0a1b2c3d4e5f60718293", "encrypted_content": "gAAAAA1b2c3d4e5f"}
+
+    async def compacted(answering: Answering, body: JsonObject, *_: Any, **__: Any) -> None:
+        told = {"id": "resp_one", "object": "response", "created_at": 1, "model": body["model"], "output": [item]}
+        await answering.whole(200, JSON, orjson.dumps(told | {"status": "completed"}))
+
+    asked = {"role": "user", "content": "How long is it?"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Answering, "completion", compacted)
+        first = client.post("/v1/responses", json={"model": "m", "input": [asked]})
+    assert first.status_code == 200, first.text
+    kept = {name: value for name, value in item.items() if keeps_id or name != "id"}
+    second = client.post("/v1/responses", json={"model": "echo", "input": [kept, asked]})
+    assert second.headers["x-session-id"] == first.headers["x-session-id"]
+    assert second.headers["x-context-kind"] == "windowed"
+
+
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn(client: httpx.Client) -> None:
     """What the model wrote in a row is one entry; a request may end amid it, with a text as short as the reply."""
@@ -148,6 +188,25 @@ def test_a_reply_of_two_texts_is_not_taken_for_a_text_of_the_clients_and_its_rep
     said = [asked, *items, {"role": "user", "content": "more"}]
     assert [ask("say:ok", said), ask("say:better", said)] == [mine, mine]
     assert other != mine
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("tongue", [CHAT, TONGUES["messages"]], ids=["chat", "messages"])
+def test_a_reply_is_known_with_the_words_that_the_client_let_it_begin_with(
+    client: httpx.Client, tongue: Tongue
+) -> None:
+    for answer in ("it rises in the Alps, and is very long.", "yes."):
+        said: list[JsonObject] = []
+        sessions: set[str] = set()
+        for number in range(4):
+            said.append({"role": "user", "content": f"Question {number}: where does it rise?"})
+            begun = {"role": "assistant", "content": f"Answer {number}: "}
+            body = tongue.body([*said, begun], f"say:{answer}", tools=(), stream=False)
+            found = client.post(tongue.path, json=body, headers=tongue.headers)
+            assert found.status_code == 200, found.text
+            said.append({"role": "assistant", "content": begun["content"] + answer})
+            sessions.add(found.headers["x-session-id"])
+        assert len(sessions) == 1
 
 
 @in_each_api

@@ -81,6 +81,24 @@ def test_limits_of_a_head_that_is_complete(proxy: Proxy, line: int, headers: int
     assert sent(proxy.port, request(b"GET", b"/" + b"a" * line, b"", *fields))[0] == status
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+def test_an_answer_to_http_1_0_has_no_chunks(proxy: Proxy, stream: bool, method: bytes) -> None:
+    body = orjson.dumps({"model": "echo", "messages": [{"role": "user", "content": "a"}], "stream": stream})
+    path = b"/v1/chat/completions" if method == b"POST" else b"/v1/models"
+    asked = request(method, path, body, b"Authorization: Bearer x", b"Content-Type: application/json")
+    status, headers, answer = sent(proxy.port, asked.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert (status, "transfer-encoding" in headers) == (200, False)
+    if method == b"HEAD":
+        assert answer == b""
+    elif stream:
+        assert "content-length" not in headers
+        assert answer.startswith(b"data: {")
+        assert answer.endswith(b"data: [DONE]\n\n")
+    else:
+        assert len(answer) == int(headers["content-length"])
+
+
 def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(proxy: Proxy) -> None:
     with RawClient(proxy.port) as client:
         client.socket.sendall(b"\x16\x03\x01\x00\r\n\r\n")

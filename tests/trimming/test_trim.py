@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.messages.message import MessagesMessage
 from proxy.trimming.cost import NO_CHANGE, Costs
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit
@@ -612,6 +613,21 @@ def test_pins(pin: dict[str, Any], expected: set[int]) -> None:
 def test_calls_that_wait_are_protected_with_the_results_that_came() -> None:
     policy = Policy.model_validate({"keep": NOTHING})
     assert protected(OPEN, spans(OPEN), rounds(OPEN), policy) == {5, 11, 12}
+
+
+def test_tools_that_are_declared_amid_a_log_stay_with_all_of_their_span() -> None:
+    policy = Policy.model_validate({"keep": {"rounds": 0}})
+    blocks: list[list[dict[str, Any]]] = [
+        [{"type": "tool_use", "id": "a", "name": "look", "input": {}}],
+        [{"type": "tool_result", "tool_use_id": "a", "content": "x"}, {"type": "tool_addition", "tool": {}}],
+    ]
+    called, seen = [
+        MessagesMessage.of({"role": role, "content": each})
+        for role, each in zip(("assistant", "user"), blocks, strict=True)
+    ]
+    asked, said = [MessagesMessage.of({"role": role, "content": "hi"}) for role in ("user", "assistant")]
+    talk = [asked, called, seen, said, asked, said, asked]
+    assert protected(talk, spans(talk), rounds(talk), policy) == {1, 2, 6}
 
 
 def test_an_empty_log_and_one_without_a_question() -> None:

@@ -10,9 +10,9 @@ what they change without meaning anything by it is left out here, and nothing el
     calls             arguments count as JSON, not as text, and their numbers as JavaScript has them; `index` and
                       thought signatures do not count
     tool results      `name` does not count
-    replies           white space around the text does not count; reasoning and the like (as fields or as parts),
-                      and what clients add to them (`name`, what SDKs have parsed), do not count where content or
-                      calls remain
+    replies           white space around the text does not count; reasoning and the like (as fields, as parts or as
+                      `<think>…</think>` before the text), and what clients add to them (`name`, what SDKs have
+                      parsed), do not count where content or calls remain
 
 Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects import OWN_FIELDS
+from proxy.dialects import OWN_FIELDS, answer_of
 from proxy.dialects.jsontext import is_array, is_object, write
 
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
@@ -65,12 +65,9 @@ def canonical(data: Mapping[str, Any]) -> bytes:
             if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
-            if role == "assistant":
-                content = content.strip()
-            elif role == "developer":
-                role = "system"
-            if content:
-                return write({"content": content, "role": role})
+            said = answer_of(content).strip() if role == "assistant" else content
+            if said:
+                return write({"content": said, "role": "system" if role == "developer" else role})
     form, reply = _fields(data, role)
     if "content" in form:
         said, beside = _content(content, is_reply=role == "assistant")
@@ -85,7 +82,7 @@ def earlier_canonical(data: Mapping[str, Any]) -> bytes:
     """Return the form that messages had in the first versions, by which stored nodes may have their names.
 
     Several parts of text, and a part of text that had more than that, were no text; white space around the text
-    of a reply counted, and so did its parts of reasoning.
+    of a reply counted, and so did its parts of reasoning, and reasoning before its text.
     """
     form, reply = _fields(data, data.get("role"))
     if "content" in form:
@@ -138,7 +135,7 @@ def _content(value: Any, *, is_reply: bool) -> tuple[Any, dict[str, Any]]:
     Parts of text alone are one text.
     """
     if isinstance(value, str):
-        return (value.strip() if is_reply else value), {}
+        return _text(value, is_reply=is_reply)
     if not is_array(value):
         return (_part(value) if is_object(value) else value), {}
     beside: dict[str, Any] = {}
@@ -160,8 +157,16 @@ def _content(value: Any, *, is_reply: bool) -> tuple[Any, dict[str, Any]]:
         parts.append(part)
     if len(texts) < len(parts):
         return parts, beside
-    text = "".join(texts)
-    return (text.strip() if is_reply else text), beside
+    text, thoughts = _text("".join(texts), is_reply=is_reply)
+    return text, beside | thoughts
+
+
+def _text(text: str, *, is_reply: bool) -> tuple[str, dict[str, Any]]:
+    """Return the form of a text, and of a reply that is nothing but reasoning the field that this stands for."""
+    if not is_reply:
+        return text, {}
+    answer = answer_of(text).strip()
+    return answer, {"thoughts": text.strip()} if not answer and text.strip() else {}
 
 
 def _earlier_content(value: Any) -> Any:

@@ -89,7 +89,7 @@ def _replies(found: Completion) -> Replies:
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
-    __slots__ = ("_choices", "error", "model", "usage")
+    __slots__ = ("_choices", "_names", "error", "model", "usage")
 
     usage: JsonObject | None  # the last usage that was reported
     model: str | None  # the model that answers, as it calls itself
@@ -98,6 +98,7 @@ class CompletionAccumulator:
     def __init__(self) -> None:
         self.usage = self.model = self.error = None
         self._choices: dict[int, Deltas] = {}
+        self._names: frozenset[str] | None = None  # those of the fields of the first chunk
 
     def take(self, event: Event) -> bool:
         if event.data is None or event.is_done:
@@ -108,9 +109,13 @@ class CompletionAccumulator:
             return False
 
     def add(self, chunk: Any) -> bool:
-        """Take the next chunk, the parsed data of one event, whatever it is; tell if it is `usage_only`."""
+        """Take the next chunk, the parsed data of one event, whatever it is.
+
+        Tell if it is `usage_only`, and holds nothing that the first one has not: providers name their sources there.
+        """
         if not is_object(chunk):
             return False
+        names, self._names = self._names, self._names or frozenset(chunk)
         if self.model is None:
             self.model = _name(chunk, "model")
         if is_object(chunk.get("usage")):
@@ -119,6 +124,8 @@ class CompletionAccumulator:
             self.error = _error(chunk)
         choices = chunk.get("choices")
         if not choices:
+            if names is not None and any(chunk[name] for name in chunk.keys() - names - _BESIDE_USAGE):
+                return False
             return usage_only(chunk)
         for position, item in enumerate(_objects(choices)):
             self._add(item, position)
@@ -153,6 +160,10 @@ class CompletionAccumulator:
     @property
     def failed(self) -> bool:
         return self.error is not None
+
+
+_BESIDE_USAGE: Final = frozenset({"usage", "obfuscation", "service_tier", "system_fingerprint"})
+"""Fields of a chunk of usage that need not be in the first chunk."""
 
 
 def usage_only(chunk: Any) -> bool:

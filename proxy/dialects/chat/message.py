@@ -250,6 +250,11 @@ class ChatMessage(Message):
             message = message.replacing("function_call", {**function, "arguments": arguments[-1]})
         return message
 
+    def with_ids(self, names: Sequence[str]) -> ChatMessage:
+        """Return it with these ids in its `tool_calls`, which are as many."""
+        named = zip(self.data["tool_calls"], names, strict=True)
+        return self.replacing("tool_calls", [{**item, "id": name} for item, name in named])
+
     def with_notes(self, notes: Mapping[int, str]) -> ChatMessage:
         content = list(self.data["content"])
         for place, note in notes.items():
@@ -274,6 +279,9 @@ class ChatMessage(Message):
             dropped.update(name for name in _REASONING if name in changed)
         elif reasoning == "auto" and not has_calls:
             dropped.update(name for name in _SENT_BACK_BESIDE_CALLS if name in changed)
+        calls = changed.get("tool_calls")
+        if is_array(calls) and (completed := [_completed(call) for call in calls]) != calls:
+            changed = {**changed, "tool_calls": completed}
         audio = changed.get("audio")
         if is_object(audio) and set(audio) - {"id"} and "id" in audio:
             changed = {**changed, "audio": {"id": audio["id"]}}
@@ -283,6 +291,15 @@ class ChatMessage(Message):
 
     def without_reasoning(self) -> ChatMessage:
         return self.without(*_BOUND) if self.role == "assistant" and _is_bound(self.raw) else self
+
+
+def _completed(call: Any) -> Any:
+    """Return a call of a function with what some servers leave out of it, and requests must have."""
+    function = call.get("function") if is_object(call) else None
+    if not is_object(function):
+        return call
+    function = function if function.get("arguments") is not None else {**function, "arguments": "{}"}
+    return {**call, "type": call.get("type") or "function", "function": function}
 
 
 def _is_bound(raw: bytes) -> bool:

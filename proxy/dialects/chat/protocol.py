@@ -2,7 +2,8 @@
 
     - An assistant message with `tool_calls` is followed at once by one `tool` message for each call.
     - A `tool` message stands nowhere else, and answers a call of that block by its id.
-    - Each call has an id, and no other call of the block has the same one.
+    - Each call has an id, and no other call of the block has the same one. Some servers give empty ones: where as many
+      results with empty ids follow, they get ids in order.
     - `tool_calls` is not empty, and an assistant message has content or calls.
 
 Source: OpenAI's API reference and its error messages ("An assistant message with 'tool_calls' must
@@ -47,6 +48,7 @@ class Problem(StrEnum):
     ORPHAN = "tool result without a call"
     SECOND = "second result of a tool call"
     NAMELESS = "tool call without an id"
+    UNNAMED = "tool call without an id, as its result is"
     TWICE = "tool call with the id of another one in its message"
     NO_CALLS = "tool_calls without a call"
     EMPTY = "assistant message without content and calls"
@@ -66,6 +68,10 @@ class _Walk(RulesWalk):
             position += 1
             if role == "assistant":
                 ids: Collection[str] = ties[start].ids
+                if _is_nameless(ties, start) and all([call.name for call in messages[start].calls]):
+                    position += len(ids)
+                    self._named(start, messages[start:position])
+                    continue
                 if _is_sound(ties[start]):
                     self.keep(start, messages[start])
                 else:
@@ -103,6 +109,14 @@ class _Walk(RulesWalk):
     def keep(self, source: int | None, message: Message) -> None:
         super().keep(source, message)
         self._left_out = None
+
+    def _named(self, position: int, block: Sequence[Message]) -> None:
+        """Keep calls and their results, with ids that every server takes."""
+        names = [f"call{number:05}" for number in range(1, len(block))]
+        self.problems += [(position, Problem.UNNAMED)] * len(names)
+        self.keep(None, cast("ChatMessage", block[0]).with_ids(names))
+        for name, each in zip(names, block[1:], strict=True):
+            self.keep(None, each.replacing("tool_call_id", name))
 
     def _block(self, position: int, message: Message, ties: ChatTies) -> Collection[str]:
         """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
@@ -148,6 +162,13 @@ def _are_sound(ties: Sequence[ChatTies]) -> bool:
     return not waiting
 
 
+def _is_nameless(ties: Sequence[ChatTies], block: int) -> bool:
+    """Tell whether the calls of a block, and as many results right after it, all have an empty id."""
+    count = len(ties[block].ids)
+    results = ties[block + 1 : block + 1 + count]
+    return count > 0 and not any(ties[block].ids) and [each.answers for each in results] == [""] * count
+
+
 def _is_sound(ties: ChatTies) -> bool:
     """Tell whether an assistant message by itself breaks no rule."""
     ids = ties.ids
@@ -163,6 +184,7 @@ class ChatDialect(Dialect):
     repairs_blocks_alone: ClassVar[bool] = True
     cures: ClassVar[Mapping[StrEnum, str]] = {
         Problem.MISSING: "a result was put in",
+        Problem.UNNAMED: "both got one",
         Problem.SILENT: "a text was put in",
     }
     requests: ClassVar[RequestSide] = RequestSide(

@@ -24,6 +24,7 @@ from proxy.dialects import (
     KnownMessages,
     Message,
     Request,
+    answer_of,
     body_id,
     hash_of,
 )
@@ -227,7 +228,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=has_calls(data),
         content=hash_of(canonical(data)),
         body=body_id(raw),
-        reshaped=type(content) is list or (type(content) is str and content != content.strip()),
+        reshaped=type(content) is list or (type(content) is str and content != answer_of(content).strip()),
     )
     return facts, data
 

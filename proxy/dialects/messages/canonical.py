@@ -3,20 +3,24 @@
 What clients change without meaning anything by it is left out, and nothing else:
 
     everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
-    texts        whatever else a block of text holds; white space at the ends of a reply
+    texts        whatever else a block of text holds
     calls        `caller`; numbers in the input are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
-    replies      thinking, which does not count where anything else is there
+    replies      how the text is split into blocks, and where they stand among the calls; white space at its ends. What
+                 the provider ran itself does not count where text or calls remain, and thinking (also as
+                 `<think>…</think>` before the text) where anything else is there
+
+Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects import OWN_FIELDS, JsonObject
+from proxy.dialects import OWN_FIELDS, JsonObject, answer_of
 from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
-from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of
+from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of, is_call
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {}, False)
 _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
@@ -27,22 +31,51 @@ def canonical(data: JsonObject) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys. Never raises."""
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
-        is_reply = role == "assistant"
-        said = [told for block in blocks_of(data) if (told := _block(block, is_reply=is_reply)) is not None]
-        thought = [block for block in said if _is_thinking(block)]
-        content = [block for block in said if not _is_thinking(block)] or thought
-    form: dict[str, Any] = {"role": role, "content": content}
+        blocks = [told for block in blocks_of(data) if (told := _block(block)) is not None]
+        content = _reply(blocks) if role == "assistant" else blocks
+    return _form(data, content)
+
+
+def earlier_canonical(data: JsonObject) -> bytes:
+    """Return the form that messages had in the first versions, by which stored nodes may have their names.
+
+    Each block of text of a reply counted for itself, and so did what the provider ran, and reasoning before the text.
+    """
+    role, content = data.get("role"), data.get("content")
+    if isinstance(content, str) or is_array(content) or content is None:
+        blocks = [told for block in blocks_of(data) if (told := _block(block)) is not None]
+        if role == "assistant":
+            texts = [block["text"].strip() if _is_text(block) else "" for block in blocks]
+            blocks = [{**block, "text": text} if text else block for block, text in zip(blocks, texts, strict=True)]
+            blocks = [block for block, text in zip(blocks, texts, strict=True) if text or not _is_text(block)]
+        thought = [block for block in blocks if _is_thinking(block)]
+        content = [block for block in blocks if not _is_thinking(block)] or thought
+    return _form(data, content)
+
+
+def _form(data: JsonObject, content: Any) -> bytes:
+    form: dict[str, Any] = {"role": data.get("role"), "content": content}
     form |= {key: value for key, value in data.items() if key not in _OF_MESSAGES and not _is_empty(value)}
     return b"messages:" + write(form, sort_keys=True)
 
 
-def _block(block: Any, *, is_reply: bool = False) -> Any:
+def _reply(blocks: list[Any]) -> list[Any]:
+    """Return what counts of the forms of a reply's blocks."""
+    said = "".join([block["text"] for block in blocks if _is_text(block)])
+    text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
+    if text:
+        return [{"type": "text", "text": text}, *calls]
+    others = [block for block in blocks if not (_is_text(block) or _is_thinking(block))]
+    thoughts = [{"type": "text", "text": said.strip()}] if said.strip() else []
+    return calls or others or thoughts or [block for block in blocks if _is_thinking(block)]
+
+
+def _block(block: Any) -> Any:
     """Return the form of a content block; None where it says nothing."""
     if not is_object(block):
         return block
     kind, text = block.get("type"), block.get("text")
     if kind == "text" and isinstance(text, str):
-        text = text.strip() if is_reply else text
         return {"type": "text", "text": text} if text else None
     if kind == "tool_result":
         return _result(block)
@@ -58,6 +91,10 @@ def _result(block: JsonObject) -> JsonObject:
     elif is_array(content):
         form["content"] = [part for part in map(_block, content) if part is not None]
     return form
+
+
+def _is_text(block: Any) -> bool:
+    return is_object(block) and block.get("type") == "text" and isinstance(block.get("text"), str)
 
 
 def _is_thinking(block: Any) -> bool:

@@ -39,6 +39,10 @@ UNFINISHED: Final = "partial_json"
 _MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
 _RESULTS: Final = frozenset({"tool"})  # the role of the results of a reply
 _MEDIA: Final = ("image", "document", "container_upload")
+_HOSTED: Final = ("server_tool_use", "mcp_tool_use")  # calls of tools that the provider runs
+_LASTING: Final = frozenset({"compaction", "tool_addition", "tool_removal"})
+_LASTING_MARKS: Final = (b'"compaction"', b'"tool_addition"', b'"tool_removal"')  # what the text of one holds
+_SEALED: Final = ("encrypted_content", "signature")  # fields of a compaction that no other one has alike
 _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
 
 
@@ -49,6 +53,8 @@ class BlockTies(Ties, frozen=True, kw_only=True):
     leads: bool = True  # whether its results come before everything else
     alone: bool = True  # whether a message with results holds nothing else
     empty: bool = False  # whether it has no content at all
+    begun: tuple[str, ...] = ()  # the ids of calls of the provider's tools that it holds without their results
+    parts: tuple[str, ...] = ()  # the ids of those that it goes on with: by their results, or by calls that they made
 
 
 class MessagesMessage(Message):
@@ -117,6 +123,14 @@ class MessagesMessage(Message):
         return self._ties
 
     @property
+    def ids(self) -> tuple[str, ...]:
+        """Those of its calls, or of the calls that it answers; and what a compaction holds: it may come back alone."""
+        if not self.is_lasting:
+            return super().ids
+        held = [block.get(name) for block in self.blocks if _kind(block) == "compaction" for name in _SEALED]
+        return super().ids + tuple([each for each in held if isinstance(each, str) and each])
+
+    @property
     def is_result(self) -> bool:
         return self.role == "tool"
 
@@ -145,6 +159,12 @@ class MessagesMessage(Message):
     @property
     def has_content(self) -> bool:
         return any(_says(block) for block in self.blocks)
+
+    @property
+    def is_lasting(self) -> bool:
+        return any(kind in self.raw for kind in _LASTING_MARKS) and any(
+            _kind(block) in _LASTING for block in self.blocks
+        )
 
     @property
     def has_marks(self) -> bool:
@@ -276,10 +296,11 @@ class MessagesMessage(Message):
         return self if len(whole) == len(pairs) else self._of_blocks(whole)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> MessagesMessage:
-        # Thinking that broke off has no signature, and is refused.
+        # Thinking that broke off has no signature, and is refused. A call whose input broke off, at the limit of
+        # tokens, may have a result.
         pairs = list(self._pairs())
-        left = [raw for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
-        return self if len(left) == len(pairs) else self._of_blocks(left)
+        left = [_sendable(raw, block) for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
+        return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
 
     def without_reasoning(self) -> MessagesMessage | None:
         if self.role != "assistant" or b"thinking" not in self.raw:
@@ -442,9 +463,16 @@ def _can_be_sent(block: Any, reasoning: ReasoningMode, *, partial: bool) -> bool
     kind = _kind(block)
     if kind in THINKING:
         return reasoning != "drop" and bool(block.get("signature") or block.get("data"))
-    if partial and is_object(block) and UNFINISHED in block:
+    if is_object(block) and UNFINISHED in block and (partial or not is_call(block)):
         return False
     return not _is_text(block) or bool(_text_of(block).strip())
+
+
+def _sendable(raw: bytes, block: Any) -> bytes:
+    """Return the text of a block as a request takes it."""
+    if is_object(block) and UNFINISHED in block:
+        return write({name: value for name, value in block.items() if name != UNFINISHED})
+    return raw
 
 
 def _takes_mark(block: JsonObject) -> bool:
@@ -511,8 +539,28 @@ def _ties(data: JsonObject) -> BlockTies:
             else:
                 alone = False
         return BlockTies(role=role, answers=tuple(answers), leads=leads, alone=alone)
-    ids = tuple([_call(block).id for block in blocks if is_call(block)]) if role == "assistant" else ()
-    return BlockTies(role=role, ids=ids, followers=_RESULTS if ids else frozenset(), empty=not blocks)
+    if role != "assistant":
+        return BlockTies(role=role, empty=not blocks)
+    ids = tuple([_call(block).id for block in blocks if is_call(block)])
+    begun, ended = _hosted(blocks)
+    callers = [
+        caller.get("tool_id") for block in blocks if is_object(block) and is_object(caller := block.get("caller"))
+    ]
+    return BlockTies(
+        role=role,
+        ids=ids,
+        followers=_RESULTS if ids else frozenset(),
+        empty=not blocks,
+        begun=tuple([name for name in begun if name not in ended]),
+        parts=tuple([name for name in (*ended, *callers) if isinstance(name, str) and name not in begun]),
+    )
+
+
+def _hosted(blocks: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return the ids of the calls of the provider's tools among these blocks, and of those whose results are there."""
+    begun = [block.get("id") for block in blocks if _kind(block) in _HOSTED]
+    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
+    return [name for name in begun if isinstance(name, str)], [name for name in ended if isinstance(name, str)]
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

@@ -22,11 +22,21 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
+from proxy.dialects.base import (
+    Dialect,
+    Message,
+    ReplySide,
+    RequestSide,
+    RulesWalk,
+    Span,
+    SpokenRole,
+    joined_spans,
+    spans_of,
+)
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
-from proxy.dialects.messages.canonical import canonical
+from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
 from proxy.dialects.messages.reply import (
@@ -245,8 +255,12 @@ class MessagesDialect(Dialect):
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)
 
+    def earlier_canonical(self, message: Message) -> bytes | None:
+        return earlier_canonical(message.data)
+
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        return spans_of(_ties_of(messages))
+        ties = _ties_of(messages)
+        return joined_spans(spans_of(ties), [(each.begun, each.parts) for each in ties])
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)

@@ -16,7 +16,7 @@ from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
 from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
-from proxy.dialects.messages.canonical import canonical
+from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
 from proxy.errors import InvalidRequest
 
@@ -179,13 +179,15 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     for place, block in enumerate(content if is_array(content) else ()):
         if not is_object(block):
             raise wrong_type(f"{param}.content[{place}]", "an object", block)
+    form = canonical(data)
     facts = Facts(
         raw=raw,
         role=role_of(data),
         has_own_fields=not data.keys().isdisjoint(OWN_FIELDS),
         has_calls=any(map(is_call, blocks_of(data))),
-        content=hash_of(canonical(data)),
+        content=hash_of(form),
         body=body_id(raw),
+        reshaped=data["role"] == "assistant" and form != earlier_canonical(data),
     )
     return facts, data
 

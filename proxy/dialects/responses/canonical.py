@@ -6,18 +6,18 @@ What clients change without meaning anything by it is left out:
     content        one part of text is that text; of a text part only the text counts
     role           `developer` is `system`
     turns          how texts are split into parts and messages, and white space around them; where texts and calls
-                   stand among each other; arguments count as JSON, not as text. Reasoning, what the provider ran
-                   itself and references do not count where text or calls remain
+                   stand among each other; arguments count as JSON, not as text. Reasoning (also as `<think>…</think>`
+                   before the text), what the provider ran itself and references do not count where text or calls remain
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects.base import OWN_FIELDS, Call, JsonObject
+from proxy.dialects.base import OWN_FIELDS, Call, JsonObject, answer_of
 from proxy.dialects.chat.canonical import CACHE_MARKS, arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
-from proxy.dialects.responses.items import CALLS, TURN, Item, kind_of
+from proxy.dialects.responses.items import TURN, Item, kind_of
 
 _DROPPED: Final = frozenset({"id", "status", "phase", "caller", "namespace", "created_by", *OWN_FIELDS, *CACHE_MARKS})
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
@@ -70,13 +70,13 @@ def _turn(entry: Item) -> JsonObject:
         if is_object(part := slot.value) and isinstance(part.get("refusal"), str)
     ]
     form: JsonObject = {
-        "text": entry.text.strip(),
+        "text": answer_of(entry.text).strip(),
         "refusals": refusals,
         "calls": [_call(call) for call in entry.calls],
     }
     form = {name: value for name, value in form.items() if value not in _EMPTY}
     if not form:
-        form["items"] = [_item(item) for item in entry.items if kind_of(item) not in CALLS]
+        form["items"] = [_item(item) for item in entry.items]
     return {"type": TURN, **form}
 
 

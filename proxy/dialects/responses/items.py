@@ -13,7 +13,7 @@ returns what the API would list.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeGuard
 
 import msgspec
 import orjson
@@ -43,10 +43,13 @@ CALLS: Final = {
     "local_shell_call": "local_shell_call_output",
     "shell_call": "shell_call_output",
     "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
     "mcp_approval_request": "mcp_approval_response",
 }
-"""Items that the client answers, with the type of the answer."""
+"""Items that the client answers, with the type of the answer; `is_call` tells of those that the provider may answer."""
 RESULTS: Final = frozenset(CALLS.values())
+_FIXED: Final = frozenset({"computer_call_output", "tool_search_output", "mcp_approval_response"})
+"""Results in whose place no text may stand."""
 _HOSTED: Final = frozenset(
     {
         *("file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
@@ -55,11 +58,18 @@ _HOSTED: Final = frozenset(
 )
 """What the provider runs itself: the items hold call and result."""
 _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
+_NAMED: Final = _COMPACTIONS | {"message", "item_reference"}  # items that are known by their ids
+_LASTING: Final = _COMPACTIONS | {"additional_tools", "configuration_update"}
+_LASTING_MARKS: Final = (b'"compaction', b'"additional_tools"', b'"configuration_update"')  # what the text of one holds
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
+_OF_CLIENTS: Final = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
+"""Items that a client puts in, and may give an id."""
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _TEXTS: Final = ("input_text", "output_text", "text")
+_STREAMS: Final = ("stdout", "stderr")  # what a command of a shell wrote
+_GIVEN: Final = ("action", "actions", "operation")  # where a call of a tool that has no name says what to do
 _IMAGES: Final = ("input_image", "computer_screenshot")
 _HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # where a part may hold what it is about
 
@@ -80,7 +90,28 @@ def is_by_model(item: JsonObject) -> bool:
     kind = kind_of(item)
     if kind == "message":
         return item.get("role") == "assistant"
-    return kind in MODEL_MADE or (kind not in RESULTS and "id" in item and "output" not in item)
+    if kind in RESULTS:
+        return not is_output(item)
+    if kind in _OF_CLIENTS:
+        return item.get("role") == "assistant"
+    return kind in MODEL_MADE or ("id" in item and "output" not in item)
+
+
+def is_call(item: JsonObject) -> bool:
+    """Tell whether an item is for the client to answer. A search for tools is the provider's, unless it says so."""
+    kind = kind_of(item)
+    return kind in CALLS and (kind != "tool_search_call" or item.get("execution") == "client")
+
+
+def is_output(item: JsonObject) -> bool:
+    """Tell whether an item is the client's answer to a call.
+
+    The provider answers searches for tools, and commands of a shell in its containers: those outputs come with an id.
+    """
+    kind = kind_of(item)
+    if kind == "tool_search_output":
+        return item.get("execution") == "client"
+    return kind in RESULTS and (kind != "shell_call_output" or not item.get("id"))
 
 
 def call_id_of(item: JsonObject) -> str:
@@ -88,6 +119,8 @@ def call_id_of(item: JsonObject) -> str:
     name = item.get("id") if kind_of(item) == "mcp_approval_request" else None
     for field in _NAMED_BY if name is None else ():
         name = name or item.get(field)
+    if kind_of(item) == "local_shell_call_output":  # SDKs know it by an `id`, which is that of the call
+        name = name or item.get("id")
     return name if isinstance(name, str) else ""
 
 
@@ -172,12 +205,29 @@ class Item(Message):
         return [(Item(turn_of(raws[:at])), Item(turn_of(raws[at:]))) for at in range(1, len(raws))[-_REPLIED:]]
 
     @property
+    def programs(self) -> tuple[Collection[str], Collection[str]]:
+        """The ids of programs of the provider's that it begins and does not end, and of those that it is part of."""
+        if b'"program' not in self.raw:
+            return (), ()
+        begun = [item.get("call_id") for item in self.items if kind_of(item) == "program"]
+        ended = [item.get("call_id") for item in self.items if kind_of(item) == "program_output"]
+        callers = [caller.get("caller_id") for item in self.items if is_object(caller := item.get("caller"))]
+        parts = {name for name in (*ended, *callers) if isinstance(name, str)}
+        return [name for name in begun if isinstance(name, str) and name not in ended], parts
+
+    def continued(self, reply: Message) -> Message | None:
+        del reply  # it is found by `parted`
+        return None
+
+    @property
     def is_field(self) -> bool:
         return self.kind == INSTRUCTIONS
 
     @property
-    def is_compaction(self) -> bool:
-        return b'"compaction' in self.raw and any(kind_of(item) in _COMPACTIONS for item in self.items)
+    def is_lasting(self) -> bool:
+        return any(kind in self.raw for kind in _LASTING_MARKS) and any(
+            kind_of(each) in _LASTING for each in self.items
+        )
 
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
         """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
@@ -220,7 +270,7 @@ class Item(Message):
     def slots(self) -> tuple[_Slot, ...]:
         """Where its text stands, in order."""
         if self._slots is None:
-            self._slots = tuple(_slots(self.items))
+            self._slots = tuple(_slots(self.items, of_turn=self.data.get("type") == TURN))
         return self._slots
 
     @property
@@ -262,8 +312,13 @@ class Item(Message):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers."""
-        named = [item.get("id") for item in self.items if kind_of(item) in {"message", "item_reference"}]
+        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers.
+
+        And what a compaction holds: after it, a client may send nothing else that came here.
+        """
+        named = [item.get("id") for item in self.items if kind_of(item) in _NAMED]
+        if self.is_lasting:
+            named += [item.get("encrypted_content") for item in self.items if kind_of(item) in _COMPACTIONS]
         return super().ids + tuple([name for name in named if isinstance(name, str) and name])
 
     @property
@@ -298,10 +353,9 @@ class Item(Message):
         for call in self.calls:
             texts += [call.name, call.arguments]
         for item in self.items:
-            kind = kind_of(item)
-            if kind == "reasoning":
+            if kind_of(item) == "reasoning":
                 reasoning += _summary(item)
-            elif kind not in _KNOWN_SHAPES:
+            elif self._is_closed(item):
                 texts.append(write(item).decode())
         return Countable(
             texts=tuple([text for text in texts if text]),
@@ -315,14 +369,21 @@ class Item(Message):
         lines += _refusals(self.slots)
         lines += [each.line for each in self.attachments]
         lines += self._call_lines()
-        lines += [f"[{kind_of(item)}]" for item in self.items if kind_of(item) not in _KNOWN_SHAPES | {"reasoning"}]
+        lines += [f"[{kind_of(item)}]" for item in self.items if self._is_closed(item)]
         return "\n".join(lines)
+
+    def _is_closed(self, item: JsonObject) -> bool:
+        """Tell whether an item is not read field by field: it counts as it is written."""
+        kind = kind_of(item)
+        if kind in RESULTS:
+            return self.data.get("type") == TURN or (kind in _FIXED and item.get("output") is None)
+        return kind not in _KNOWN_SHAPES or (kind == "tool_search_call" and not is_call(item))
 
     # ------------------------------------------------------------------------------------ rewriting
 
     def with_text(self, text: str) -> Item:
         if not self.is_turn:
-            return self.replacing(_field_of(self.data), text)
+            return self._saying(text)
         said = _message(text)
         places = [at for at, item in enumerate(self.items) if kind_of(item) == "message"]
         if not places:
@@ -330,6 +391,16 @@ class Item(Message):
             raws = self.raws
             return Item(turn_of([*raws[:after], said, *raws[after:]]))
         return self.keeping(lambda each: said if each.at == places[0] else None if each.at in places else each.raw)
+
+    def _saying(self, text: str) -> Item:
+        """Return one item with another text; it stays where none may stand. How commands ended stays too."""
+        kind, output = self.kind, self.data.get("output")
+        if kind in _FIXED:
+            return self
+        if kind != "shell_call_output" or not is_array(output):
+            return self.replacing(_field_of(self.data), text)
+        texts = [text, *[""] * (len(output) - 1)]
+        return self.replacing("output", [_with_text(part, said) for part, said in zip(output, texts, strict=False)])
 
     def with_content_of(self, other: Message) -> Item:
         if self.is_turn and isinstance(other, Item):
@@ -345,11 +416,11 @@ class Item(Message):
         new: dict[int, Any] = {}
         for place, (slot, text) in enumerate(zip(slots, texts, strict=True)):
             if text is None:
-                new[place] = None
+                new[place] = _with_text(slot.value, "") if _is_of_shell(slot.value) else None
             elif slot.part is None:
                 new[place] = text
-            elif _text_in(slot.value):
-                new[place] = {**slot.value, "text": text} if is_object(slot.value) else text
+            elif (before := _text_in(slot.value)) and text != before:
+                new[place] = _with_text(slot.value, text)
         return self._with_slots(new)
 
     def with_appended(self, text: str) -> Item:
@@ -377,6 +448,8 @@ class Item(Message):
         return self.keeping(changed)
 
     def with_notes(self, notes: Mapping[int, str]) -> Item:
+        if self.kind in _FIXED:
+            return self
         kind = _part_type(self.role)
         return self._with_slots({place: {"type": kind, "text": note} for place, note in notes.items()})
 
@@ -406,7 +479,7 @@ class Item(Message):
         def changed(each: Placed) -> bytes | None:
             if each.at < first or each.kind in {"item_reference", "mcp_approval_request"}:
                 return each.raw
-            if each.kind == "reasoning" or each.kind in _HOSTED:
+            if each.kind == "reasoning" or (each.kind in _HOSTED and not is_call(each.item)):
                 return None
             return _without(each.raw, ("id",))
 
@@ -452,7 +525,7 @@ def role_of(data: JsonObject) -> str:
     kind = kind_of(data)
     if kind == TURN:
         return "assistant"
-    if kind in RESULTS:
+    if is_output(data):
         return "tool"
     role = data.get("role")
     return role if kind in {"message", INSTRUCTIONS} and isinstance(role, str) else ""
@@ -471,10 +544,10 @@ def _part_type(role: str) -> str:
     return "output_text" if role == "assistant" else "input_text"
 
 
-def _slots(items: Sequence[JsonObject]) -> Iterator[_Slot]:
+def _slots(items: Sequence[JsonObject], *, of_turn: bool) -> Iterator[_Slot]:
     for at, item in enumerate(items):
         kind = kind_of(item)
-        if kind not in RESULTS and kind not in {"message", INSTRUCTIONS}:
+        if (of_turn or kind not in RESULTS) and kind not in {"message", INSTRUCTIONS}:
             continue
         field = _field_of(item)
         content = item.get(field)
@@ -488,12 +561,26 @@ def _slots(items: Sequence[JsonObject]) -> Iterator[_Slot]:
 def _text_in(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if _is_of_shell(value):
+        return "".join([text for name in _STREAMS if isinstance(text := value.get(name), str)])
     text = value.get("text") if is_object(value) and value.get("type") in _TEXTS else None
     return text if isinstance(text, str) else ""
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (is_object(value) and value.get("type") in _TEXTS)
+    return isinstance(value, str) or (is_object(value) and value.get("type") in _TEXTS) or _is_of_shell(value)
+
+
+def _is_of_shell(value: Any) -> TypeGuard[JsonObject]:
+    """Tell whether a part is what a command of a shell wrote."""
+    return is_object(value) and "type" not in value and any(name in value for name in _STREAMS)
+
+
+def _with_text(part: Any, text: str) -> Any:
+    """Return a part with another text."""
+    if _is_of_shell(part):
+        return part | {"stdout": text, "stderr": ""}
+    return {**part, "text": text} if is_object(part) else text
 
 
 def _is_attachment(value: Any) -> bool:
@@ -519,17 +606,19 @@ def _says(item: JsonObject) -> bool:
         content = item.get("content")
         parts = content if is_array(content) else [content]
         return any(_text_in(part).strip() or (is_object(part) and not _is_text(part)) for part in parts)
-    return kind != "reasoning" and kind not in CALLS
+    return kind != "reasoning" and not is_call(item)
 
 
 def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
+    hosted = {call_id_of(item) for item in items if kind_of(item) in RESULTS}  # the provider answered them
     for at, item in enumerate(items):
         kind = kind_of(item)
-        if kind not in CALLS:
+        if not is_call(item) or (hosted and call_id_of(item) in hosted):
             continue
         field = _ARGUMENTS.get(kind)
         name = item.get("name") if field is not None else kind
-        arguments = item.get(field) if field is not None else item.get("action", item.get("operation"))
+        given = (field,) if field is not None else ("arguments",) if kind == "tool_search_call" else _GIVEN
+        arguments = next((item[each] for each in given if item.get(each) is not None), None)
         if not isinstance(arguments, str):
             arguments = "" if arguments is None else write(arguments).decode()
         custom = kind == "custom_tool_call"
@@ -542,7 +631,7 @@ def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
 def _is_whole(item: JsonObject) -> bool:
     """Tell whether an item of a reply that broke off can be sent back."""
     kind = kind_of(item)
-    if kind not in CALLS:
+    if not is_call(item):
         return True
     if not call_id_of(item) or item.get("status") in ("in_progress", "incomplete"):
         return False

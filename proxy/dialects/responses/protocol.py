@@ -2,6 +2,7 @@
 
     - A call has a `call_id`, and no other call of its turn has the same one.
     - Each call is answered before the model's next turn, by one output of its own type. Other items may stand between.
+      A call with `async: true` may be answered at any time later, or not yet.
     - A reasoning item is followed by another item of the model's.
     - No two items have the same id.
 
@@ -19,12 +20,12 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole
+from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, joined_spans
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
-from proxy.dialects.responses.items import CALLS, Item, Placed, call_id_of, kind_of, turn_of
+from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
 from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
 from proxy.dialects.responses.reply import (
     DONE,
@@ -41,6 +42,8 @@ from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_respon
 NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """Calls for which a result can be made up."""
+_NOT_THEIR_OWN: Final = frozenset({"item_reference", "local_shell_call_output"})
+"""Items whose `id` is, or may be, that of another one."""
 
 
 class ItemProblem(StrEnum):
@@ -62,6 +65,7 @@ class _ItemWalk(RulesWalk):
         super().__init__()
         self._ids: set[str] = set()
         self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
+        self._running: dict[str, str] = {}  # the same of calls for whose results the model does not wait
         self._known: Collection[str] = ()  # the calls of the last turn
         self._answered: set[str] = set()
         self._refers = False
@@ -83,7 +87,7 @@ class _ItemWalk(RulesWalk):
         self._refers = any(kind_of(item) == "item_reference" for item in entry.items)
 
         def sound(each: Placed) -> bytes | None:
-            if each.kind not in CALLS:
+            if not is_call(each.item):
                 return each.raw
             name = call_id_of(each.item)
             if not name or name in seen:
@@ -91,7 +95,8 @@ class _ItemWalk(RulesWalk):
                 return None
             seen.add(name)
             if each.kind in _FILLED:
-                self._open[name] = _FILLED[each.kind]
+                waiting = self._running if each.item.get("async") is True else self._open
+                waiting[name] = _FILLED[each.kind]
             return each.raw
 
         made = entry.keeping(sound)
@@ -106,14 +111,15 @@ class _ItemWalk(RulesWalk):
 
     def _result(self, at: int, entry: Item) -> None:
         name = entry.answers or ""
-        wanted = self._open.get(name)
+        wanted = self._open.get(name) or self._running.get(name)
         if name in self._answered:
             self.problems.append((at, ItemProblem.SECOND))
-        elif wanted not in {None, entry.kind} or not (self._refers or name in self._known):
+        elif wanted not in {None, entry.kind} or not (self._refers or name in self._known or name in self._running):
             self.problems.append((at, ItemProblem.ORPHAN))
         else:
             self._answered.add(name)
             self._open.pop(name, None)
+            self._running.pop(name, None)
             self._keep_unique(at, entry)
             self._last = len(self.messages)
 
@@ -130,7 +136,7 @@ class _ItemWalk(RulesWalk):
 
         def unique(each: Placed) -> bytes | None:
             name = each.item.get("id")
-            if not isinstance(name, str) or not name or each.kind == "item_reference":
+            if not isinstance(name, str) or not name or each.kind in _NOT_THEIR_OWN:
                 return each.raw
             if name not in self._ids:
                 self._ids.add(name)
@@ -213,7 +219,7 @@ class ResponsesDialect(Dialect):
                     number, users = number + users, 0
                     position = at
             found.append(Span(start=start, stop=position, round=number))
-        return tuple(found)
+        return joined_spans(found, [message.programs for message in cast("Sequence[Item]", messages)])
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         return _ItemWalk(cast("Sequence[Item]", messages))

@@ -35,12 +35,12 @@ from proxy.dialects.bodies import (
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
-    CALLS,
     INSTRUCTIONS,
     TURN,
     Item,
     Placed,
     is_by_model,
+    is_call,
     kind_of,
     role_of,
     turn_of,
@@ -150,7 +150,7 @@ def _with_facts(raw: bytes) -> Item:
             raw=raw,
             role=role_of(data),
             has_own_fields=any(not item.keys().isdisjoint(OWN_FIELDS) for item in items),
-            has_calls=any(kind_of(item) in CALLS for item in items),
+            has_calls=any(map(is_call, items)),
             content=hash_of(canonical(entry)),
             body=body_id(raw),
         )

@@ -54,7 +54,8 @@ class KeepToolCalls(BaseEdit, frozen=True):
 
     A block of parallel calls keeps those that are kept. With none left its text stays, and where
     it has no text it goes. A call whose result was never recorded counts as one with a result,
-    since one is put in for it; only calls that still wait for theirs do not count.
+    since one is put in for it; only calls that still wait for theirs do not count. What a program of
+    the provider's called stays: it belongs to the program.
     """
 
     type: Literal["keep_tool_calls"] = "keep_tool_calls"
@@ -94,7 +95,7 @@ class KeepToolCalls(BaseEdit, frozen=True):
 def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
     """Yield the calls of a span that results can answer: those with an id, the first of each."""
     block = draft.messages[span.start]
-    if block is None:
+    if block is None or any(entry.message.role == "assistant" for entry in draft.entries[span.start + 1 : span.stop]):
         return
     results = list(draft.remaining(span.start + 1, span.stop))
     seen: set[str] = set()

@@ -13,7 +13,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from proxy.dialects import Call, Message
-from proxy.trimming.draft import Draft, answered_by, by_id, results_of
+from proxy.trimming.draft import Draft, answered_by, by_id, calls_in, results_of
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
 
@@ -100,7 +100,7 @@ class ToolOutputEdit(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for span in draft.spans:
-            calls = by_id(draft.entries[span.start].message.calls)
+            calls = by_id(calls_in(draft.entries, span))
             for place, message in draft.free(span.start, span.stop):
                 if not message.is_result:
                     continue

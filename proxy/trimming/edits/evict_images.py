@@ -14,7 +14,8 @@ from proxy.trimming.settings import Natural
 class EvictImages(BaseEdit, frozen=True):
     """Older images of user messages and tool results become a text: type, size, ref. Their order stays.
 
-    All images of the view are counted, from the newest back; those in protected messages stay and count.
+    All images of the view are counted, from the newest back; those in protected messages stay and count. So do the
+    screenshots that answer a `computer_call`: no text may stand there.
     """
 
     type: Literal["evict_images"] = "evict_images"
@@ -36,4 +37,6 @@ class EvictImages(BaseEdit, frozen=True):
                 reason = f"{len(going)} of {len(images)} images not among the newest {self.keep}"
                 ref = draft.entries[position].ref
                 notes = {image.place: f"[image omitted: {image.description}; ref={ref}]" for image in going}
-                yield draft.replacing(position, self.type, reason, message.with_notes(notes))
+                noted = message.with_notes(notes)
+                if noted is not message:
+                    yield draft.replacing(position, self.type, reason, noted)

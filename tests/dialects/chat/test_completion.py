@@ -281,6 +281,16 @@ def test_a_chunk_that_is_there_for_its_usage(item: Any, only: bool) -> None:
     assert (usage_only(item), CompletionAccumulator().add(item)) == (only, only)
 
 
+def test_a_chunk_of_usage_that_says_more_than_the_others_is_for_the_client() -> None:
+    first = {"id": "a", "provider": "b", "choices": [{"index": 0, "delta": {"content": "hi"}}]}
+    usage: Data = {"id": "a", "provider": "b", "choices": [], "usage": {"total_tokens": 3}, "obfuscation": "x"}
+    for more, hidden in (({}, True), ({"citations": []}, True), ({"citations": ["https://example.com"]}, False)):
+        reply = CompletionAccumulator()
+        assert not reply.add(first)
+        assert reply.add({**usage, **more}) is hidden
+        assert reply.usage == {"total_tokens": 3}
+
+
 def message(*deltas: Data) -> Data:
     folded = Deltas()
     for delta in deltas:

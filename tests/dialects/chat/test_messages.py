@@ -332,6 +332,12 @@ def test_a_request_has_no_fields_that_only_a_response_has() -> None:
     assert _form(reply) == {"role": "assistant", "content": "hi"}
 
 
+def test_what_servers_leave_out_of_calls_is_put_in() -> None:
+    bare = {"id": "c1", "function": {"name": "f"}}
+    assert _form({"tool_calls": [bare, 5, CUSTOM]})["tool_calls"] == [CALL, 5, CUSTOM]
+    assert _form({"tool_calls": [{**bare, "type": None}]})["tool_calls"] == [CALL]
+
+
 def test_a_reply_that_is_a_request_message_already_keeps_its_bytes() -> None:
     message = ChatMessage(b'{ "role":"assistant", "content": "hi" }')
     assert message.as_request("auto", partial=False) is message
@@ -597,3 +603,8 @@ def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answ
 def test_a_message_has_an_earlier_canonical_form() -> None:
     spaced = ChatMessage.of({"role": "assistant", "content": "hi "})
     assert spaced.dialect.earlier_canonical(spaced) != spaced.dialect.canonical(spaced)
+    thought = ChatMessage.of({"role": "assistant", "content": "<think>x</think>hi"})
+    assert thought.dialect.earlier_canonical(thought) != thought.dialect.canonical(thought)
+    (read,) = CHAT.requests.parse(b'{"model":"m","messages":[%b]}' % thought.raw).messages
+    assert read.facts is not None
+    assert read.facts.reshaped

@@ -132,6 +132,23 @@ def test_repair_of_an_assistant_message(fields: dict[str, Any], left: dict[str, 
     assert kept == ([{"role": "assistant", **left}] if left is not None else [])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_calls_without_ids_get_some_where_as_many_results_without_follow(count: int) -> None:
+    block = ChatMessage.of({"role": "assistant", "content": None, "tool_calls": [NOBODY] * count})
+    result = ChatMessage.of({"role": "tool", "tool_call_id": "", "content": "1"})
+    talk = [*messages(["user hi"]), block, *[result] * count, *messages(["assistant done", "user so?"])]
+    repaired = CHAT.repair(talk)
+    assert repaired.notes == (f"repaired: {count} x tool call without an id, as its result is, both got one",)
+    names = [f"call0000{number}" for number in range(1, count + 1)]
+    assert [call.id for call in repaired.messages[1].calls] == names
+    assert [each.answers for each in repaired.messages[2 : 2 + count]] == names
+    assert CHAT.problems(repaired.messages) == []
+    odd = ChatMessage.of({"role": "assistant", "content": None, "tool_calls": ["a"] * count})
+    fewer = [*talk[: count + 1], *talk[-2:]]
+    assert CHAT.repair([talk[0], odd, *talk[2:]]).messages == (talk[0], *talk[-2:])
+    assert "repaired: 1 x assistant message without content and calls, left out" in CHAT.repair(fewer).notes
+
+
 def test_a_result_without_an_id_answers_nothing() -> None:
     (block,) = messages(["assistant | a f"])
     nameless = ChatMessage.of({"role": "tool", "content": "1"})

@@ -13,7 +13,7 @@ API = dialect_named("chat")
 
 def test_a_message_stands_for_itself() -> None:
     message = API.spoken("user", "hi")
-    assert (message.listed, message.is_field, message.is_compaction) == ((message.raw,), False, False)
+    assert (message.listed, message.is_field, message.is_lasting) == ((message.raw,), False, False)
     assert not message.parted
     assert API.earlier_canonical(API.message(b'{"role":"user","content":[]}')) is not None
 

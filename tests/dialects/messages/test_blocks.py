@@ -211,10 +211,34 @@ def test_a_reply_takes_the_form_of_a_request() -> None:
     )
     assert broken.as_request("auto", partial=True).data["content"] == [text("hi")]
     assert broken.without_unfinished_calls().data["content"] == broken.data["content"][:-1]
+    ran = {"type": "server_tool_use", "id": "s", "name": "look", "input": {}, UNFINISHED: '{"a'}
+    cut = reply(text("hi"), ran, {**use("look", "a"), UNFINISHED: '{"a'})
+    assert cut.as_request("auto", partial=False).data["content"] == [text("hi"), use("look", "a")]
     whole = reply(THOUGHT, HIDDEN, text("hi"), use("look", "a"), 7)
     assert whole.as_request("auto", partial=False) is whole
     assert whole.without_unfinished_calls() is whole
     assert whole.as_request("drop", partial=False).data["content"] == [text("hi"), use("look", "a"), 7]
+
+
+def test_a_reply_goes_on_with_what_the_client_let_it_begin_with() -> None:
+    whole = MessagesMessage.of({"role": "assistant", "content": "{"}).continued(reply(THOUGHT, text('"a": 1}')))
+    assert whole is not None
+    assert whole.data["content"] == [THOUGHT, text('{"a": 1}')]
+
+
+def test_a_compaction_is_known_by_what_it_holds() -> None:
+    summed = {"type": "compaction", "content": "All so far.", "encrypted_content": "gA1", "signature": None}
+    assert reply(summed, use("f", "a")).ids == ("a", "gA1")
+    assert reply(use("f", "a")).ids == ("a",)
+
+
+def test_what_counts_for_all_that_follows_is_told() -> None:
+    assert reply({"type": "compaction", "content": "All so far."}, text("I go on.")).is_lasting
+    assert user(text("hi"), {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look"}}).is_lasting
+    assert user({"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}).is_lasting
+    assert not user(text("hi")).is_lasting
+    assert not user(text('It says "compaction".')).is_lasting
+    assert not user(text("x", named="compaction")).is_lasting
 
 
 def test_what_no_parser_takes_is_mended() -> None:
@@ -255,6 +279,17 @@ def test_what_is_rewritten_loses_its_marks() -> None:
 
 # ------------------------------------------------------------------------------------ canonical form
 
+SEARCH = [{"type": "server_tool_use", "id": "s"}, {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}]
+RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (reply(text("It is "), text("deep", citations=[1]), text(". ")).data, reply(text("It is deep.")).data),
+    (reply(*SEARCH, text("hi")).data, {"role": "assistant", "content": "hi"}),
+    (reply(*SEARCH, use("f", "a")).data, reply(use("f", "a")).data),
+    (reply(use("f", "a"), text("hi")).data, reply(text("hi"), use("f", "a")).data),
+    (reply(text("<think>x</think>\n\nhi")).data, reply(text("hi")).data),
+    (reply(text("<think>x</think>"), use("f", "a")).data, reply(use("f", "a")).data),
+]
+"""Replies that were others in earlier versions."""
+
 
 @pytest.mark.parametrize(
     ("one", "other"),
@@ -271,10 +306,23 @@ def test_what_is_rewritten_loses_its_marks() -> None:
         ),
         ({"role": "user", "content": [result("a", "")]}, {"role": "user", "content": [result("a", [])]}),
         ({"role": "user", "content": "hi", "agent": "planner"}, {"role": "user", "content": "hi", "note": None}),
+        *RESHAPED,
     ],
 )
 def test_what_clients_change_does_not_count(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert content_hash(MessagesMessage.of(one)) == content_hash(MessagesMessage.of(other))
+
+
+@pytest.mark.parametrize(("one", "other"), RESHAPED)
+def test_what_counted_in_earlier_versions_is_told(one: dict[str, Any], other: dict[str, Any]) -> None:
+    request = {"model": "m", "max_tokens": 1, "messages": [one, {"role": "assistant", "content": " hi\n"}]}
+    changed, plain = MESSAGES.requests.parse(orjson.dumps(request)).messages
+    assert changed.facts is not None
+    assert plain.facts is not None
+    assert (changed.facts.reshaped, plain.facts.reshaped) == (True, False)
+    assert MESSAGES.earlier_canonical(changed) != MESSAGES.earlier_canonical(MessagesMessage.of(other))
+    for same in (plain, user(text("hi"), result("a", "x")), MessagesMessage.of({"role": "assistant", "content": 7})):
+        assert MESSAGES.earlier_canonical(same) == MESSAGES.canonical(same)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +335,8 @@ def test_what_clients_change_does_not_count(one: dict[str, Any], other: dict[str
             {"role": "user", "content": [result("a", "x", is_error=True)]},
         ),
         ({"role": "assistant", "content": [THOUGHT]}, {"role": "assistant", "content": [HIDDEN]}),
+        (reply(text("<think>x</think>")).data, reply(text("<think>y</think>")).data),
+        (reply(*SEARCH).data, reply().data),
         ({"role": "assistant", "content": [use("f", "a", n=0)]}, {"role": "assistant", "content": [use("f", "a")]}),
         ({"role": "user", "content": [7]}, {"role": "user", "content": 7}),
     ],

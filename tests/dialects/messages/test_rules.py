@@ -51,6 +51,43 @@ def test_spans_hold_a_reply_with_the_results_of_its_calls() -> None:
     assert found == [(0, 1, 1), (1, 4, 1), (4, 5, 1), (5, 6, 2)]
 
 
+def running(*blocks: dict[str, Any]) -> MessagesMessage:
+    return MessagesMessage.of({"role": "assistant", "content": list(blocks)})
+
+
+def test_spans_hold_all_of_what_the_provider_runs() -> None:
+    def begun(name: str) -> dict[str, Any]:
+        return {"type": "server_tool_use", "id": name, "name": "code_execution", "input": {}}
+
+    def called(name: str, caller: str) -> dict[str, Any]:
+        caused = {"type": "code_execution_20250825", "tool_id": caller}
+        return {"type": "tool_use", "id": name, "name": "look", "input": {}, "caller": caused}
+
+    def ended(name: str) -> dict[str, Any]:
+        return {"type": "code_execution_tool_result", "tool_use_id": name, "content": {}}
+
+    text = {"type": "text", "text": "So it is."}
+    messages = [
+        *[USER, running(begun("s1"), called("a", "s1")), answering("a"), running(called("b", "s1")), answering("b")],
+        *[running(begun("s2"), ended("s1")), running(ended("s2"), text), USER],
+        *[
+            running(begun("s3"), ended("s3"), text),
+            USER,
+            running(begun("s4")),
+            running(text),
+            running(called("c", "x")),
+        ],
+    ]
+
+    def spans(stop: int) -> list[tuple[int, int, int]]:
+        return [(span.start, span.stop, span.round) for span in MESSAGES.spans(messages[:stop])]
+
+    assert spans(3) == [(0, 1, 1), (1, 3, 1)]
+    assert spans(5) == [(0, 1, 1), (1, 5, 1)]
+    rest = [(7, 8, 2), (8, 9, 2), (9, 10, 3), (10, 11, 3), (11, 12, 3), (12, 13, 3)]
+    assert spans(13) == [(0, 1, 1), (1, 7, 1), *rest]
+
+
 def told(messages: list[Message]) -> list[tuple[str, Any]]:
     repaired = MESSAGES.repair(messages)
     assert MESSAGES.problems(repaired.messages) == []

@@ -75,6 +75,7 @@ def test_a_turn_is_read_as_one_reply() -> None:
 def test_a_turn_of_several_texts_may_be_an_earlier_text_and_the_reply() -> None:
     for whole in (turn(REASONING, said("one"), CALL), user("one", "two"), item(said("one", "two"))):
         assert not whole.parted
+    assert turn(said("one")).continued(turn(said("two"))) is None
     texts = [said(f"{number}") for number in range(7)]
     parted = turn(*texts).parted
     assert [earlier.text for earlier, _ in parted] == ["012", "0123", "01234", "012345"]
@@ -103,13 +104,15 @@ def test_results_and_other_items_are_read() -> None:
     silent = item({"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}})
     assert (silent.text, silent.plain_text, silent.attachments[0].description) == ("", None, "no address")
     other = item({"type": "additional_tools", "tools": []})
-    assert (other.role, other.text, other.name, other.is_compaction) == ("", "", "", False)
+    assert (other.role, other.text, other.name, other.is_lasting) == ("", "", "", True)
     assert other.readable() == "[additional_tools]"
     assert other.countable().texts == ('{"type":"additional_tools","tools":[]}',)
     (compaction,) = entries({"type": "compaction", "encrypted_content": "x"})
-    assert (compaction.role, compaction.is_compaction, compaction.has_content) == ("assistant", True, True)
-    assert not item({"role": "user", "content": 'a "compaction"'}).is_compaction
-    assert not user({"type": "compaction"}).is_compaction
+    assert (compaction.role, compaction.is_lasting, compaction.has_content) == ("assistant", True, True)
+    assert compaction.ids == ("x",)
+    assert turn({"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}, CALL).ids == ("c1", "cmp_1", "x")
+    assert not item({"role": "user", "content": 'a "compaction"'}).is_lasting
+    assert not user({"type": "compaction"}).is_lasting
     assert (item({"role": "user", "content": None}).texts, item({"role": "user", "name": "Al"}).name) == (("",), "Al")
     assert item({"id": "msg_1"}).kind == "item_reference"
     assert list(item({"role": "user", "content": "hi", "name": "Al"}).all_texts()) == ["hi", "Al"]

@@ -26,6 +26,16 @@ def test_a_turn_and_its_results_are_one_span() -> None:
     assert API.problems(talk) == ["message 5: item with the id of another one"]
 
 
+def test_the_result_of_an_async_call_may_come_at_any_time() -> None:
+    begun = turn({**CALL, "async": True}, said("Meanwhile"))
+    assert API.repair([ASK, begun, ASK, turn(said("a")), SEEN, turn(said("b")), ASK]).notes == ()
+    assert API.repair([ASK, begun, SEEN, ASK]).notes == ()
+    assert API.repair([ASK, begun, ASK, turn(said("a")), ASK]).notes == ()
+    twice = API.repair([ASK, begun, ASK, turn(said("a")), SEEN, turn(said("b")), SEEN])
+    assert twice.notes == ("repaired: 1 x tool result without a call, left out",)
+    assert API.repair([ASK, begun, ASK, turn(said("a")), DRAWN]).notes == twice.notes
+
+
 @pytest.mark.parametrize(
     ("talk", "left", "problem"),
     [

@@ -50,6 +50,14 @@ def test_an_item_of_an_unknown_type_is_the_model_s_if_it_has_an_id_and_no_output
     assert "assistant" not in [message.role for message in request.messages[2:]]
 
 
+def test_what_a_client_puts_in_is_not_the_model_s_though_it_has_an_id() -> None:
+    tools = {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": []}
+    update = {"type": "configuration_update", "id": "cu_1", "reasoning": {"effort": "low"}}
+    request = asked(HELLO, tools, update, HELLO, {"type": "compaction_trigger", "id": "ct_1"})
+    assert request.replies == ()
+    assert len(request.messages) == 5
+
+
 def test_a_text_is_a_message_of_the_user_s() -> None:
     request = parsed({"model": "m", "input": "hello", "stream": True, "max_output_tokens": 20})
     assert request.messages == (item({"type": "message", **HELLO}),)

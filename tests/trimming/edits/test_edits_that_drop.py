@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.messages.message import MessagesMessage
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.dropping import DropInternal, DropOldest, KeepRounds, KeepToolCalls, RecentWindow
 from proxy.trimming.model import Change, PlanningContext
@@ -267,6 +268,27 @@ def test_it_leaves_alone_what_an_earlier_edit_removed() -> None:
         ]
     )
     assert list(KeepToolCalls(last=0).apply(emptied)) == []
+
+
+def test_what_a_program_of_the_provider_s_called_goes_with_it_or_stays() -> None:
+    def said(*blocks: dict[str, Any], role: str = "assistant") -> Message:
+        return MessagesMessage.of({"role": role, "content": list(blocks)})
+
+    def called(name: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": name, "name": name, "input": {}, "caller": {"type": "x", "tool_id": "s"}}
+
+    def seen(name: str) -> Message:
+        return said({"type": "tool_result", "tool_use_id": name, "content": "seen " * 50}, role="user")
+
+    begun = {"type": "server_tool_use", "id": "s", "name": "code_execution", "input": {}}
+    ended = {"type": "code_execution_tool_result", "tool_use_id": "s", "content": {}}
+    asked = said({"type": "text", "text": "Look."}, role="user")
+    program = [said(begun, called("a")), seen("a"), said(called("b")), seen("b"), said(ended)]
+    draft = draft_of([asked, *program, asked], target=100)
+    assert list(KeepToolCalls(last=0).apply(draft)) == []
+    assert [result.tool for result in draft.results()] == ["a", "b"]
+    current = draft_of([asked, *program, said({"type": "text", "text": "So it is."})], target=100)
+    assert [change.position for change in DropOldest().apply(current)] == [1, 2, 3, 4, 5]
 
 
 def test_its_own_work_is_left_alone() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.responses.items import Item
 from proxy.trimming.edits.evict_images import EvictImages
 from tests.trimming.edits.held import check, draft_of, outcome, recorded
 from tests.trimming.histories import TRIED, valid
@@ -126,3 +127,10 @@ def test_it_is_safe_on_any_history(parts: list[list[Message]], keep: int, kept: 
     assert left == [
         place for number, place in enumerate(places) if place in draft.protected or number >= len(places) - len(newest)
     ]
+
+
+def test_a_screenshot_that_answers_a_call_stays() -> None:
+    screen = {"type": "computer_screenshot", "image_url": PNG}
+    shown = [Item.of({"type": "computer_call_output", "call_id": f"c{at}", "output": screen}) for at in range(3)]
+    assert [part.is_image for part in shown[0].attachments] == [True]
+    assert list(EvictImages(keep=1).apply(draft_of(shown))) == []
