@@ -42,7 +42,7 @@ _FORWARDED: Final = frozenset(
     }
 )
 """Headers of the client that identify it; its other headers belong to its own request."""
-_REASONING: Final = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)  # what some servers send before the text
+_THINK, _THOUGHT = "<think>", "</think>"  # around the reasoning that some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 FAILURES: Final = 3  # failures in a row that open the breaker
 PAUSE: Final = 30.0  # seconds of the first pause
@@ -270,12 +270,23 @@ async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswe
         raise NoAnswer(f"the summarizer's answer {what}")
     reply = found.messages[0]
     return ModelAnswer(
-        text=_REASONING.sub("", reply.text).strip(),
+        text=_without_reasoning(reply.text),
         finish=found.finish_reasons[0],
         calls=bool(reply.calls),
         usage=found.usage,
         model=found.model or target.model,
     )
+
+
+def _without_reasoning(text: str) -> str:
+    """Return a text without the reasoning before it; empty if the reasoning never ends.
+
+    Where a chat template opens the reasoning, the answer holds its end only.
+    """
+    reasoning, ends, rest = text.partition(_THOUGHT)
+    if reasoning.lstrip().startswith(_THINK) or (ends and _THINK not in reasoning):
+        return rest.strip()
+    return text.strip()
 
 
 def _code_in(data: Any) -> str:
