@@ -782,6 +782,8 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     """Returns what the body of an error says; None where it is none of this API's."""
     error_body: Callable[[PalimpsestError], bytes]  # returns an error of the proxy's in the API's shape
     error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
+    repeat_id: Callable[[str], str] | None = None
+    """Returns the id that `repeat` gives an exchange's answer, where a later request may go on from it."""
 
 
 class RulesWalk:

@@ -234,6 +234,24 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_from_the_store_can_be_followed(serves: Callable[..., Proxy], api: Provider, stream: bool) -> None:
+    proxy = serves(responses={"state": "proxy"}, finish={"tools": ["finish_task"]})
+    api.answers += [[call("finish_task", 1)], [said("a", 2)]]
+    first = ask(proxy, "one", None)
+    repeated = ask(proxy, [output(1, "ok")], None, previous_response_id=first.json()["id"], stream=stream)
+    assert "finished" in repeated.headers["x-context-warning"]
+    name = f"resp_{repeated.headers['x-exchange-id']}"
+    assert name in repeated.text
+    assert ask(proxy, "two", None, previous_response_id=name).headers["x-session-id"] == first.headers["x-session-id"]
+    assert [each["type"] for each in api.sent["input"]] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
+
+
 def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:

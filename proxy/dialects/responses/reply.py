@@ -230,6 +230,11 @@ _REQUIRED: Final[JsonObject] = {
 """Fields that the API requires of every response, and that say nothing here. SDKs read them without asking."""
 
 
+def answer_id(exchange: str) -> str:
+    """Return the id of an answer of our own."""
+    return f"resp_{exchange}"
+
+
 def made_answer(
     reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
@@ -238,7 +243,7 @@ def made_answer(
     items = reply.items if isinstance(reply, Item) else []
     output = [_output_item(item, place) for place, item in enumerate(items)]
     response: JsonObject = {
-        "id": f"resp_{exchange}",
+        "id": answer_id(exchange),
         "object": "response",
         "created_at": created,
         "status": DONE,
