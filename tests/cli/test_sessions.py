@@ -119,6 +119,9 @@ def test_exchanges_are_numbered_and_have_the_ids_that_exchange_show_takes(run: R
     assert run("exchange", "show", "会话/100%", "--request", "1")[1] == out
     code, _, errors = run("exchange", "show", "会话/100%", "--request", "2")
     assert (code, "must be 1 to 1" in errors) == (2, True)
+    run("sessions", "fork", "会话/100%", "--as", "unasked")
+    code, _, errors = run("exchange", "show", "unasked", "--request", "1")
+    assert (code, "'unasked' has no requests" in errors) == (2, True)
 
 
 def test_show_takes_a_branch(run: Run, config: Path) -> None:
