@@ -49,6 +49,7 @@ _FILE: Final = "_file"
 _SERVICE_LINK: Final = ("tcp://", "udp://", "sctp://")
 """What Kubernetes puts into `PALIMPSEST_SERVER_PORT` if a service has such a name."""
 _REFERENCE: Final = re.compile(r"(\$?)\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
+_ONLY_TENANT: Final = "default"  # where there is no authentication
 _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", "extends"})
 """Settings of policies in which `${…}` is not replaced."""
 
@@ -540,6 +541,8 @@ class _Merged:
         if settings.auth.keys and settings.auth.mode != "keys":
             what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
             yield line_about(("auth", "keys"), what, self._where)
+        for place, name, what in _idle_budgets(settings):
+            yield line_about(("budgets", place, name), f"{what}, so this budget limits nobody", self._where)
         for name, other in unreachable(settings.policies):
             what = f"this is never tried, because {other!r} matches every request: put {name!r} before {other!r}"
             yield line_about(("policies", name, "match"), what, self._where)
@@ -580,6 +583,19 @@ class _Merged:
         if any(_reach(layer, owner) == len(owner) for layer in over):
             return None
         return self._file.references.get(owner)
+
+
+def _idle_budgets(settings: Settings) -> Iterator[tuple[int, str, str]]:
+    """Yield place, setting and reason of each budget of somebody who does not exist."""
+    mode, keys = settings.auth.mode, settings.auth.keys if settings.auth.mode == "keys" else ()
+    names, tenants = {key.name for key in keys}, {key.tenant for key in keys}
+    for place, budget in enumerate(settings.budgets):
+        if budget.key is not None and budget.key not in names:
+            yield place, "key", "no key in use has this name"
+        elif budget.tenant is not None and mode == "keys" and budget.tenant not in tenants:
+            yield place, "tenant", "none of auth.keys belongs to this tenant"
+        elif budget.tenant is not None and mode == "none" and budget.tenant != _ONLY_TENANT:
+            yield place, "tenant", f"without authentication the tenant is called {_ONLY_TENANT!r}"
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -268,6 +268,26 @@ def test_keys_that_are_not_used_are_a_warning(mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("auth", "idle"),
+    [
+        ("{}", [(0, "tenant", "called 'default'"), (2, "key", "has this name")]),
+        ("{mode: passthrough}", [(2, "key", "has this name")]),
+        ("{mode: keys, keys: [{key: hush-hush-hush-hush, tenant: a}]}", [(1, "tenant", "none of"), (2, "key", "name")]),
+        ("{mode: keys, keys: [{key: hush-hush-hush-hush, tenant: default, name: k}]}", [(0, "tenant", "none of")]),
+    ],
+)
+def test_a_budget_that_limits_nobody_is_a_warning(auth: str, idle: list[tuple[int, str, str]]) -> None:
+    limits = "requests_per_minute: 5"
+    budgets = ", ".join(f"{{{whose}, {limits}}}" for whose in ("tenant: a", "tenant: default", "key: k"))
+    Path("config.yaml").write_text(f"auth: {auth}\nbudgets: [{budgets}]\n")
+    warnings = ConfigSource().read().warnings
+    for line, (place, name, words) in zip(warnings, idle, strict=True):
+        assert line.startswith(f"config.yaml:2: budgets[{place}].{name}: ")
+        assert line.endswith(", so this budget limits nobody")
+        assert words in line
+
+
 def secret(setting: SecretStr | None) -> str | None:
     return setting.get_secret_value() if setting is not None else None
 
