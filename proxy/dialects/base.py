@@ -633,6 +633,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
+    add_tools: Callable[[bytes | None, Sequence[ToolDefinition]], ToolOffer]
+    """Adds them to the JSON text of the client's, whatever the request says."""
     tool_name: Callable[[JsonObject], Any] = lambda tool: tool.get("name")
     """Finds the name of a declared tool."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]

@@ -21,6 +21,7 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
+from proxy.recall import definitions
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
@@ -171,6 +172,8 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if tools is not None and (removed := row.receipt.get("removed_tools")):
         left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
         tools = msgspec.json.encode(left)
+    if own := row.receipt.get("own_tools"):
+        tools = dialect.requests.add_tools(tools, definitions(own)).tools
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
@@ -274,7 +277,9 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
         "session": row.session,
         "model": row.model,
         "policy": row.policy,
-        "messages": [orjson.Fragment(message.raw) for message in (*view.instructions, *view.messages)],
+        "messages": [
+            orjson.Fragment(raw) for message in (*view.instructions, *view.messages) for raw in message.listed
+        ],
         "tools": None if view.tools is None else orjson.Fragment(view.tools),
         "tokens_before": row.tokens_before,
         "tokens_sent": row.tokens_sent,
@@ -288,9 +293,9 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
 
 def _compared(view: SentView, place: int) -> JsonObject:
     entry, fate, change = view.entries[place], view.fates[place], view.changes.get(place)
-    sent: Any = orjson.Fragment(entry.message.raw) if fate == "sent" else None
+    sent = as_listed(entry.message) if fate == "sent" else None
     if change is not None and change.message is not None:
-        sent = orjson.Fragment(change.message.raw)
+        sent = as_listed(change.message)
     return {
         "node": view.nodes[place],
         "position": entry.position,
@@ -299,9 +304,15 @@ def _compared(view: SentView, place: int) -> JsonObject:
         "edit": change.edit if change is not None else None,
         "tokens_before": entry.tokens,
         "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
-        "original": orjson.Fragment(entry.message.raw),
+        "original": as_listed(entry.message),
         "sent": sent,
     }
+
+
+def as_listed(message: Message) -> Any:
+    """Return a message as the API has it: its JSON, or a list where it stands for several entries."""
+    listed = [orjson.Fragment(raw) for raw in message.listed]
+    return listed[0] if len(listed) == 1 else listed
 
 
 # ------------------------------------------------------------------------------------------------------ search

@@ -33,6 +33,7 @@ from proxy.pipeline import (
     valid_id,
     write_lines,
 )
+from proxy.pipeline.inspection import as_listed
 from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.dependencies import (
@@ -196,7 +197,7 @@ async def show_ref(
             "lines": text.count("\n") + 1,
             "text": "\n".join(line for _, line in found_lines),
             "numbers": [number for number, _ in found_lines] if grep is not None else None,
-            "message": orjson.Fragment(message.raw),
+            "message": as_listed(message),
         }
     )
 

@@ -198,6 +198,20 @@ def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Prox
         assert len(api.sent["input"]) == 7
 
 
+def test_the_view_of_an_exchange_is_what_was_sent(serves: Callable[..., Proxy], api: Provider) -> None:
+    """Items, not turns of them, and the proxy's own tools."""
+    proxy = serves(policies={"default": TRIMS}, virtual_tools={"recall_context": True})
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}]
+    api.answers += [[reasoning(1), call("look", 1), call("look", 2)], [said("Yes.", 3)]]
+    talk = [user("cats?")]
+    talk += outcome(ask(proxy, talk, tools=tools))["output"]
+    answer = ask(proxy, [*talk, output(1, LONG), output(2, LONG)], tools=tools)
+    view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+    assert (view["messages"], view["tools"]) == (api.sent["input"], api.sent["tools"])
+    assert [tool["name"] for tool in view["tools"]] == ["look", "recall_context"]
+    assert [each["original"] for each in view["diff"]] == [talk[0], talk[1:], output(1, LONG), output(2, LONG)]
+
+
 # ------------------------------------------------------------------------------------ the provider's state
 
 

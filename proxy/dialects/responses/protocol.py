@@ -25,7 +25,7 @@ from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import CALLS, Item, Placed, call_id_of, kind_of, turn_of
-from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
+from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, add_tools, offer_tools
 from proxy.dialects.responses.reply import (
     DONE,
     ENDS,
@@ -161,6 +161,7 @@ class ResponsesDialect(Dialect):
         parse=parse_responses_request,
         compose=compose,
         offer_tools=offer_tools,
+        add_tools=add_tools,
         decides_caching=lambda fields: "prompt_cache_options" in fields,
         overflow_of=overflow_of,
         state_fields=STATE_FIELDS,
