@@ -31,6 +31,7 @@ from proxy.pipeline import (
     summary_document,
     timestamp,
     valid_id,
+    valid_tenant,
     write_lines,
 )
 from proxy.pipeline.inspection import as_listed
@@ -238,7 +239,9 @@ async def import_session(
         if (masker := services.app.store.masker) is not None:
             await compute(len(lines), masker.check, records)
         name = valid_id(session or session_id_of(records), "as")
-        row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
+        row = await services.app.store.load(
+            valid_tenant(DEFAULT_TENANT if owner is None else owner, "tenant"), name, records
+        )
     return json_response(session_document(row), 201)
 
 
