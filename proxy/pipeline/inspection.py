@@ -23,7 +23,7 @@ from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
 from proxy.recall import definitions
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
-from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
+from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _SEARCH_SECONDS: Final = 1.0
@@ -144,6 +144,7 @@ class SentView(Struct, frozen=True, kw_only=True):
     fates: tuple[str, ...]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
     changes: dict[int, Change]  # the last change of each message that was changed, by its place
     reasons: tuple[str, ...]
+    incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
 async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServices) -> SentView:
@@ -177,9 +178,15 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
+    trimmed = "observed" not in row.receipt and bool((row.receipt.get("cut") or {}).get("moved"))
+    lost = trimmed and cut is None
+    if lost:
+        before = await store.cut(key, [node for node in nodes if node is not None], row.policy, row.agent)
+        cut = None if before is None else before.cut
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
     work = COUNTING * size_of([entry.message for entry in entries])
-    return await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
+    view = await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
+    return _with_lost_trim(row, view) if lost else view
 
 
 async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
@@ -231,6 +238,30 @@ def _view(
         fates=tuple(fates),
         changes=changes,
         reasons=tuple(reasons),
+    )
+
+
+def _with_lost_trim(row: ExchangeRow, view: SentView) -> SentView:
+    """Add what the trim of a failed exchange did, as far as its receipt tells: its cut is not stored."""
+    told, incomplete = _told_view(row, view.entries, view.nodes, view.instructions, view.tools), False
+    fates, reasons, changes = list(view.fates), list(view.reasons), dict(view.changes)
+    for place, change in told.changes.items():
+        fates[place], reasons[place], changes[place] = told.fates[place], change.reason, change
+        if change.edit == SUMMARIZE:
+            fates[place] = "summarised"
+        incomplete = incomplete or fates[place] != "dropped"
+    messages = [
+        other.message if (other := changes.get(place)) is not None and other.message is not None else entry.message
+        for place, entry in enumerate(view.entries)
+        if fates[place] in {"sent", "shortened"}
+    ]
+    return replace(
+        view,
+        messages=tuple(messages),
+        fates=tuple(fates),
+        reasons=tuple(reasons),
+        changes=changes,
+        incomplete=incomplete,
     )
 
 
@@ -286,6 +317,8 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
     }
     if row.receipt.get(CONTENT) == "none":
         told[CONTENT] = "none"
+    if view.incomplete:
+        told["incomplete"] = True
     if diff:
         told["diff"] = [_compared(view, place) for place in range(len(view.entries))]
     return told
