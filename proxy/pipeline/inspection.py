@@ -178,8 +178,8 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
-    trimmed = "observed" not in row.receipt and bool((row.receipt.get("cut") or {}).get("moved"))
-    lost = trimmed and cut is None
+    moved: dict[str, Any] = row.receipt.get("cut") or {}
+    lost = cut is None and "observed" not in row.receipt and moved.get("moved") is True
     if lost:
         before = await store.cut(key, [node for node in nodes if node is not None], row.policy, row.agent)
         cut = None if before is None else before.cut

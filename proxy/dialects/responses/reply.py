@@ -268,7 +268,7 @@ def _output_item(item: JsonObject, place: int) -> JsonObject:
     whole: JsonObject = {"id": f"item_{place}", "status": DONE, **{k: v for k, v in item.items() if v is not None}}
     if kind_of(item) != "message":
         return whole
-    content = item.get("content")
+    content: Any = item.get("content")
     if isinstance(content, str):
         content = [{"type": "output_text", "text": content, "annotations": []}]
     return {**whole, "type": "message", "content": content}
