@@ -72,7 +72,11 @@ def headlines(result: BacktestResult) -> Iterator[str]:
 
 
 def percent(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return a sum as a part of another in per cent, with its interval where there are sessions enough."""
+    """Return a sum as a part of another in per cent, with its interval where there are sessions enough.
+
+    Sessions in which nothing is counted say nothing, and are left out.
+    """
+    pairs = [(one, of) for one, of in pairs if of]
 
     def share(some: Sequence[tuple[float, float]]) -> float:
         return 100 * sum(one for one, _ in some) / (sum(of for _, of in some) or 1)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import ssl
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
@@ -125,6 +127,8 @@ def show_exchange(
 async def _numbered(store: Store, session: SessionRow, number: int) -> ExchangeRow:
     """Return a request of a session by its number, the oldest being 1."""
     rows = await all_exchanges(store, session)
+    if not rows:
+        raise InvalidRequest(f"The session {session.id!r} has no requests.", param="--request")
     if number > len(rows):
         raise InvalidRequest(f"request must be 1 to {len(rows)}: the session has so many.", param="--request")
     return rows[number - 1]
@@ -161,11 +165,11 @@ async def _checks(source: ConfigSource, settings: Settings) -> list[tuple[str, b
     upstream = settings.upstream
     bases = [upstream.base_url, upstream.anthropic_base_url, *(route.base_url for route in upstream.routes)]
     reached = [await asyncio.to_thread(_reached, base, upstream) for base in dict.fromkeys(bases)]
-    found = [
-        ("configuration", True, f"{read}; policies: {policies}"),
-        ("store", *await _stored(settings)),
-        *[("upstream", *each) for each in reached],
-    ]
+    found = [("configuration", True, f"{read}; policies: {policies}"), ("store", *await _stored(settings))]
+    if settings.store.on_failure == "forward":
+        why = _unwritable(settings.store.spool)
+        found.append(("spool", not why, why or f"{settings.store.spool} can be written"))
+    found += [("upstream", *each) for each in reached]
     if settings.auth.mode == "none":
         found.append(("authentication", True, "none: this machine alone may use it"))
     else:
@@ -177,6 +181,10 @@ async def _checks(source: ConfigSource, settings: Settings) -> list[tuple[str, b
 async def _stored(settings: Settings) -> tuple[bool, str]:
     address = address_of(settings.store.url)
     if isinstance(address, SqliteFile) and not address.path.exists():
+        if not (folder := address.path.absolute().parent).exists():
+            return False, f"the folder {folder} does not exist: make it, or name another one in store.url"
+        if why := _unwritable(folder):
+            return False, why
         return True, f"{address.path} is not there yet; `palimpsest serve` makes it"
     try:
         store = await Store.open(settings.store.url, migrate=False)
@@ -191,8 +199,20 @@ async def _stored(settings: Settings) -> tuple[bool, str]:
         return False, why.message
 
 
+def _unwritable(folder: str | Path) -> str:
+    """Return why no file can be made in a folder, which may not be there yet; empty if one can. Nothing is made."""
+    path = Path(folder).absolute()
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is no folder"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
+
+
 def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
-    """Tell whether anything answers at `base`, by the way that requests take. No key is sent."""
+    """Tell whether anything answers at `base`, by the way that requests take. No key is sent.
+
+    A default that cannot be reached is no failure where the configuration names the other provider alone.
+    """
     import httpx  # noqa: PLC0415 - no other command of these needs it
 
     try:
@@ -200,5 +220,22 @@ def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
         with httpx.Client(proxy=upstream.proxy, verify=verify, timeout=upstream.connect_timeout) as client:
             status = client.get(base).status_code
     except (httpx.HTTPError, OSError) as why:
-        return False, f"{base} cannot be reached: {why}"
+        told = f"{base} cannot be reached: {why}"
+        if base not in _unnamed(upstream):
+            return False, told
+        return True, f"{told}. It is the default, which matters only to clients of that provider"
     return True, f"{base} answers (HTTP {status} without a key)"
+
+
+def _unnamed(upstream: UpstreamSettings) -> set[str]:
+    """Return the default addresses that are beside one which the configuration names, by address or key."""
+    given = upstream.model_fields_set
+    named = {name: not given.isdisjoint(fields) for name, fields in _PROVIDERS.items()}
+    return {getattr(upstream, name) for name in named if any(named.values()) and not named[name]}
+
+
+_PROVIDERS: Final = {
+    "base_url": {"base_url", "api_key"},
+    "anthropic_base_url": {"anthropic_base_url", "anthropic_api_key"},
+}
+"""Settings that name a provider, by that of its address."""

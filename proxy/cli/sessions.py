@@ -32,6 +32,7 @@ from proxy.pipeline import (
     summary_document,
     timestamp,
     valid_id,
+    valid_tenant,
     write_lines,
 )
 from proxy.pipeline.inspection import past_of, receipt_document, search_texts
@@ -213,20 +214,25 @@ def export(
 
 @app.command("import")
 def import_session(
-    file: Annotated[Path, typer.Argument(help="File that `export` wrote.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="File that `export` wrote. -: standard input.")],
     config: Config = None,
     tenant: Annotated[str, typer.Option(help="Tenant that gets the session.")] = DEFAULT_TENANT,
     name: Annotated[str | None, typer.Option("--as", help="Id of the new session. Default: its own.")] = None,
 ) -> None:
     """Store an exported session. Its id must be free."""
-    records = read_lines(file.read_bytes())
+    try:
+        content = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+    except OSError as why:
+        raise InvalidRequest(f"{file} cannot be read: {why.strerror}.", param="file") from None
+    records = read_lines(content)
     kept = load(config).store
     if kept.content == "none":
         raise InvalidRequest("An import holds content, and none is stored (store.content: none).")
     Masker(kept.mask, b"").check(records)
 
     async def work(store: Store) -> SessionRow:
-        return await store.load(tenant, valid_id(name or session_id_of(records), "--as"), records)
+        owner = valid_tenant(tenant, "--tenant")
+        return await store.load(owner, valid_id(name or session_id_of(records), "--as"), records)
 
     row = with_store(config, work, makes=True)
     typer.echo(_title(row))

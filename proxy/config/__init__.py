@@ -32,6 +32,7 @@ from proxy.config.settings import (
     TokenMethod,
     UpstreamSettings,
     VirtualToolSettings,
+    checked_name,
     store_url,
 )
 from proxy.config.source import ConfigSource, Loaded, json_schema, load, policy_of

@@ -41,6 +41,7 @@ _EXPECTED: Final = {
     "string_type": "a text is expected here; put it in quotes",
     "string_too_short": "a text with at least {min_length} character is expected here",
     "too_short": "a list with at least {min_length} entry is expected here",
+    "too_long": "a list with at most {max_length} entries is expected here",
     "literal_error": "{expected} is expected here",
     "greater_than": "a number above {gt:g} is expected here",
     "greater_than_equal": "a number of at least {ge:g} is expected here",

@@ -194,7 +194,8 @@ def _field_path(path: str) -> str:
     return path
 
 
-def _name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of a tenant, a key or a policy; raises ValueError if it cannot be one."""
     if not name.strip() or name != name.strip() or _CONTROL.search(name):
         raise ValueError("a name has at least one character, no control characters, no spaces at its ends")
     return name
@@ -205,7 +206,7 @@ def _policy_name(name: str) -> str:
         raise ValueError("'off' is reserved: the header `X-Context-Policy: off` switches trimming off")
     if name == inheritance.BUILT_IN_NAME:
         raise ValueError("'built-in' is reserved for the built-in policy")
-    return _name(name)
+    return checked_name(name)
 
 
 Key: TypeAlias = Annotated[SecretStr, AfterValidator(_key)]
@@ -229,7 +230,7 @@ FieldPath: TypeAlias = Annotated[
 Resource: TypeAlias = Annotated[
     str, _fits(_RESOURCE, "write the part of the path after /v1/, up to the next slash: models")
 ]
-Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+Name: TypeAlias = Annotated[str, AfterValidator(checked_name)]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(_policy_name)]
 ClientKey: TypeAlias = Annotated[Key, AfterValidator(_long_enough)]
 Origin: TypeAlias = Annotated[

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import yaml
 from msgspec import Struct
@@ -29,7 +30,7 @@ from yaml.scanner import ScannerError
 
 from proxy.config.policies import ancestry, laid_over, unreachable
 from proxy.config.problems import Location, describe, line_about
-from proxy.config.settings import Settings
+from proxy.config.settings import Settings, UpstreamSettings
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.trimming import Policy
 
@@ -49,6 +50,8 @@ _FILE: Final = "_file"
 _SERVICE_LINK: Final = ("tcp://", "udp://", "sctp://")
 """What Kubernetes puts into `PALIMPSEST_SERVER_PORT` if a service has such a name."""
 _REFERENCE: Final = re.compile(r"(\$?)\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
+_WANT_KEYS: Final = frozenset({"api.openai.com", "api.anthropic.com"})  # hosts that answer nobody without a key
+_ONLY_TENANT: Final = "default"  # where there is no authentication
 _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", "extends"})
 """Settings of policies in which `${…}` is not replaced."""
 
@@ -540,6 +543,11 @@ class _Merged:
         if settings.auth.keys and settings.auth.mode != "keys":
             what = f"auth.mode is '{settings.auth.mode}', so these keys are not used: set auth.mode to 'keys'"
             yield line_about(("auth", "keys"), what, self._where)
+        if settings.auth.mode == "keys" and (locked := _locked(settings.upstream)):
+            what = f"{locked} wants a key, and clients' keys are not sent on: set upstream.api_key"
+            yield line_about(("upstream", "api_key"), what, self._where)
+        for place, name, what in _idle_budgets(settings):
+            yield line_about(("budgets", place, name), f"{what}, so this budget limits nobody", self._where)
         for name, other in unreachable(settings.policies):
             what = f"this is never tried, because {other!r} matches every request: put {name!r} before {other!r}"
             yield line_about(("policies", name, "match"), what, self._where)
@@ -580,6 +588,26 @@ class _Merged:
         if any(_reach(layer, owner) == len(owner) for layer in over):
             return None
         return self._file.references.get(owner)
+
+
+def _locked(upstream: UpstreamSettings) -> str:
+    """Return an address that surely refuses requests without a key; empty if a key is set, or none may be needed."""
+    if upstream.api_key is not None or upstream.anthropic_api_key is not None or upstream.routes:
+        return ""
+    return upstream.base_url if urlsplit(upstream.base_url).hostname in _WANT_KEYS else ""
+
+
+def _idle_budgets(settings: Settings) -> Iterator[tuple[int, str, str]]:
+    """Yield place, setting and reason of each budget of somebody who does not exist."""
+    mode, keys = settings.auth.mode, settings.auth.keys if settings.auth.mode == "keys" else ()
+    names, tenants = {key.name for key in keys}, {key.tenant for key in keys}
+    for place, budget in enumerate(settings.budgets):
+        if budget.key is not None and budget.key not in names:
+            yield place, "key", "no key in use has this name"
+        elif budget.tenant is not None and mode == "keys" and budget.tenant not in tenants:
+            yield place, "tenant", "none of auth.keys belongs to this tenant"
+        elif budget.tenant is not None and mode == "none" and budget.tenant != _ONLY_TENANT:
+            yield place, "tenant", f"without authentication the tenant is called {_ONLY_TENANT!r}"
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -685,6 +685,8 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """
     offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
     """Offers the proxy's own tools beside the client's, where there is room for them."""
+    add_tools: Callable[[bytes | None, Sequence[ToolDefinition]], ToolOffer]
+    """Adds them to the JSON text of the client's, whatever the request says."""
     tool_name: Callable[[JsonObject], Any] = lambda tool: tool.get("name")
     """Finds the name of a declared tool."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]
@@ -834,6 +836,8 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     """Returns what the body of an error says; None where it is none of this API's."""
     error_body: Callable[[PalimpsestError], bytes]  # returns an error of the proxy's in the API's shape
     error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
+    repeat_id: Callable[[str], str] | None = None
+    """Returns the id that `repeat` gives an exchange's answer, where a later request may go on from it."""
 
 
 class RulesWalk:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import JsonObject, Request, ToolDefinition, ToolOffer
+from proxy.dialects.base import JsonObject, ToolDefinition, ToolOffer
 from proxy.dialects.jsontext import is_object
 
 MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
@@ -24,31 +24,31 @@ SAID_NOTHING: Final = "(No answer was written: the model ended its reply without
 
 
 def offer(
-    request: Request,
+    tools: bytes | None,
     own: Sequence[ToolDefinition],
     define: Callable[[ToolDefinition, bool], bytes],
     *,
     name_of: Callable[[JsonObject], Any] = lambda tool: tool.get("name"),
     function_of: Callable[[JsonObject], Any] = lambda _: None,
 ) -> ToolOffer:
-    """Return the tools to send: the client's, whose bytes stay, then the proxy's `own`.
+    """Return the tools to send: the client's `tools` (JSON), whose bytes stay, then the proxy's `own`.
 
     None of the own where that would be too many tools, and none whose name one of the client's has: `name_of` returns
     that of one, which may be any JSON. `define` returns the text of a tool; it is to be strict where all functions of
     the client's are, which `function_of` finds in its tools: some providers take strict functions only beside others.
     """
-    theirs: list[Any] = orjson.loads(request.tools) if request.tools is not None else []
+    theirs: list[Any] = orjson.loads(tools) if tools is not None else []
     taken = [name_of(tool) for tool in theirs if is_object(tool)]
     added = [tool for tool in own if tool.name not in taken]
     if not added or len(theirs) + len(added) > MOST_TOOLS:
-        return ToolOffer(names=(), tools=request.tools)
+        return ToolOffer(names=(), tools=tools)
     functions = [found for tool in theirs if is_object(tool) and is_object(found := function_of(tool))]
     strict = bool(functions) and all(function.get("strict") is True for function in functions)
     ours, names = b",".join([define(tool, strict) for tool in added]), tuple([tool.name for tool in added])
-    if not theirs or request.tools is None:
+    if not theirs or tools is None:
         return ToolOffer(names=names, tools=b"[%b]" % ours)
-    end = request.tools.rindex(b"]")
-    return ToolOffer(names=names, tools=b"%b,%b%b" % (request.tools[:end], ours, request.tools[end:]))
+    end = tools.rindex(b"]")
+    return ToolOffer(names=names, tools=b"%b,%b%b" % (tools[:end], ours, tools[end:]))
 
 
 def schema_of(tool: ToolDefinition, *, strict: bool = False) -> JsonObject:

@@ -26,7 +26,7 @@ An exchange goes through stages: `Prepared`, `Sent`, `Answered`, `Settled`. The 
 from __future__ import annotations
 
 from proxy.pipeline.background import COMPUTING, Background, compute
-from proxy.pipeline.context import ClientRequest, valid_id
+from proxy.pipeline.context import ClientRequest, valid_id, valid_tenant
 from proxy.pipeline.exchange import ExchangeHandler
 from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import can_serve_without, erase_tenant, spool_at

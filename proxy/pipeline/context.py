@@ -10,7 +10,7 @@ from unicodedata import category
 
 from msgspec import Struct
 
-from proxy.config import OFF, Policies, SessionSettings
+from proxy.config import OFF, Policies, SessionSettings, checked_name
 from proxy.conversation import Mode
 from proxy.dialects import Dialect, Request, headers
 from proxy.errors import InvalidRequest, PalimpsestError
@@ -122,6 +122,14 @@ def valid_id(value: str, param: str) -> str:
     else:
         return value
     raise InvalidRequest(f"The session id {problem}", param=param, code="invalid_id")
+
+
+def valid_tenant(value: str, param: str) -> str:
+    """Return the name of a tenant as it is; raises `InvalidRequest` if none can have it."""
+    try:
+        return checked_name(value)
+    except ValueError as why:
+        raise InvalidRequest(f"The tenant {value!r} cannot be: {why}.", param=param) from None
 
 
 def _header(sent: Mapping[bytes, bytes], name: str) -> str | None:

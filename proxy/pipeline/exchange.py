@@ -143,7 +143,8 @@ class ExchangeHandler:
         if prepared.stored and prepared.history.unplaced is None:
             found = await services.store.body(prepared.key, name_in(entry.ref) or "")
             reply = found[1].without_own_fields() if found is not None else reply
-        await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(api.calling,)))
+        ids = () if api.repeat_id is None else (api.repeat_id(exchange.report.exchange),)
+        await self._settle(exchange, Answered(status=Status.COMPLETE, finish_reasons=(api.calling,), ids=ids))
         kind, body = api.repeat(
             reply,
             exchange=exchange.report.exchange,

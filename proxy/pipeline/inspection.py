@@ -21,8 +21,9 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp
+from proxy.recall import definitions
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
-from proxy.trimming import Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
+from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _SEARCH_SECONDS: Final = 1.0
@@ -143,6 +144,7 @@ class SentView(Struct, frozen=True, kw_only=True):
     fates: tuple[str, ...]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
     changes: dict[int, Change]  # the last change of each message that was changed, by its place
     reasons: tuple[str, ...]
+    incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
 async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServices) -> SentView:
@@ -171,12 +173,20 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if tools is not None and (removed := row.receipt.get("removed_tools")):
         left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
         tools = msgspec.json.encode(left)
+    if own := row.receipt.get("own_tools"):
+        tools = dialect.requests.add_tools(tools, definitions(own)).tools
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
+    moved: dict[str, Any] = row.receipt.get("cut") or {}
+    lost = cut is None and "observed" not in row.receipt and moved.get("moved") is True
+    if lost:
+        before = await store.cut(key, [node for node in nodes if node is not None], row.policy, row.agent)
+        cut = None if before is None else before.cut
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
     work = COUNTING * size_of([entry.message for entry in entries])
-    return await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
+    view = await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
+    return _with_lost_trim(row, view) if lost else view
 
 
 async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
@@ -231,6 +241,30 @@ def _view(
     )
 
 
+def _with_lost_trim(row: ExchangeRow, view: SentView) -> SentView:
+    """Add what the trim of a failed exchange did, as far as its receipt tells: its cut is not stored."""
+    told, incomplete = _told_view(row, view.entries, view.nodes, view.instructions, view.tools), False
+    fates, reasons, changes = list(view.fates), list(view.reasons), dict(view.changes)
+    for place, change in told.changes.items():
+        fates[place], reasons[place], changes[place] = told.fates[place], change.reason, change
+        if change.edit == SUMMARIZE:
+            fates[place] = "summarised"
+        incomplete = incomplete or fates[place] != "dropped"
+    messages = [
+        other.message if (other := changes.get(place)) is not None and other.message is not None else entry.message
+        for place, entry in enumerate(view.entries)
+        if fates[place] in {"sent", "shortened"}
+    ]
+    return replace(
+        view,
+        messages=tuple(messages),
+        fates=tuple(fates),
+        reasons=tuple(reasons),
+        changes=changes,
+        incomplete=incomplete,
+    )
+
+
 def _told_view(
     row: ExchangeRow,
     entries: tuple[Entry, ...],
@@ -274,13 +308,17 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
         "session": row.session,
         "model": row.model,
         "policy": row.policy,
-        "messages": [orjson.Fragment(message.raw) for message in (*view.instructions, *view.messages)],
+        "messages": [
+            orjson.Fragment(raw) for message in (*view.instructions, *view.messages) for raw in message.listed
+        ],
         "tools": None if view.tools is None else orjson.Fragment(view.tools),
         "tokens_before": row.tokens_before,
         "tokens_sent": row.tokens_sent,
     }
     if row.receipt.get(CONTENT) == "none":
         told[CONTENT] = "none"
+    if view.incomplete:
+        told["incomplete"] = True
     if diff:
         told["diff"] = [_compared(view, place) for place in range(len(view.entries))]
     return told
@@ -288,9 +326,9 @@ def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject
 
 def _compared(view: SentView, place: int) -> JsonObject:
     entry, fate, change = view.entries[place], view.fates[place], view.changes.get(place)
-    sent: Any = orjson.Fragment(entry.message.raw) if fate == "sent" else None
+    sent = as_listed(entry.message) if fate == "sent" else None
     if change is not None and change.message is not None:
-        sent = orjson.Fragment(change.message.raw)
+        sent = as_listed(change.message)
     return {
         "node": view.nodes[place],
         "position": entry.position,
@@ -299,9 +337,15 @@ def _compared(view: SentView, place: int) -> JsonObject:
         "edit": change.edit if change is not None else None,
         "tokens_before": entry.tokens,
         "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
-        "original": orjson.Fragment(entry.message.raw),
+        "original": as_listed(entry.message),
         "sent": sent,
     }
+
+
+def as_listed(message: Message) -> Any:
+    """Return a message as the API has it: its JSON, or a list where it stands for several entries."""
+    listed = [orjson.Fragment(raw) for raw in message.listed]
+    return listed[0] if len(listed) == 1 else listed
 
 
 # ------------------------------------------------------------------------------------------------------ search

@@ -288,8 +288,11 @@ async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
 
 
 async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
-    """Keep the ids under which the provider keeps the reply of an exchange that is stored."""
-    node = settled.replies[0] if settled.replies else ""
+    """Keep the ids under which later requests may go on from the reply of an exchange that is stored.
+
+    After an answer from the store, which is no new reply, they go on from the last message of its request.
+    """
+    node = next(iter(settled.replies or settled.nodes[-1:]), "")
     await store.keep_provider_ids(settlement.tenant, settlement.session, settlement.dialect, ids, node)
 
 

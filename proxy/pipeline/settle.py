@@ -371,6 +371,8 @@ def settlement_of(
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
+    if prepared.own_tools:
+        receipt["own_tools"] = list(prepared.own_tools)
     if prepared.removed_tools:
         receipt["removed_tools"] = list(prepared.removed_tools)
     return Settlement(

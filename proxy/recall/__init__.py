@@ -9,5 +9,5 @@
 
 from __future__ import annotations
 
-from proxy.recall.answering import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offered, sent_whole
+from proxy.recall.answering import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, definitions, offered, sent_whole
 from proxy.recall.render import REF_DIGITS, REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of

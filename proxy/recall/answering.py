@@ -89,6 +89,11 @@ def offered(
     return ((_RECALL,) if recall else ()) + ((_COMPRESS,) if compress else ())
 
 
+def definitions(names: Collection[str]) -> tuple[ToolDefinition, ...]:
+    """Return the tools with these names."""
+    return tuple([tool for tool in (_RECALL, _COMPRESS) if tool.name in names])
+
+
 # ------------------------------------------------------------------------------------ arguments
 
 

@@ -31,8 +31,10 @@ from proxy.pipeline import (
     summary_document,
     timestamp,
     valid_id,
+    valid_tenant,
     write_lines,
 )
+from proxy.pipeline.inspection import as_listed
 from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.dependencies import (
@@ -196,7 +198,7 @@ async def show_ref(
             "lines": text.count("\n") + 1,
             "text": "\n".join(line for _, line in found_lines),
             "numbers": [number for number, _ in found_lines] if grep is not None else None,
-            "message": orjson.Fragment(message.raw),
+            "message": as_listed(message),
         }
     )
 
@@ -237,7 +239,9 @@ async def import_session(
         if (masker := services.app.store.masker) is not None:
             await compute(len(lines), masker.check, records)
         name = valid_id(session or session_id_of(records), "as")
-        row = await services.app.store.load(owner or DEFAULT_TENANT, name, records)
+        row = await services.app.store.load(
+            valid_tenant(DEFAULT_TENANT if owner is None else owner, "tenant"), name, records
+        )
     return json_response(session_document(row), 201)
 
 

@@ -838,6 +838,8 @@ def _read(connection: StoreConnection, tenant: str, key: str, node: str) -> tupl
     source = tree.session_of(connection, key)
     if source is None or source.tenant != tenant:
         raise NotFound("There is no such session.")
+    if node == source.head == ROOT:
+        raise NotFound("The session has no messages yet: there is nothing to share.")
     branch = tree.marks_to(connection, key, node) if node != ROOT and is_plain(node) else []
     if not branch:
         raise NotFound(f"There is no node {node!r} in this session.")

@@ -42,6 +42,7 @@ _FORWARDED: Final = frozenset(
     }
 )
 """Headers of the client that identify it; its other headers belong to its own request."""
+_THINK: Final = "<think>"  # begins the reasoning that some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 FAILURES: Final = 3  # failures in a row that open the breaker
 PAUSE: Final = 30.0  # seconds of the first pause
@@ -268,8 +269,9 @@ async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswe
         what = "is not a completion" if found.error is None else f"is an error{error}"
         raise NoAnswer(f"the summarizer's answer {what}")
     reply = found.messages[0]
+    said = answer_of(reply.text).strip()
     return ModelAnswer(
-        text=answer_of(reply.text).strip(),
+        text="" if said.startswith(_THINK) else said,  # reasoning that never ends is no summary
         finish=found.finish_reasons[0],
         calls=bool(reply.calls),
         usage=found.usage,

@@ -24,6 +24,7 @@ from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.extend import PlannedStart, extended, planned_start
 from proxy.trimming.history import outside_gaps
 from proxy.trimming.model import (
+    SUMMARIZE,
     UNTRIMMED,
     Account,
     Change,

@@ -167,6 +167,9 @@ class Policy(Section, frozen=True):
                     after = ", ".join(dict.fromkeys(later.type for later in self.edits[place + 1 :]))
                     said = f"drop_oldest goes on until the target is met, and leaves nothing to {after}"
                     found.append((f"{said}: put it last", "edits", place))
+        for name, edits in (("edits", self.edits), ("on_arrival", self.on_arrival)):
+            for place, edit in enumerate(edits):
+                found += [(said, name, place, setting) for setting, said in edit.without_effect.items()]
         return (*found, *self._too_near())
 
     def _too_near(self) -> Iterator[tuple[str, *Place]]:

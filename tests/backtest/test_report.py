@@ -11,7 +11,16 @@ from proxy.backtest.comparison import Backtest, BacktestResult
 from proxy.backtest.cost import PriceClass, price_class, standard_classes
 from proxy.backtest.histories import read_file
 from proxy.backtest.replay import PolicyStrategy, baseline
-from proxy.backtest.report import ReportTable, as_data, headlines, main_prices, page, report_tables, session_tables
+from proxy.backtest.report import (
+    ReportTable,
+    as_data,
+    headlines,
+    main_prices,
+    page,
+    percent,
+    report_tables,
+    session_tables,
+)
 from proxy.trimming import Policy
 from tests.backtest.histories import COUNTER, agent, history, reply, user
 
@@ -45,6 +54,12 @@ def test_a_line_says_first_what_a_policy_costs_and_keeps() -> None:
     assert "100 % (100 to 100) of the input cost" in many[0]
     without = Backtest(strategies, standard_classes(), COUNTER, recall=False).run([history(agent(3), "one")])
     assert next(iter(headlines(without))) == "all: 100 % of the input cost at read 0.1."
+
+
+def test_sessions_in_which_nothing_is_counted_do_not_widen_the_interval() -> None:
+    assert percent([(3, 4)] * 6 + [(0, 0)] * 6) == "75 % (75 to 75)"
+    assert percent([(3, 4)] * 4 + [(0, 0)] * 6) == "75 %"
+    assert percent([]) == "0 %"
 
 
 def test_every_table_is_whole(outcome: BacktestResult) -> None:

@@ -40,7 +40,7 @@ def test_the_doctor_finds_what_is_well(run: Run, config: Path, provider: str) ->
     config.write_text(config.read_text() + f"upstream: {base}\npolicies: {{lean: {{}}}}\n")
     code, out, _ = run("doctor", "--json")
     found = [(each["check"], each["ok"]) for each in json.loads(out)]
-    names = ["configuration", "store", "upstream", "upstream", "authentication"]
+    names = ["configuration", "store", "spool", "upstream", "upstream", "authentication"]
     assert (code, found) == (0, [(name, True) for name in names])
     for arguments, words in [
         ((), ("config.yaml; policies: lean", "is not there yet", f"{provider} answers (HTTP 401")),
@@ -60,6 +60,32 @@ def test_the_doctor_finds_what_is_not(run: Run, config: Path, provider: str) -> 
     lines = [line.split(": ")[0] for line in out.splitlines() if line.startswith("FAILED")]
     assert (code, lines) == (1, ["FAILED  store", "FAILED  upstream"])
     assert f"{gone} cannot be reached" in out
+
+
+def test_the_doctor_finds_folders_that_cannot_be_used(run: Run, config: Path, provider: str) -> None:
+    base = f"upstream: {{base_url: '{provider}', anthropic_base_url: '{provider}'}}\n"
+    config.write_text(f"{base}store: {{url: 'sqlite:///nowhere/sessions.db', spool: {config}/spool}}\n")
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert f"FAILED  store: the folder {config.parent / 'nowhere'} does not exist" in out
+    assert f"FAILED  spool: {config} is no folder" in out
+    assert sorted(config.parent.iterdir()) == [config]
+
+
+def test_a_default_that_cannot_be_reached_is_no_failure_beside_a_provider_that_is_named(
+    run: Run, config: Path, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # neither default can be reached
+    before = config.read_text()
+    config.write_text(f"{before}upstream: {{base_url: '{provider}'}}\n")
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "ok      upstream: https://api.anthropic.com/v1 cannot be reached" in out
+    for named in ("upstream: {anthropic_api_key: sk-ant-0123}\n", ""):
+        config.write_text(before + named)
+        code, out, _ = run("doctor")
+        assert (code, "FAILED  upstream: https://api.anthropic.com/v1" in out) == (1, True)
+    assert "FAILED  upstream: https://api.openai.com/v1" in out
 
 
 def test_the_doctor_takes_the_way_of_requests(run: Run, config: Path, provider: str) -> None:

@@ -119,6 +119,9 @@ def test_exchanges_are_numbered_and_have_the_ids_that_exchange_show_takes(run: R
     assert run("exchange", "show", "会话/100%", "--request", "1")[1] == out
     code, _, errors = run("exchange", "show", "会话/100%", "--request", "2")
     assert (code, "must be 1 to 1" in errors) == (2, True)
+    run("sessions", "fork", "会话/100%", "--as", "unasked")
+    code, _, errors = run("exchange", "show", "unasked", "--request", "1")
+    assert (code, "'unasked' has no requests" in errors) == (2, True)
 
 
 def test_show_takes_a_branch(run: Run, config: Path) -> None:
@@ -149,6 +152,15 @@ def test_show_keeps_a_message_on_a_line_and_its_brackets(run: Run) -> None:
     assert called.endswith("-> look_up")
 
 
+def test_an_export_is_read_from_standard_input(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config.with_name("out.jsonl")
+    run("sessions", "export", "shared", "--tenant", "anne", "--out", file)
+    with file.open("rb") as given:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given))
+        code, out, _ = run("sessions", "import", "-", "--as", "piped")
+    assert (code, out) == (0, "piped (default): 2 messages\n")
+
+
 def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
     file = config.with_name("out.jsonl")
     assert run("sessions", "export", "shared", "--tenant", "anne", "--out", file)[0] == 0
@@ -157,6 +169,9 @@ def test_a_session_moves_to_another_tenant(run: Run, config: Path) -> None:
     assert "already" in errors
     code, out, _ = run("sessions", "import", file, "--tenant", "bert", "--as", "hers")
     assert (code, out) == (0, "hers (bert): 2 messages\n")
+    for wrong in ("", " anne", "a\nb"):
+        code, _, errors = run("sessions", "import", file, "--tenant", wrong, "--as", "its")
+        assert (code, "cannot be: a name has at least one character" in errors) == (2, True)
     code, out, _ = run("sessions", "import", file)
     assert (code, out) == (0, "shared (default): 2 messages\n")
     code, out, _ = run("sessions", "delete", "shared", "--tenant", "anne")

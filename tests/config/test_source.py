@@ -268,6 +268,46 @@ def test_keys_that_are_not_used_are_a_warning(mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("upstream", "warns"),
+    [
+        ("{}", True),
+        ("{base_url: 'https://api.anthropic.com/v1'}", True),
+        ("{base_url: 'http://127.0.0.1:8000/v1'}", False),
+        ("{api_key: sk-0}", False),
+        ("{anthropic_api_key: sk-ant-0}", False),
+        ("{routes: [{models: [a], base_url: 'http://127.0.0.1:8000/v1'}]}", False),
+    ],
+)
+def test_keys_of_clients_that_open_no_provider_are_a_warning(upstream: str, warns: bool) -> None:
+    auth = "auth: {mode: keys, keys: [{key: hush-hush-hush-hush, tenant: a}]}\n"
+    Path("config.yaml").write_text(f"{auth}upstream: {upstream}\n")
+    warnings = ConfigSource().read().warnings
+    assert [line.partition(" wants a key")[1] != "" for line in warnings] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("auth", "idle"),
+    [
+        ("{}", [(0, "tenant", "called 'default'"), (2, "key", "has this name")]),
+        ("{mode: passthrough}", [(2, "key", "has this name")]),
+        ("{mode: keys, keys: [{key: hush-hush-hush-hush, tenant: a}]}", [(1, "tenant", "none of"), (2, "key", "name")]),
+        ("{mode: keys, keys: [{key: hush-hush-hush-hush, tenant: default, name: k}]}", [(0, "tenant", "none of")]),
+    ],
+)
+def test_a_budget_that_limits_nobody_is_a_warning(auth: str, idle: list[tuple[int, str, str]]) -> None:
+    limits = "requests_per_minute: 5"
+    budgets = ", ".join(f"{{{whose}, {limits}}}" for whose in ("tenant: a", "tenant: default", "key: k"))
+    Path("config.yaml").write_text(
+        f"auth: {auth}\nbudgets: [{budgets}]\nupstream: {{base_url: 'http://127.0.0.1/v1'}}\n"
+    )
+    warnings = ConfigSource().read().warnings
+    for line, (place, name, words) in zip(warnings, idle, strict=True):
+        assert line.startswith(f"config.yaml:2: budgets[{place}].{name}: ")
+        assert line.endswith(", so this budget limits nobody")
+        assert words in line
+
+
 def secret(setting: SecretStr | None) -> str | None:
     return setting.get_secret_value() if setting is not None else None
 

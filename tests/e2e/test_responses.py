@@ -198,6 +198,20 @@ def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Prox
         assert len(api.sent["input"]) == 7
 
 
+def test_the_view_of_an_exchange_is_what_was_sent(serves: Callable[..., Proxy], api: Provider) -> None:
+    """Items, not turns of them, and the proxy's own tools."""
+    proxy = serves(policies={"default": TRIMS}, virtual_tools={"recall_context": True})
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}]
+    api.answers += [[reasoning(1), call("look", 1), call("look", 2)], [said("Yes.", 3)]]
+    talk = [user("cats?")]
+    talk += outcome(ask(proxy, talk, tools=tools))["output"]
+    answer = ask(proxy, [*talk, output(1, LONG), output(2, LONG)], tools=tools)
+    view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+    assert (view["messages"], view["tools"]) == (api.sent["input"], api.sent["tools"])
+    assert [tool["name"] for tool in view["tools"]] == ["look", "recall_context"]
+    assert [each["original"] for each in view["diff"]] == [talk[0], talk[1:], output(1, LONG), output(2, LONG)]
+
+
 # ------------------------------------------------------------------------------------ the provider's state
 
 
@@ -232,6 +246,24 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
     lost = ask(proxy, "four", None, previous_response_id="resp_elsewhere")
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_from_the_store_can_be_followed(serves: Callable[..., Proxy], api: Provider, stream: bool) -> None:
+    proxy = serves(responses={"state": "proxy"}, finish={"tools": ["finish_task"]})
+    api.answers += [[call("finish_task", 1)], [said("a", 2)]]
+    first = ask(proxy, "one", None)
+    repeated = ask(proxy, [output(1, "ok")], None, previous_response_id=first.json()["id"], stream=stream)
+    assert "finished" in repeated.headers["x-context-warning"]
+    name = f"resp_{repeated.headers['x-exchange-id']}"
+    assert name in repeated.text
+    assert ask(proxy, "two", None, previous_response_id=name).headers["x-session-id"] == first.headers["x-session-id"]
+    assert [each["type"] for each in api.sent["input"]] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
 
 
 def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(

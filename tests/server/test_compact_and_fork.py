@@ -140,6 +140,9 @@ def test_a_fork_that_cannot_be_made_says_what_to_send(proxy: Proxy, session: str
     assert refused(post(proxy, path, [1]), 400, None)
     assert refused(post(proxy, path, {"as": "a\nb"}), 400, "as")
     assert refused(proxy.client.post(path, content=b"{"), 400, None)
+    empty = f"{session}-empty"
+    proxy.chat(empty, [{"role": "user", "content": "hello"}], "needs:something else")
+    assert "no messages yet" in refused(post(proxy, f"/sessions/{empty}/fork", {"as": "x"}), 404, None)
 
 
 def test_tenants_do_it_to_their_own_and_the_administrators_key_goes_nowhere(

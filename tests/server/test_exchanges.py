@@ -151,6 +151,41 @@ def test_a_failed_exchange_that_would_have_moved_the_cut(proxy: Proxy, session: 
     assert proxy.get(f"/sessions/{session}/context") | {"model": before["model"]} == before
 
 
+@pytest.mark.parametrize(
+    ("edit", "fate", "incomplete"),
+    [
+        ({"type": "keep_rounds", "last": 1}, "dropped", False),
+        ({"type": "summarize", "mode": "statistics", "min_messages": 2, "keep_rounds": 1}, "summarised", True),
+        ({"type": "clear_tool_results", "keep": 0}, "shortened", True),
+    ],
+)
+def test_a_failed_exchange_shows_what_its_trim_did(
+    serve: Serve, upstream: Upstream, session: str, edit: dict[str, Any], fate: str, incomplete: bool
+) -> None:
+    """Its cut is not stored: nothing of it became a node."""
+    lean = {"trigger": {"messages": 6}, "keep": {"rounds": 1}, "edits": [edit]}
+    proxy = serve(policies={"lean": lean, "watching": {**lean, "mode": "observe", "match": {"models": ["none"]}}})
+    said: list[dict[str, Any]] = []
+    for number in range(5):
+        asked = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        said.append({"role": "user", "content": f"Question {number}. " + "word " * 60})
+        said.append({"role": "assistant", "content": None, "tool_calls": [asked]})
+        said.append({"role": "tool", "tool_call_id": f"c{number}", "content": "plain words and no values " * 60})
+    said += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
+    answer = proxy.chat(session, said, "fault:500")
+    assert answer.status_code == 500
+    view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+    assert ("incomplete" in view, fate in {each["fate"] for each in view["diff"]}) == (incomplete, True)
+    if not incomplete:
+        assert view["messages"] == upstream.last.messages
+    watched = proxy.chat(f"{session}-2", said, "fault:500", headers={"x-context-policy": "watching"})
+    assert proxy.get(f"/exchanges/{watched.headers['x-exchange-id']}/view")["messages"] == said
+    kept = {"sent", "shortened"}
+    assert (
+        len(view["messages"]) == sum(each["fate"] in kept for each in view["diff"]) < len(said) + (fate == "shortened")
+    )
+
+
 def test_pages_hold_every_exchange_once_the_newest_first(proxy: Proxy, session: str) -> None:
     ids = [proxy.chat(session, str(number)).headers["x-exchange-id"] for number in range(5)]
     proxy.chat(session + "-2", "another")

@@ -344,7 +344,8 @@ def test_the_administrator_says_whose_an_import_becomes(keys: Proxy, session: st
     )
     refused(answer, 403, None)
     refused(keys.client.post("/sessions/import", content=exported, headers=ADMIN), 400, "tenant")
-    refused(keys.client.post("/sessions/import?tenant=%00", content=exported, headers=ADMIN), 400, "tenant")
+    for wrong in ("%00", "", "%20bert", "a%0Ab"):
+        refused(keys.client.post(f"/sessions/import?tenant={wrong}", content=exported, headers=ADMIN), 400, "tenant")
 
 
 def test_times_are_iso_in_utc() -> None:

@@ -194,6 +194,9 @@ async def test_a_routed_model_is_asked_at_its_route_without_the_clients_key(mode
     [
         (completion([{"type": "text", "text": "par"}, {"type": "text", "text": "ts"}]), "parts", "stop", False),
         (completion("<think>\nhm, <b>\n</think>\n\nso"), "so", "stop", False),
+        (completion("hm, a template opened it\n</think>\n\nso"), "so", "stop", False),
+        (completion("<think>\nhm, it never ends"), "", "stop", False),
+        (completion("no <think> at the start </think>"), "no <think> at the start </think>", "stop", False),
         (completion("no <think> at the start"), "no <think> at the start", "stop", False),
         (completion(None, "tool_calls", tool_calls=[{"id": "c"}]), "", "tool_calls", True),
         (completion("cut o", "length"), "cut o", "length", False),

@@ -222,10 +222,12 @@ def _compose(
 
 
 def _offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
-    if request.stream:
-        return ToolOffer(names=(), tools=request.tools)
+    return ToolOffer(names=(), tools=request.tools) if request.stream else _add_tools(request.tools, own)
+
+
+def _add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     names = tuple([tool.name for tool in own])
-    return ToolOffer(names=names, tools=orjson.dumps([*orjson.loads(request.tools or b"[]"), *names]))
+    return ToolOffer(names=names, tools=orjson.dumps([*orjson.loads(tools or b"[]"), *names]))
 
 
 def _overflow_of(status: int, body: bytes) -> Overflow | None:
@@ -379,6 +381,7 @@ class ToyDialect(Dialect):
         parse=_parse,
         compose=_compose,
         offer_tools=_offer_tools,
+        add_tools=_add_tools,
         decides_caching=_decides_caching,
         overflow_of=_overflow_of,
         refuses_usage=_refuses_usage,

@@ -143,6 +143,12 @@ def test_two_edits_of_a_type_that_may_both_do_something_are_fine(edits: list[dic
         ({"trigger": {"ratio": 0.8}, "target": {"ratio": 0.8}}, [("target", "ratio")]),
         ({"trigger": {"tokens": 50000}, "edits": [{"type": "recent_window", "tokens": 49920}]}, [("edits", 0)]),
         ({"trigger": {"tokens": 100}, "edits": [{**DROP, "target": {"tokens": 95}}]}, [("edits", 0)]),
+        ({"edits": [{"type": "summarize", "mode": "model", "prompt": "a", "soft": 0.5}]}, []),
+        (
+            {"edits": [{"type": "summarize", "mode": "statistics", "soft": 0.5, "prompt": "a", "max_tokens": 9}]},
+            [("edits", 0, "prompt"), ("edits", 0, "soft")],
+        ),
+        ({"on_arrival": [{"type": "compact_tool_output", "methods": []}]}, [("on_arrival", 0, "methods")]),
     ],
 )
 def test_what_is_allowed_and_does_nothing_is_told(keys: dict[str, Any], at: list[tuple[str, ...]]) -> None:

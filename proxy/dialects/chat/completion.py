@@ -397,8 +397,10 @@ def made_answer(
 ) -> tuple[bytes, bytes]:
     """Return content type and body of an answer with this reply; `created` is in seconds since 1970.
 
-    With `usage`, a stream tells that nothing was spent.
+    With `usage`, a stream tells that nothing was spent. A client may have sent the text in parts; replies have none.
     """
+    if is_array(reply.data.get("content")):
+        reply = ChatMessage.of({**reply.data, "content": reply.text})
     kind = "chat.completion.chunk" if stream else "chat.completion"
     answer: JsonObject = {"id": f"chatcmpl-{exchange}", "object": kind, "created": created, "model": model}
     if not stream:

@@ -44,7 +44,12 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
         text = request.fields.get(name)
         if (None if text is None else orjson.loads(text)) not in fine:
             return ToolOffer(names=(), tools=request.tools)
-    return offer(request, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
+    return add_tools(request.tools, own)
+
+
+def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
+    """Return the client's tools with these behind them."""
+    return offer(tools, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 
 @lru_cache

@@ -37,7 +37,12 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     choice = request.parameters.get("tool_choice")
     if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
         return ToolOffer(names=(), tools=request.tools)
-    return offer(request, own, lambda tool, _: _definition(tool))
+    return add_tools(request.tools, own)
+
+
+def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
+    """Return the client's tools with these behind them."""
+    return offer(tools, own, lambda tool, _: _definition(tool))
 
 
 @lru_cache

@@ -38,7 +38,7 @@ from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
-from proxy.dialects.messages.own_tools import MessagesBodyFilter, offer_tools
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, add_tools, offer_tools
 from proxy.dialects.messages.reply import (
     CALLING,
     THREAD_NOT_FOUND,
@@ -218,6 +218,7 @@ class MessagesDialect(Dialect):
         parse=parse_messages_request,
         compose=compose,
         offer_tools=offer_tools,
+        add_tools=add_tools,
         decides_caching=decides_itself,
         marked=marked,
         broken=broken,

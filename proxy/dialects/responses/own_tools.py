@@ -37,7 +37,12 @@ def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
     """
     if request.parameters.get("tool_choice") not in _LEAVES_ROOM:
         return ToolOffer(names=(), tools=request.tools)
-    return offer(request, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
+    return add_tools(request.tools, own)
+
+
+def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
+    """Return the client's tools with these behind them."""
+    return offer(tools, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
 
 
 @lru_cache

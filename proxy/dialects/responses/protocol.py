@@ -26,11 +26,12 @@ from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
-from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, offer_tools
+from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, add_tools, offer_tools
 from proxy.dialects.responses.reply import (
     DONE,
     ENDS,
     ResponseReader,
+    answer_id,
     error_body,
     error_event,
     made_answer,
@@ -166,6 +167,7 @@ class ResponsesDialect(Dialect):
         parse=parse_responses_request,
         compose=compose,
         offer_tools=offer_tools,
+        add_tools=add_tools,
         decides_caching=lambda fields: "prompt_cache_options" in fields,
         overflow_of=overflow_of,
         state_fields=STATE_FIELDS,
@@ -179,6 +181,7 @@ class ResponsesDialect(Dialect):
         body_filter=ItemBodyFilter,
         stream_filter=ItemStreamFilter,
         repeat=made_answer,
+        repeat_id=answer_id,
         calling=DONE,
         error_words=error_words,
         error_body=error_body,

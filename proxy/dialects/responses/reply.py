@@ -213,24 +213,44 @@ def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
 # ----------------------------------------------------------------------------- an answer of our own
 
 
+_NOTHING_SPENT: Final = {
+    "input_tokens": 0,
+    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+    "output_tokens": 0,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 0,
+}
+_REQUIRED: Final[JsonObject] = {
+    **dict.fromkeys(("error", "incomplete_details", "instructions", "temperature", "top_p")),
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+"""Fields that the API requires of every response, and that say nothing here. SDKs read them without asking."""
+
+
+def answer_id(exchange: str) -> str:
+    """Return the id of an answer of our own."""
+    return f"resp_{exchange}"
+
+
 def made_answer(
     reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
     """Return content type and body of an answer with this reply; `created` is in seconds since 1970."""
     del usage  # it is always told
     items = reply.items if isinstance(reply, Item) else []
-    output = [{"id": f"item_{place}", "status": "completed", **item} for place, item in enumerate(items)]
-    nothing = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    output = [_output_item(item, place) for place, item in enumerate(items)]
     response: JsonObject = {
-        "id": f"resp_{exchange}",
+        "id": answer_id(exchange),
         "object": "response",
         "created_at": created,
-        "status": "completed",
-        "error": None,
-        "incomplete_details": None,
+        "status": DONE,
         "model": model,
         "output": output,
-        "usage": nothing,
+        "usage": _NOTHING_SPENT,
+        **_REQUIRED,
     }
     if not stream:
         return b"application/json", write(response)
@@ -243,6 +263,17 @@ def made_answer(
     return b"text/event-stream", b"".join([event_of(name, data) for name, data in numbered])
 
 
+def _output_item(item: JsonObject, place: int) -> JsonObject:
+    """Return an item as a response has it. A client may have sent its own form of it: without id, status and parts."""
+    whole: JsonObject = {"id": f"item_{place}", "status": DONE, **{k: v for k, v in item.items() if v is not None}}
+    if kind_of(item) != "message":
+        return whole
+    content: Any = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "output_text", "text": content, "annotations": []}]
+    return {**whole, "type": "message", "content": content}
+
+
 def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:
     """Return the events, name and data of each, that tell of one whole output item."""
     at: JsonObject = {"output_index": place, "item_id": item.get("id")}
@@ -253,8 +284,10 @@ def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:
         begun["content"] = []
         for index, part in enumerate(content):
             here = {**at, "content_index": index}
-            events.append(("response.content_part.added", {**here, "part": part}))
-            if is_object(part) and isinstance(part.get("text"), str):
+            told = is_object(part) and isinstance(part.get("text"), str)
+            # SDKs add the deltas to the part that begins, so it begins empty.
+            events.append(("response.content_part.added", {**here, "part": {**part, "text": ""} if told else part}))
+            if told:
                 events.append(("response.output_text.delta", {**here, "delta": part["text"], "logprobs": []}))
                 events.append(("response.output_text.done", {**here, "text": part["text"], "logprobs": []}))
             events.append(("response.content_part.done", {**here, "part": part}))

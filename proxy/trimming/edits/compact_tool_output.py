@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, chain
 from typing import Final, Literal, TypeAlias
@@ -87,6 +87,11 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
     and their end; of very many parts the first and the last ones stay."""
     spare_files: bool = False
     """At a trim, results of calls that name a file stay as they are: agents edit files by their exact text."""
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """An empty list of methods."""
+        return {} if self.methods or self.strict else {"methods": "without a method nothing is shortened"}
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten what has a shorter form, files perhaps excepted."""

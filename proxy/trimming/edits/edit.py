@@ -38,6 +38,11 @@ class BaseEdit(Section, ABC, frozen=True):
         """A target of its own that it keeps to at every trim; None where it has none."""
         return None
 
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Settings that are written down and decide nothing, as the others are, with the reason."""
+        return {}
+
     def is_done(self, draft: Draft) -> bool:
         """Tell whether nothing is left for it to do; what has a limit of its own goes by that."""
         return draft.within()

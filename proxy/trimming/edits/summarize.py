@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Final, Literal, Self, TypeAlias
@@ -24,6 +24,7 @@ _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
 LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
+_OF_A_MODEL: Final = frozenset({"prompt", "verbatim_user_tokens", "soft", "max_generations"})
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
@@ -102,6 +103,16 @@ class Summarize(BaseEdit, frozen=True):
         if self.upper is not None and self.lower is not None and self.lower > self.upper:
             raise contradiction(f"this is above upper ({self.upper}), the most it may be", "lower")
         return self
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """What only a model goes by, where none is asked."""
+        if self.mode == "model":
+            return {}
+        return {
+            name: f"{name} decides nothing with mode: statistics"
+            for name in sorted(self.model_fields_set & _OF_A_MODEL)
+        }
 
     @cached_property
     def recipe(self) -> str:

@@ -627,6 +627,14 @@ def test_an_answer_in_one_piece_holds_the_reply_as_it_was() -> None:
     assert completion.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_its_text_in_one_piece_however_a_client_sent_it(stream: bool) -> None:
+    parts = [{"type": "text", "text": "All is "}, {"type": "text", "text": "done."}]
+    reply = ChatMessage.of({"role": "assistant", "content": parts, "tool_calls": [FINISH]})
+    _, body = made_answer(reply, exchange="1", created=7, model="m", stream=stream, usage=False)
+    assert b'"content":"All is done."' in body
+
+
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize(
     "reply",

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from openai.types.responses import Response
 
 from proxy.dialects import Replies, dialect_named
 from proxy.dialects.responses.reply import event_of
@@ -181,6 +182,25 @@ def test_an_answer_is_made_of_a_stored_reply() -> None:
     ]
     assert "response.custom_tool_call_input.done" in names
     assert streamed(*events).messages[0].calls[0].name == "look"
+
+
+EASY: dict[str, Any] = {"role": "assistant", "content": "All is done."}  # a message as clients may send it
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_our_own_is_a_whole_response(stream: bool) -> None:
+    _, body = made(stream, {**EASY, "id": None}, CALL, CUSTOM)
+    if stream:
+        told = [orjson.loads(each.data or b"") for each in EventDecoder(API.replies.ends).feed(body)]
+        spoken = [each["part"]["text"] for each in told if each["type"] == "response.content_part.added"]
+        spoken += [each["delta"] for each in told if each["type"] == "response.output_text.delta"]
+        assert spoken == ["", "All is done."]
+        body = orjson.dumps(told[-1]["response"])
+    answer = Response.model_validate_json(body, strict=True)
+    assert answer.output_text == "All is done."
+    assert answer.usage is not None
+    assert answer.usage.input_tokens_details.cached_tokens == 0
+    assert answer.usage.output_tokens_details.reasoning_tokens == 0
 
 
 def test_errors_have_the_shape_of_the_api() -> None:
