@@ -232,10 +232,6 @@ class Message(ABC):
         self._data = data
         self.facts = facts
 
-    def __reduce__(self) -> tuple[type[Self], tuple[bytes, None, Facts | None]]:
-        """Leave out what is parsed."""
-        return type(self), (self.raw, None, self.facts)
-
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
         """Return the message with the content of `data`, as compact JSON in its key order."""

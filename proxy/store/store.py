@@ -17,7 +17,7 @@ from proxy.store.archive import export_session, fork_session, load_session, read
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
 from proxy.store.evidence import Inferred, UnnamedRequest, infer
-from proxy.store.exchanges import FirstTools, write_exchanges
+from proxy.store.exchanges import FirstTools
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
@@ -47,7 +47,7 @@ from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
-from proxy.store.writer import Waiting, WriterProcess, open_database
+from proxy.store.writer import Waiting, WriterProcess, open_database, start_in
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
@@ -525,7 +525,7 @@ class Store:
         if is_long(opening.messages):
             future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
-            future = self._start(opening, durable=False)
+            future = self._start(Waiting(opening=opening, durable=False, size=size_of(opening)))
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -552,18 +552,18 @@ class Store:
             long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
             if long is not None:
                 return long
-        settled: Settled = await self._start(settlement, durable=True)
+        waiting = Waiting(settlement=settlement, durable=True, size=size_of(settlement))
+        settled: Settled = await self._start(waiting)
         if began is not None:
             await asyncio.shield(began)
         return settled
 
-    def _start(self, item: Opening | Settlement, *, durable: bool) -> asyncio.Future[Any]:
-        waiting = Waiting(item=item, durable=durable, size=size_of(item))
+    def _start(self, waiting: Waiting) -> asyncio.Future[Any]:
         writer = self._writer
         return writer.start(waiting) if writer is not None and writer.works else self._start_here(waiting)
 
     def _start_here(self, waiting: Waiting) -> asyncio.Future[Any]:
-        return self._database.start(write_exchanges, waiting.item, durable=waiting.durable, size=waiting.size)
+        return start_in(self._database, waiting)
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.

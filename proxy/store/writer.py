@@ -5,7 +5,7 @@
 
 To make the rows of a small request and to have them written takes a third of what the request takes, and one
 interpreter runs one thread at a time. So a server that has a processor to spare is forked once, before it serves. The
-two talk over a socket pair, in frames: four bytes with a length, and a pickle. Exchanges are written in the order of
+two talk over a socket pair, in frames: four bytes with a length, and MessagePack. Exchanges are written in the order of
 submission.
 
 If the writer ends before the server (killed, no memory), the server itself writes what was not answered, and all that
@@ -19,7 +19,6 @@ import asyncio
 import gc
 import logging
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -30,12 +29,15 @@ from functools import partial
 from socket import socket, socketpair
 from typing import Any, Final, TypeAlias, cast
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.msgpack import Decoder, Encoder
 
+from proxy import errors
+from proxy.dialects import Facts, Message, dialect_named
 from proxy.errors import InternalError, PalimpsestError, StoreUnavailable
 from proxy.store.database import Address, Database, SqliteFile, address_of, closed
 from proxy.store.exchanges import write_exchanges
-from proxy.store.records import Opening, Settlement
+from proxy.store.records import Opening, Settled, Settlement
 from proxy.store.sqlite import BATCH, SqliteDatabase
 
 _LOG: Final = logging.getLogger("palimpsest.store")
@@ -46,9 +48,6 @@ _BATCH: Final = 8
 """Exchanges of one transaction at most on SQLite. With 32, all clients wait for one COMMIT while the server has nothing
 to do: .65 of the throughput (case small-64-json)."""
 _LENGTH: Final = 4  # bytes of a frame's length
-_PROTOCOL: Final = 5  # of pickles
-_RENEW: Final = "renew"  # the frame that has the database opened anew
-_PING: Final = "ping"  # the frame that is answered at once
 _SILENT_SECONDS: Final = 2.0  # an exchange that has waited this long is a reason to ask whether the writer is alive,
 _PING_SECONDS: Final = 0.5  # which it tells within this time
 _END_SECONDS: Final = 20.0  # how long it may take to end: another process may have the database's lock
@@ -69,20 +68,41 @@ async def open_database(address: Address, *, batch: int = BATCH) -> Database:
     return await asyncio.to_thread(SqliteDatabase, address.path, batch)
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
-    """An exchange that is to be written; the fields are those of `Database.start`."""
+def start_in(database: Database, waiting: Waiting) -> asyncio.Future[Any]:
+    """Have an exchange written in the next transaction of a database."""
+    item: Any = waiting.opening or waiting.settlement
+    return database.start(write_exchanges, item, durable=waiting.durable, size=waiting.size)
 
-    item: Opening | Settlement
-    durable: bool
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    """An exchange that is to be begun, or to be settled."""
+
+    opening: Opening | None = None
+    settlement: Settlement | None = None
+    durable: bool  # as `Database.start` has it, and so is `size`
     size: float
 
 
-class _Written(Struct, frozen=True, kw_only=True):
+class _Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the server sends."""
+
+    exchanges: list[tuple[int, Raw]] = []  # each a `Waiting`, with its number
+    renew: bool = False  # whether the database is to be opened anew for what follows
+    asks: bool = False  # whether an answer is wanted at once
+
+
+class _Written(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of an exchange."""
 
     number: int
-    result: Any = None
-    error: BaseException | None = None
+    settled: Settled | None = None
+    error: str = ""  # the class of an error; empty where there was none
+    message: str = ""  # its message
+
+    @property
+    def why(self) -> PalimpsestError | None:
+        """The error."""
+        return getattr(errors, self.error)(self.message) if self.error else None
 
 
 class _Unanswered(Struct, frozen=True, kw_only=True):
@@ -93,11 +113,45 @@ class _Unanswered(Struct, frozen=True, kw_only=True):
     since: float  # by the event loop's clock
 
 
-class _Frames(asyncio.Protocol):
-    """One end of the socket: whole values go out and come in."""
+def _encoded(value: Any) -> Any:
+    """Return a message as its dialect, its text, and what is known of that: the other process need not find it out."""
+    if not isinstance(value, Message):
+        raise NotImplementedError(f"a {type(value).__name__} does not go to another process")
+    known = value.facts
+    facts = known and (known.role, known.has_own_fields, known.has_calls, known.content, known.body, known.reshaped)
+    return (value.dialect.name, value.raw, facts)
 
-    def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
-        """Call `received` with each value that comes, and `lost` once no more can come."""
+
+def _decoded(kind: type, value: Any) -> Any:
+    if kind is not Message:
+        raise NotImplementedError(f"a {kind.__name__} does not come from another process")
+    dialect, raw, facts = value
+    message = dialect_named(dialect).message(raw)
+    if facts is not None:
+        role, has_own_fields, has_calls, content, body, reshaped = facts
+        message.facts = Facts(
+            raw=raw,
+            role=role,
+            has_own_fields=has_own_fields,
+            has_calls=has_calls,
+            content=content,
+            body=body,
+            reshaped=reshaped,
+        )
+    return message
+
+
+_ENCODER: Final = Encoder(enc_hook=_encoded)
+_ORDERS: Final = Decoder(_Order)
+_EXCHANGES: Final = Decoder(Waiting, dec_hook=_decoded)
+_ANSWERS: Final = Decoder(list[_Written])
+
+
+class _Frames(asyncio.Protocol):
+    """One end of the socket: whole frames go out and come in."""
+
+    def __init__(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Call `received` with each frame that comes, and `lost` once no more can come."""
         self._received = received
         self._lost = lost
         self._buffer = bytearray()
@@ -107,11 +161,10 @@ class _Frames(asyncio.Protocol):
         """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
-    def send(self, value: Any) -> None:
-        """Send a value; nothing happens where the other end is gone."""
+    def send(self, frame: bytes) -> None:
+        """Send a frame; nothing happens where the other end is gone."""
         if self._transport is not None:
-            data = pickle.dumps(value, _PROTOCOL)
-            self._transport.writelines((len(data).to_bytes(_LENGTH, "big"), data))
+            self._transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
 
     def data_received(self, data: bytes) -> None:
         """Take what came, which may be a part of a frame, or several."""
@@ -123,10 +176,8 @@ class _Frames(asyncio.Protocol):
             end = begin + int.from_bytes(buffer[start:begin], "big")
             if len(buffer) < end:
                 break
-            with memoryview(buffer) as view, view[begin:end] as frame:
-                value = pickle.loads(frame)  # noqa: S301 - the other end is the same program
             start = end
-            self._received(value)
+            self._received(bytes(buffer[begin:end]))
         del buffer[:start]
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
@@ -155,7 +206,7 @@ class WriterProcess:
         self._write_here: WriteHere | None = None
         self._number = 0
         self._unanswered: dict[int, _Unanswered] = {}  # by number, in the order of submission
-        self._outbox: list[tuple[int, Waiting]] = []  # what was submitted in this turn of the event loop
+        self._outbox: list[tuple[int, Raw]] = []  # what was submitted in this turn of the event loop
         self._heard = asyncio.Event()  # something came, or nothing more will
 
     @property
@@ -173,18 +224,23 @@ class WriterProcess:
         """Have an exchange written, with all others that are submitted in this turn of the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        try:
+            encoded = Raw(_ENCODER.encode(waiting))
+        except Exception as why:  # noqa: BLE001 - as a write that fails
+            future.set_exception(why)
+            return future
         self._number += 1
         self._unanswered[self._number] = _Unanswered(waiting=waiting, future=future, since=loop.time())
         if not self._outbox:
             loop.call_soon(self._send)
-        self._outbox.append((self._number, waiting))
+        self._outbox.append((self._number, encoded))
         return future
 
     def renew(self) -> None:
         """Have the database opened anew for what is submitted from now on."""
         self._send()
         if self._frames is not None:
-            self._frames.send(_RENEW)
+            self._frames.send(_ENCODER.encode(_Order(renew=True)))
 
     async def require_alive(self) -> None:
         """Kill a writer that neither writes nor says why: this process writes for it then."""
@@ -192,7 +248,7 @@ class WriterProcess:
         if first is None or self._frames is None or asyncio.get_running_loop().time() - first.since < _SILENT_SECONDS:
             return
         self._heard.clear()
-        self._frames.send(_PING)
+        self._frames.send(_ENCODER.encode(_Order(asks=True)))
         with suppress(TimeoutError):
             async with asyncio.timeout(_PING_SECONDS):
                 await self._heard.wait()
@@ -225,12 +281,11 @@ class WriterProcess:
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, []
         if outbox and self._frames is not None:
-            self._frames.send(outbox)
+            self._frames.send(_ENCODER.encode(_Order(exchanges=outbox)))
 
-    def _on_answer(self, answer: list[_Written] | str) -> None:
-        if answer != _PING:
-            for written in cast("list[_Written]", answer):
-                _tell(self._unanswered.pop(written.number).future, written.result, written.error)
+    def _on_answer(self, frame: bytes) -> None:
+        for written in _ANSWERS.decode(frame):
+            _tell(self._unanswered.pop(written.number).future, written.settled, written.why)
         self._heard.set()
 
     def _on_lost(self) -> None:
@@ -315,44 +370,40 @@ class _Writer:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._frames = _Frames(self._on_frame, lambda: self._queue.put_nowait(None))
-        self._queue: asyncio.Queue[list[tuple[int, Waiting]] | str | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Order | None] = asyncio.Queue()
         self._outbox: list[_Written] = []
         self._database: Database | None = None
 
     async def run(self, end: socket) -> None:
         """Write what comes until the server closes its end."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=end)
-        while (frame := await self._queue.get()) is not None:
-            if isinstance(frame, str):
+        while (order := await self._queue.get()) is not None:
+            if order.renew:
                 await self._let_go()
-            else:
-                await self._write(frame)
+            await self._write(order.exchanges)
         await self._let_go()
 
-    def _on_frame(self, frame: list[tuple[int, Waiting]] | str) -> None:
-        if frame == _PING:
-            self._frames.send(_PING)
+    def _on_frame(self, frame: bytes) -> None:
+        order = _ORDERS.decode(frame)
+        if order.asks:
+            self._frames.send(_ENCODER.encode([]))
         else:
-            self._queue.put_nowait(frame)
+            self._queue.put_nowait(order)
 
-    async def _write(self, exchanges: Sequence[tuple[int, Waiting]]) -> None:
-        for number, waiting in exchanges:
+    async def _write(self, exchanges: Sequence[tuple[int, Raw]]) -> None:
+        for number, encoded in exchanges:
             try:
                 if self._database is None:
                     self._database = await open_database(self._address, batch=_BATCH)
-                future = self._database.start(write_exchanges, waiting.item, durable=waiting.durable, size=waiting.size)
+                future = start_in(self._database, _EXCHANGES.decode(encoded))
             except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
-                self._answer(_Written(number=number, error=_portable(why)))
+                self._answer(_failed(number, why))
             else:
                 future.add_done_callback(partial(self._on_done, number))
 
     def _on_done(self, number: int, future: asyncio.Future[Any]) -> None:
         error = closed() if future.cancelled() else future.exception()
-        self._answer(
-            _Written(number=number, result=future.result())
-            if error is None
-            else _Written(number=number, error=_portable(error))
-        )
+        self._answer(_Written(number=number, settled=future.result()) if error is None else _failed(number, error))
 
     def _answer(self, written: _Written) -> None:
         if not self._outbox:
@@ -361,7 +412,7 @@ class _Writer:
 
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, []
-        self._frames.send(outbox)
+        self._frames.send(_ENCODER.encode(outbox))
 
     async def _let_go(self) -> None:
         """Close the database once what it was given is written."""
@@ -370,9 +421,9 @@ class _Writer:
             await database.close()
 
 
-def _portable(error: BaseException) -> PalimpsestError:
-    """Return an error as the server can be told of it."""
-    if isinstance(error, PalimpsestError):
-        return error
-    _LOG.error("an exchange could not be written", exc_info=error)
-    return InternalError(f"An exchange could not be written. {type(error).__name__}: {error}")
+def _failed(number: int, why: BaseException) -> _Written:
+    if isinstance(why, PalimpsestError):
+        return _Written(number=number, error=type(why).__name__, message=why.message)
+    _LOG.error("an exchange could not be written", exc_info=why)
+    told = f"An exchange could not be written. {type(why).__name__}: {why}"
+    return _Written(number=number, error=InternalError.__name__, message=told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,15 +54,6 @@ def test_a_message_is_named_by_its_canonical_form() -> None:
     assert chain(ROOT, [plain, bot("yes")]) == chain(ROOT, [same, bot("yes")])
     assert body_of(plain) != body_of(same)
     assert content_hash(bot("hi")) != content_hash(human("hi"))
-
-
-def test_a_message_goes_to_another_process_without_what_was_parsed_of_it() -> None:
-    message = human("hi")
-    assert message.data
-    plain = pickle.dumps(ToyMessage(message.raw, facts=message.facts))
-    again = pickle.loads(pickle.dumps(message))  # noqa: S301 - it is our own
-    assert (type(again), again, again.data) == (ToyMessage, message, message.data)
-    assert len(pickle.dumps(message)) == len(plain)
 
 
 def test_our_own_fields_are_read_and_left_out() -> None:

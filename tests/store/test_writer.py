@@ -124,16 +124,16 @@ async def test_what_a_killed_writer_did_not_answer_is_written_here(
 async def test_what_was_committed_before_the_writer_was_killed_is_there_once(
     store: Store, writing: WriterProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = list[Any]()
+    kept = list[bytes]()
     frames = writing._frames
     assert frames is not None
     receive = frames._received
 
-    def keep(answer: Any) -> None:
-        if any(written.result is not None for written in answer):
-            kept.append(answer)
+    def keep(frame: bytes) -> None:
+        if any(written.settled is not None for written in writer._ANSWERS.decode(frame)):
+            kept.append(frame)
         else:
-            receive(answer)
+            receive(frame)
 
     monkeypatch.setattr(frames, "_received", keep)
     asked = Tasks().start(exchange(store, 0))
@@ -216,9 +216,13 @@ async def test_a_database_that_was_opened_anew_is_opened_by_the_writer_too(
 async def test_a_fault_of_the_writer_is_an_error_of_that_exchange_alone(store: Store) -> None:
     name, asked = question(0)
     await store.began(store.begin(opening(name, asked)))
-    broken = settlement(name, asked, replies=(body("assistant", "x"),), receipt={"not JSON": {1, 2}})
-    with pytest.raises(InternalError, match="An exchange could not be written"):
-        await store.settle(broken)
+    for broken, error in (
+        ({"kind": 7}, InternalError),  # the other process cannot read it
+        ({"receipt": {"answer": b"no JSON"}}, InternalError),  # nor write this
+        ({"receipt": {"answer": object()}}, NotImplementedError),  # and this does not even get there
+    ):
+        with pytest.raises(error, match=r"An exchange could not be written|does not go to another process"):
+            await store.settle(settlement(name, asked, replies=(body("assistant", "x"),), **broken))
     await store.settle(settlement(name, asked, replies=(body("assistant", "answer 0"),)))
     assert await told(store) == ["question 0", "answer 0"]
 
