@@ -23,7 +23,7 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Spent
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long, size_of
+from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -47,7 +47,7 @@ from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file
 from proxy.store.tree import hidden_at, make_secret, secret_of
-from proxy.store.writer import Waiting, WriterProcess, open_database, start_in
+from proxy.store.writer import WriterProcess, open_database, start_in
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
@@ -83,6 +83,7 @@ class Store:
         """
         self._database = database
         self._writer: WriterProcess | None = None
+        self._start = self._start_here  # has an exchange written
         self._url = url
         self._migrate = migrate
         self._direct = direct
@@ -123,7 +124,7 @@ class Store:
     async def use(self, writer: WriterProcess) -> None:
         """Have exchanges written by a process of their own."""
         await writer.open(self._start_here)
-        self._writer = writer
+        self._writer, self._start = writer, writer.start
 
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
@@ -521,11 +522,10 @@ class Store:
             return _refused(StoreUnavailable(self.circuit.down.message))
         if self.masker is not None:
             opening = self.masker.opening(opening)
-        # Nothing has been acknowledged yet: what follows from it is durable no later than this is.
         if is_long(opening.messages):
             future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
-            future = self._start(Waiting(opening=opening, durable=False, size=size_of(opening)))
+            future = self._start(opening)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
         return future
 
@@ -552,18 +552,13 @@ class Store:
             long = await asyncio.shield(self._tasks.start(settle_long(self._database, settlement)))
             if long is not None:
                 return long
-        waiting = Waiting(settlement=settlement, durable=True, size=size_of(settlement))
-        settled: Settled = await self._start(waiting)
+        settled: Settled = await self._start(settlement)
         if began is not None:
             await asyncio.shield(began)
         return settled
 
-    def _start(self, waiting: Waiting) -> asyncio.Future[Any]:
-        writer = self._writer
-        return writer.start(waiting) if writer is not None and writer.works else self._start_here(waiting)
-
-    def _start_here(self, waiting: Waiting) -> asyncio.Future[Any]:
-        return start_in(self._database, waiting)
+    def _start_here(self, exchange: Opening | Settlement) -> asyncio.Future[Any]:
+        return start_in(self._database, exchange)
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.

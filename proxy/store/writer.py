@@ -34,9 +34,10 @@ from msgspec.msgpack import Decoder, Encoder
 
 from proxy import errors
 from proxy.dialects import Facts, Message, dialect_named
-from proxy.errors import InternalError, PalimpsestError, StoreUnavailable
+from proxy.errors import InternalError, PalimpsestError
 from proxy.store.database import Address, Database, SqliteFile, address_of, closed
 from proxy.store.exchanges import write_exchanges
+from proxy.store.portions import size_of
 from proxy.store.records import Opening, Settled, Settlement
 from proxy.store.sqlite import BATCH, SqliteDatabase
 
@@ -54,7 +55,8 @@ _END_SECONDS: Final = 20.0  # how long it may take to end: another process may h
 _SWITCH_SECONDS: Final = 0.000_05  # as in the server: the event loop and the thread that commits take turns
 _COLLECT_AFTER: Final = (10_000, 20, 20)  # as in the server: a long request makes many objects, and no cycles
 
-WriteHere: TypeAlias = Callable[["Waiting"], asyncio.Future[Any]]
+Exchange: TypeAlias = Opening | Settlement  # one that begins, or one that ends
+WriteHere: TypeAlias = Callable[[Exchange], asyncio.Future[Any]]
 """Has an exchange written by the process that calls it. Raises `StoreUnavailable` where it cannot be."""
 LoopFactory: TypeAlias = Callable[[], asyncio.AbstractEventLoop]
 
@@ -68,25 +70,25 @@ async def open_database(address: Address, *, batch: int = BATCH) -> Database:
     return await asyncio.to_thread(SqliteDatabase, address.path, batch)
 
 
-def start_in(database: Database, waiting: Waiting) -> asyncio.Future[Any]:
-    """Have an exchange written in the next transaction of a database."""
-    item: Any = waiting.opening or waiting.settlement
-    return database.start(write_exchanges, item, durable=waiting.durable, size=waiting.size)
+def start_in(database: Database, exchange: Exchange) -> asyncio.Future[Any]:
+    """Have an exchange begun, or settled, in the next transaction of a database."""
+    # Nothing has been acknowledged of what begins: what follows from it is durable no later than this is.
+    durable = isinstance(exchange, Settlement)
+    return database.start(write_exchanges, exchange, durable=durable, size=size_of(exchange))
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
-    """An exchange that is to be begun, or to be settled."""
+class _Given(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An exchange on its way to the writer."""
 
-    opening: Opening | None = None
-    settlement: Settlement | None = None
-    durable: bool  # as `Database.start` has it, and so is `size`
-    size: float
+    number: int
+    begins: bool = False  # whether `exchange` is an `Opening`, not a `Settlement`
+    exchange: Raw
 
 
 class _Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the server sends."""
 
-    exchanges: list[tuple[int, Raw]] = []  # each a `Waiting`, with its number
+    exchanges: list[_Given] = []
     renew: bool = False  # whether the database is to be opened anew for what follows
     asks: bool = False  # whether an answer is wanted at once
 
@@ -99,16 +101,11 @@ class _Written(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""  # the class of an error; empty where there was none
     message: str = ""  # its message
 
-    @property
-    def why(self) -> PalimpsestError | None:
-        """The error."""
-        return getattr(errors, self.error)(self.message) if self.error else None
-
 
 class _Unanswered(Struct, frozen=True, kw_only=True):
     """An exchange that the writer was given."""
 
-    waiting: Waiting
+    exchange: Exchange
     future: asyncio.Future[Any]
     since: float  # by the event loop's clock
 
@@ -143,8 +140,13 @@ def _decoded(kind: type, value: Any) -> Any:
 
 _ENCODER: Final = Encoder(enc_hook=_encoded)
 _ORDERS: Final = Decoder(_Order)
-_EXCHANGES: Final = Decoder(Waiting, dec_hook=_decoded)
+_OPENINGS: Final = Decoder(Opening, dec_hook=_decoded)
+_SETTLEMENTS: Final = Decoder(Settlement, dec_hook=_decoded)
 _ANSWERS: Final = Decoder(list[_Written])
+
+
+def _exchange_of(given: _Given) -> Exchange:
+    return (_OPENINGS if given.begins else _SETTLEMENTS).decode(given.exchange)
 
 
 class _Frames(asyncio.Protocol):
@@ -206,7 +208,7 @@ class WriterProcess:
         self._write_here: WriteHere | None = None
         self._number = 0
         self._unanswered: dict[int, _Unanswered] = {}  # by number, in the order of submission
-        self._outbox: list[tuple[int, Raw]] = []  # what was submitted in this turn of the event loop
+        self._outbox: list[_Given] = []  # what was submitted in this turn of the event loop
         self._heard = asyncio.Event()  # something came, or nothing more will
 
     @property
@@ -215,25 +217,30 @@ class WriterProcess:
         return self._frames is not None
 
     async def open(self, write_here: WriteHere) -> None:
-        """Begin to talk. What the writer does not answer before it ends is given to `write_here`."""
+        """Begin to talk. What the writer does not answer before it ends, and what follows, is given to `write_here`."""
         self._write_here = write_here
         frames = self._frames = _Frames(self._on_answer, self._on_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: frames, sock=self._end)
 
-    def start(self, waiting: Waiting) -> asyncio.Future[Any]:
-        """Have an exchange written, with all others that are submitted in this turn of the event loop."""
+    def start(self, exchange: Exchange) -> asyncio.Future[Any]:
+        """Have an exchange written, with all others that are submitted in this turn of the event loop.
+
+        `open` was called before.
+        """
+        if self._frames is None and self._write_here is not None:
+            return self._write_here(exchange)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         try:
-            encoded = Raw(_ENCODER.encode(waiting))
+            encoded = Raw(_ENCODER.encode(exchange))
         except Exception as why:  # noqa: BLE001 - as a write that fails
             future.set_exception(why)
             return future
         self._number += 1
-        self._unanswered[self._number] = _Unanswered(waiting=waiting, future=future, since=loop.time())
+        self._unanswered[self._number] = _Unanswered(exchange=exchange, future=future, since=loop.time())
         if not self._outbox:
             loop.call_soon(self._send)
-        self._outbox.append((self._number, encoded))
+        self._outbox.append(_Given(number=self._number, begins=isinstance(exchange, Opening), exchange=encoded))
         return future
 
     def renew(self) -> None:
@@ -285,7 +292,8 @@ class WriterProcess:
 
     def _on_answer(self, frame: bytes) -> None:
         for written in _ANSWERS.decode(frame):
-            _tell(self._unanswered.pop(written.number).future, written.settled, written.why)
+            error = getattr(errors, written.error)(written.message) if written.error else None
+            _tell(self._unanswered.pop(written.number).future, written.settled, error)
         self._heard.set()
 
     def _on_lost(self) -> None:
@@ -307,8 +315,8 @@ class WriterProcess:
 
         if self._write_here is not None:
             try:
-                self._write_here(unanswered.waiting).add_done_callback(pass_on)
-            except StoreUnavailable as why:
+                self._write_here(unanswered.exchange).add_done_callback(pass_on)
+            except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
                 _tell(unanswered.future, None, why)
 
 
@@ -390,16 +398,16 @@ class _Writer:
         else:
             self._queue.put_nowait(order)
 
-    async def _write(self, exchanges: Sequence[tuple[int, Raw]]) -> None:
-        for number, encoded in exchanges:
+    async def _write(self, exchanges: Sequence[_Given]) -> None:
+        for given in exchanges:
             try:
                 if self._database is None:
                     self._database = await open_database(self._address, batch=_BATCH)
-                future = start_in(self._database, _EXCHANGES.decode(encoded))
+                future = start_in(self._database, _exchange_of(given))
             except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
-                self._answer(_failed(number, why))
+                self._answer(_failed(given.number, why))
             else:
-                future.add_done_callback(partial(self._on_done, number))
+                future.add_done_callback(partial(self._on_done, given.number))
 
     def _on_done(self, number: int, future: asyncio.Future[Any]) -> None:
         error = closed() if future.cancelled() else future.exception()
