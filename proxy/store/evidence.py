@@ -288,9 +288,8 @@ class _Inference:
         if not likely:  # instructions with the time of day in them are others at each request
             standing = self._with_newest_head(tried - same, self._newest)
             return self._only_one({key for key in standing if self._has_all(key)})
-        ending = likely if len(likely) == 1 else self._ending_alike(likely)
-        if len(ending) == 1:
-            return self._only_one(ending)
+        if len(likely) > 1:  # where several end as the request does, no other one is its session
+            likely = self._ending_alike(likely) or likely
         known = {key: len(self._known(key, range(self._newest + 1))) for key in likely}
         most = {key for key in likely if known[key] == max(known.values())}
         standing = self._with_newest_head(most, self._newest) if len(most) > 1 else most

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -153,7 +153,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     covered_messages: int  # messages that are not sent, but summed up here
     covered_tokens: int  # their tokens
     generation: int = 1  # how many summaries it is made from, itself included
-    state: Mapping[str, object] = {}  # JSON from which the next one is made; of `statistics`
+    state: Mapping[str, Any] = {}  # JSON from which the next one is made; of `statistics`
     model: str | None = None  # the model that made it; None where none did
 
     def message(self, dialect: Dialect) -> Message:

@@ -18,6 +18,7 @@ from proxy.pipeline import ClientRequest, erase_tenant
 from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode
 from proxy.store import Settled, Settlement, Status, Withholder, session_key
 from tests.support.house import Heard, House, opened
+from tests.support.story import LATER, SUMMARY
 from tests.support.talk import opening
 from tests.support.upstream import Upstream as Provider
 from tests.support.waiting import until
@@ -312,6 +313,8 @@ async def test_a_record_is_read_as_it_was_written(house: House) -> None:
         (record,) = house.spool.read()
         spooled = decode(record.content)
         assert encode(spooled) == record.content
+        trimmed = replace(spooled, settlement=replace(spooled.settlement, cut=replace(LATER, summary=SUMMARY)))
+        assert decode(encode(trimmed)) == trimmed
         assert spooled.settlement.messages == spooled.opening.messages
         assert spooled.opening.messages[0].message.dialect is CHAT
 

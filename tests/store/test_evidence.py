@@ -271,6 +271,16 @@ async def test_of_equal_conversations_with_reminders_the_one_counts_that_ends_th
     assert (await infer(store, [said("user", "hey"), called[1], said("user", "so")])).session == "d"
 
 
+async def test_of_several_that_end_there_none_counts_nor_one_that_went_on(store: Store) -> None:
+    asked = conversation("hi (be brief)", LONG)
+    head = await hold(store, "a", *asked, instructions=BRIEF)
+    await hold(store, "a", *conversation("so", "well"), base=head, instructions=BRIEF)
+    await hold(store, "b", *asked, instructions=BRIEF)
+    await hold(store, "c", *asked, instructions=BRIEF)
+    later = conversation("hi", LONG, "so")
+    assert (await infer(store, later, instructions=version_of(BRIEF))).session is None
+
+
 async def test_questions_alone_count_where_the_session_answered_with_calls_alone(store: Store) -> None:
     called = said("assistant", "", "call_1")
     head = await hold(store, "a", said("user", "look"), called)

@@ -22,9 +22,11 @@ from proxy.store import Store, session_key, writer
 from proxy.store.database import Tasks
 from proxy.store.records import Reply, Status
 from proxy.store.writer import WriterProcess, fork_writer, run_writer
+from proxy.trimming import Cut
 from tests.support.asides import HIDDEN
 from tests.support.forked import Forked
 from tests.support.stores import another_process, empty_store
+from tests.support.story import SUMMARY
 from tests.support.talk import Talk, body, opening, settlement
 
 pytestmark = pytest.mark.anyio
@@ -263,6 +265,19 @@ async def test_what_the_client_was_not_shown_gets_there(store: Store) -> None:
     session = await store.session("tenant", "session")
     assert session is not None
     assert await store.hidden(session, settled.replies) == {settled.replies[0]: HIDDEN}
+
+
+@pytest.mark.usefixtures("_alone", "writing")
+async def test_a_cut_with_a_summary_gets_there(store: Store) -> None:
+    name, asked = question(0)
+    cut = Cut(
+        position=1, policy="default", version="v1", changes=(), tokens=50, messages=1, tool_calls=0, summary=SUMMARY
+    )
+    end = replace(settlement(name, asked, replies=(body("assistant", "answer 0"),)), cut=cut)
+    settled = await store.settle(end, store.begin(opening(name, asked)))
+    kept = await store.cut_at(KEY, settled.nodes[0], "default", None)
+    assert kept is not None
+    assert kept.summary == SUMMARY
 
 
 # ------------------------------------------------------------------------------------------- starting
