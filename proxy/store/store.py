@@ -187,6 +187,7 @@ class Store:
         except StoreUnavailable as why:
             if writer is None or not is_locked_out(why):
                 raise
+            self._tasks.follow(writer.require_alive())  # it may hang with the lock; a probe has no time to wait for that
             if writer.written == written and not await writer.is_busy():  # the lock is not the writer's
                 raise
         if writer is not None:

@@ -184,14 +184,37 @@ async def test_a_writer_that_waits_for_a_lock_is_left_alone(
     assert writing.works
 
 
+def locked_out() -> StoreUnavailable:
+    locked = StoreUnavailable("It is locked.")
+    locked.__cause__ = sqlite3.OperationalError()
+    locked.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return locked
+
+
+async def test_a_writer_that_hangs_with_the_lock_is_killed(
+    store: Store, writing: WriterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def probe(*_: Any, **__: Any) -> None:
+        if writing.works:
+            raise locked_out()
+
+    monkeypatch.setattr(writer, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(store._database, "probe", probe)
+    os.kill(writing.pid, signal.SIGSTOP)
+    asked = Tasks().start(exchange(store, 0))
+    await asyncio.sleep(0.2)
+    assert await store.circuit.health(0.0) is not None
+    async with asyncio.timeout(30):
+        await asked
+    assert not writing.works
+
+
 @pytest.mark.usefixtures("writing")
 @pytest.mark.parametrize("writes", [True, False])
 async def test_a_lock_that_the_writer_holds_is_no_outage(
     store: Store, writes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locked = StoreUnavailable("It is locked.")
-    locked.__cause__ = sqlite3.OperationalError()
-    locked.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    locked = locked_out()
 
     async def probe(*_: Any, **__: Any) -> None:
         if writes:
