@@ -187,7 +187,8 @@ class Store:
         except StoreUnavailable as why:
             if writer is None or not is_locked_out(why):
                 raise
-            self._tasks.follow(writer.require_alive())  # it may hang with the lock; a probe has no time to wait for that
+            # It may hang with the lock. A probe has no time to find out.
+            self._tasks.follow(writer.require_alive())
             if writer.written == written and not await writer.is_busy():  # the lock is not the writer's
                 raise
         if writer is not None:
