@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from proxy.conversation import node_id
 from proxy.dialects import Message
+from proxy.dialects.jsontext import sound
 from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import Used, cost_of, used
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
@@ -397,7 +398,8 @@ def settlement_of(
         cut=new_cut,
         tokens_before=report.tokens_before,
         tokens_sent=report.tokens_sent,
-        receipt=receipt,
+        # An upstream's words may hold what neither the spool nor another process takes.
+        receipt=sound(receipt),
         kept=_kept(history, new_cut) if new_cut is not None else None,
         follows=None if history.standing is None or history.borrowed else history.standing.node,
         heard=history.heard if prepared.context.policy is not None else None,

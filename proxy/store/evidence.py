@@ -135,12 +135,11 @@ def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> 
 
 
 def evidence_rows(
-    key: str, witness: Witness, said: Iterable[tuple[str, Message]], first: str | None = None
+    key: str, witness: Witness, said: Iterable[tuple[str, Message]], places: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return rows of what the messages in `said`, with their nodes, are known by; and the `first` of a history."""
+    """Return rows of what the messages in `said`, with their nodes, are known by, and of nodes known by their place."""
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
-    if first is not None:  # a request that resembles the session begins with it
-        pieces.add(witness.place(first).piece)
+    pieces |= {witness.place(node).piece for node in places}
     return [{"session": key, "piece": piece} for piece in sorted(pieces)]
 
 

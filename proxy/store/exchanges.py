@@ -38,6 +38,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from proxy.conversation import (
     APPENDING,
     ROOT,
+    TELLING,
     TWIN_MS,
     AnsweredEarlier,
     Placement,
@@ -48,6 +49,7 @@ from proxy.conversation import (
     node_id,
     place_append,
     place_finished,
+    squeezed,
     takes_head,
 )
 from proxy.dialects import Message
@@ -744,15 +746,19 @@ class ExchangeEnd:
         said = [
             *(() if self._line else brought),
             *((node, reply.body.message) for node, reply in zip(heads, settlement.replies, strict=True)),
-            *self._prefilled(base, line),
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
-        first = line[0].node if line and begins else None
-        insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, first))
+        places = [line[0].node] if line and begins else []  # a request that resembles the session begins with it
+        for node, whole, reply in self._prefilled(base, line):
+            if len(squeezed(reply.text)) >= TELLING:
+                said.append((node, whole))
+            else:  # the words that a program lets replies begin with are the same for all its users
+                places.append(node)
+        insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, places))
 
-    def _prefilled(self, base: str, line: Sequence[tree.NodePlace]) -> list[tuple[str, Message]]:
-        """Return each reply put together with the words that it goes on with, and where that would stand.
+    def _prefilled(self, base: str, line: Sequence[tree.NodePlace]) -> list[tuple[str, Message, Message]]:
+        """Return where each reply would stand together with the words that it goes on with, that, and the reply.
 
         A request may end with the beginning of a reply. Most clients send both back as one message.
         """
@@ -761,8 +767,9 @@ class ExchangeEnd:
         if begun is None or begun.role != "assistant" or len(line) != len(settlement.messages):
             return []
         before = line[-2].node if len(line) > 1 else base
-        wholes = [begun.continued(reply.body.message) for reply in settlement.replies]
-        return [(node_id(before, whole), whole) for whole in wholes if whole is not None]
+        replies = [reply.body.message for reply in settlement.replies]
+        wholes = [(begun.continued(reply), reply) for reply in replies]
+        return [(node_id(before, whole), whole, reply) for whole, reply in wholes if whole is not None]
 
     def _answered(self) -> list[tree.NewNode]:
         settlement = self._settlement

@@ -273,7 +273,7 @@ class SqliteDatabase:
         try:
             await asyncio.shield(future)
         except StoreUnavailable as why:
-            if not (_is_busy(why.__cause__) and (self.is_busy or self._commits > commits)):  # the lock is our own
+            if not (is_locked_out(why) and (self.is_busy or self._commits > commits)):  # the lock is our own
                 raise
 
     async def close(self) -> None:
@@ -518,6 +518,11 @@ def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> N
 def _is_busy(why: BaseException | None) -> bool:
     """Tell whether somebody else has the lock."""
     return getattr(why, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def is_locked_out(why: StoreUnavailable) -> bool:
+    """Tell whether the store could not be used only because another connection has its lock."""
+    return _is_busy(why.__cause__)
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

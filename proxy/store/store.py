@@ -45,7 +45,7 @@ from proxy.store.records import (
 from proxy.store.rollups import Group, StatsQuery, StatsRow
 from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
-from proxy.store.sqlite import SqliteDatabase, create_file
+from proxy.store.sqlite import SqliteDatabase, create_file, is_locked_out
 from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.store.writer import WriterProcess, open_database, start_in
 from proxy.trimming import Cut, Hidden, Summary
@@ -181,9 +181,19 @@ class Store:
             if self._renewing is None or self._renewing.done():
                 self._renewing = self._tasks.start(self.renew())
             await asyncio.shield(self._renewing)
-        await self._database.probe(probe, same=self.circuit.down is None)
-        if self._writer is not None:
-            await self._writer.require_alive()
+        writer = self._writer
+        written = 0 if writer is None else writer.written
+        try:
+            await self._database.probe(probe, same=self.circuit.down is None)
+        except StoreUnavailable as why:
+            if writer is None or not is_locked_out(why):
+                raise
+            # It may hang with the lock. A probe has no time to find out.
+            self._tasks.follow(writer.require_alive())
+            if writer.written == written and not await writer.is_busy():  # the lock is not the writer's
+                raise
+        if writer is not None:
+            await writer.require_alive()
 
     async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""

@@ -35,7 +35,7 @@ from msgspec.msgpack import Decoder, Encoder
 from proxy import errors
 from proxy.dialects import Facts, Message, dialect_named
 from proxy.errors import InternalError, PalimpsestError
-from proxy.store.database import Address, Database, SqliteFile, address_of, closed
+from proxy.store.database import Address, Database, SqliteFile, Tasks, address_of, closed
 from proxy.store.exchanges import write_exchanges
 from proxy.store.portions import size_of
 from proxy.store.records import Opening, Settled, Settlement
@@ -50,7 +50,7 @@ _BATCH: Final = 8
 to do: .65 of the throughput (case small-64-json)."""
 _LENGTH: Final = 4  # bytes of a frame's length
 _SILENT_SECONDS: Final = 2.0  # an exchange that has waited this long is a reason to ask whether the writer is alive,
-_PING_SECONDS: Final = 0.5  # which it tells within this time
+_PING_SECONDS: Final = 0.3  # which it tells within this time, or else when it is asked again
 _END_SECONDS: Final = 20.0  # how long it may take to end: another process may have the database's lock
 _SWITCH_SECONDS: Final = 0.000_05  # as in the server: the event loop and the thread that commits take turns
 _COLLECT_AFTER: Final = (10_000, 20, 20)  # as in the server: a long request makes many objects, and no cycles
@@ -102,6 +102,13 @@ class _Written(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""  # its message
 
 
+class _Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the writer sends."""
+
+    written: list[_Written] = []
+    is_busy: bool = False  # as `Database.is_busy` has it; told only where the server asks
+
+
 class _Unanswered(Struct, frozen=True, kw_only=True):
     """An exchange that the writer was given."""
 
@@ -142,7 +149,7 @@ _ENCODER: Final = Encoder(enc_hook=_encoded)
 _ORDERS: Final = Decoder(_Order)
 _OPENINGS: Final = Decoder(Opening, dec_hook=_decoded)
 _SETTLEMENTS: Final = Decoder(Settlement, dec_hook=_decoded)
-_ANSWERS: Final = Decoder(list[_Written])
+_ANSWERS: Final = Decoder(_Answer)
 
 
 def _exchange_of(given: _Given) -> Exchange:
@@ -210,6 +217,8 @@ class WriterProcess:
         self._unanswered: dict[int, _Unanswered] = {}  # by number, in the order of submission
         self._outbox: list[_Given] = []  # what was submitted in this turn of the event loop
         self._heard = asyncio.Event()  # something came, or nothing more will
+        self._is_busy = False  # as the writer told last
+        self.written = 0  # exchanges that it has written
 
     @property
     def works(self) -> bool:
@@ -249,25 +258,42 @@ class WriterProcess:
         if self._frames is not None:
             self._frames.send(_ENCODER.encode(_Order(renew=True)))
 
+    async def is_busy(self) -> bool:
+        """Tell whether the writer is at work: it has written something meanwhile, or is in a long transaction."""
+        written, self._is_busy = self.written, False
+        await self._hears()
+        return self._is_busy or self.written > written
+
     async def require_alive(self) -> None:
         """Kill a writer that neither writes nor says why: this process writes for it then."""
         first = next(iter(self._unanswered.values()), None)
-        if first is None or self._frames is None or asyncio.get_running_loop().time() - first.since < _SILENT_SECONDS:
+        if first is None or asyncio.get_running_loop().time() - first.since < _SILENT_SECONDS:
             return
-        self._heard.clear()
-        self._frames.send(_ENCODER.encode(_Order(asks=True)))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PING_SECONDS):
-                await self._heard.wait()
-                return
-        os.kill(self.pid, signal.SIGKILL)  # the end of the stream follows
+        # Silence counts the second time, since a busy machine is slow too.
+        if self._frames is not None and not await self._hears() and not await self._hears():
+            os.kill(self.pid, signal.SIGKILL)  # the end of the stream follows
+
+    async def _hears(self) -> bool:
+        """Ask the writer for an answer; return whether something came in time, be it the end of the stream."""
+        if self._frames is not None:
+            self._heard.clear()
+            self._frames.send(_ENCODER.encode(_Order(asks=True)))
+            try:
+                async with asyncio.timeout(_PING_SECONDS):
+                    await self._heard.wait()
+            except TimeoutError:
+                return False
+        return True
 
     async def close(self) -> None:
         """Wait for what was submitted, then for the end of the process."""
         self._send()
         while self._unanswered and self._frames is not None:
             self._heard.clear()
-            await self._heard.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    await self._heard.wait()
+            await self.require_alive()
         frames, self._frames = self._frames, None
         if frames is not None:
             frames.close()
@@ -280,10 +306,13 @@ class WriterProcess:
             return
         self._has_ended = True
         killer = threading.Timer(_END_SECONDS, os.kill, (self.pid, signal.SIGKILL))
+        killer.daemon = True
         killer.start()
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        killer.cancel()
+        try:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        finally:
+            killer.cancel()
 
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, []
@@ -291,9 +320,12 @@ class WriterProcess:
             self._frames.send(_ENCODER.encode(_Order(exchanges=outbox)))
 
     def _on_answer(self, frame: bytes) -> None:
-        for written in _ANSWERS.decode(frame):
+        answer = _ANSWERS.decode(frame)
+        for written in answer.written:
             error = getattr(errors, written.error)(written.message) if written.error else None
             _tell(self._unanswered.pop(written.number).future, written.settled, error)
+            self.written += error is None
+        self._is_busy = self._is_busy or answer.is_busy
         self._heard.set()
 
     def _on_lost(self) -> None:
@@ -336,7 +368,7 @@ def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None)
 def fork_writer(
     url: str, leave: Collection[socket] = (), loop_factory: LoopFactory | None = None
 ) -> WriterProcess | None:
-    """Start the process for the database at `url`; None where that is not safe, or no processor is there for it.
+    """Start the process for the database at `url`; None where that is not safe, or there is no room for it.
 
     The caller has one thread, no event loop and no connections. The process closes its copies of the sockets in
     `leave`.
@@ -347,7 +379,13 @@ def fork_writer(
     here, there = socketpair()
     gc.collect()
     gc.freeze()  # a collection writes to each object that it looks at, and a page that is written to is shared no more
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as why:  # the system has no room for a process just now
+        _LOG.warning("no process writes exchanges beside this one: %s", why.strerror or why)
+        here.close()
+        there.close()
+        return None
     if pid:
         there.close()
         return WriterProcess(pid, here)
@@ -381,6 +419,7 @@ class _Writer:
         self._queue: asyncio.Queue[_Order | None] = asyncio.Queue()
         self._outbox: list[_Written] = []
         self._database: Database | None = None
+        self._closing = Tasks()
 
     async def run(self, end: socket) -> None:
         """Write what comes until the server closes its end."""
@@ -390,11 +429,13 @@ class _Writer:
                 await self._let_go()
             await self._write(order.exchanges)
         await self._let_go()
+        await self._closing.close()
 
     def _on_frame(self, frame: bytes) -> None:
         order = _ORDERS.decode(frame)
         if order.asks:
-            self._frames.send(_ENCODER.encode([]))
+            busy = self._database is not None and self._database.is_busy
+            self._frames.send(_ENCODER.encode(_Answer(is_busy=busy)))
         else:
             self._queue.put_nowait(order)
 
@@ -420,13 +461,13 @@ class _Writer:
 
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, []
-        self._frames.send(_ENCODER.encode(outbox))
+        self._frames.send(_ENCODER.encode(_Answer(written=outbox)))
 
     async def _let_go(self) -> None:
-        """Close the database once what it was given is written."""
+        """Close the database once what it was given is written. What hangs there is not waited for."""
         database, self._database = self._database, None
         if database is not None:
-            await database.close()
+            await asyncio.wait({self._closing.follow(database.close())}, timeout=_SILENT_SECONDS)
 
 
 def _failed(number: int, why: BaseException) -> _Written:

@@ -191,6 +191,31 @@ def test_a_reply_of_two_texts_is_not_taken_for_a_text_of_the_clients_and_its_rep
 
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("answer", "is_known"), [("{}", False), ('{"name": "Rhine", "length_in_km": 1230}', True)], ids=["short", "long"]
+)
+def test_the_words_that_a_client_lets_replies_begin_with_tell_no_session(
+    client: httpx.Client, answer: str, is_known: bool
+) -> None:
+    begun = f"Here is the JSON object that you asked for, {answer[:5]}: "
+    sessions = list[str]()
+    for said, reply in (
+        ([{"role": "user", "content": "One"}, {"role": "assistant", "content": begun}], answer),
+        (
+            [
+                {"role": "user", "content": "Another one asks elsewhere"},
+                {"role": "assistant", "content": begun + answer},
+                {"role": "user", "content": "and goes on here"},
+            ],
+            "yes",
+        ),
+    ):
+        body = CHAT.body(said, f"say:{reply}", tools=(), stream=False)
+        sessions.append(client.post(CHAT.path, json=body, headers=CHAT.headers).headers["x-session-id"])
+    assert (sessions[0] == sessions[1]) is is_known
+
+
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("tongue", [CHAT, TONGUES["messages"]], ids=["chat", "messages"])
 def test_a_reply_is_known_with_the_words_that_the_client_let_it_begin_with(
     client: httpx.Client, tongue: Tongue

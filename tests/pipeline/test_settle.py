@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from proxy.dialects import Request
@@ -146,6 +147,17 @@ async def test_a_settlement_holds_the_replies_and_the_receipt(talk: Talk) -> Non
     assert {name: told.receipt[name] for name in expected} == expected
     assert set(told.receipt["timings"]) == {"planned"}
     assert orjson.loads(orjson.dumps(told.receipt)) == told.receipt
+
+
+async def test_a_receipt_holds_only_what_every_format_takes(talk: Talk) -> None:
+    usage = {"prompt_tokens": 3, "tier": "a\ud83d", "n": 2**70}
+    exchange = await first(talk, request_of(SAID))
+    told = settlement_of(exchange, Answered(status=Status.COMPLETE, usage=usage), 9, COUNTER, UNPRICED, None)
+    assert msgpack.decode(msgpack.encode(told.receipt))["usage"] == {
+        "prompt_tokens": 3,
+        "tier": "a\ufffd",
+        "n": float(2**70),
+    }
 
 
 async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:

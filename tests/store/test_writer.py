@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncGenerator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +21,7 @@ from sqlalchemy import text
 
 from proxy.errors import InternalError, StoreUnavailable
 from proxy.store import Store, session_key, writer
-from proxy.store.database import Tasks
+from proxy.store.database import Tasks, address_of
 from proxy.store.records import Reply, Status
 from proxy.store.writer import WriterProcess, fork_writer, run_writer
 from proxy.trimming import Cut
@@ -132,7 +134,7 @@ async def test_what_was_committed_before_the_writer_was_killed_is_there_once(
     receive = frames._received
 
     def keep(frame: bytes) -> None:
-        if any(written.settled is not None for written in writer._ANSWERS.decode(frame)):
+        if any(written.settled is not None for written in writer._ANSWERS.decode(frame).written):
             kept.append(frame)
         else:
             receive(frame)
@@ -184,6 +186,49 @@ async def test_a_writer_that_waits_for_a_lock_is_left_alone(
     assert writing.works
 
 
+def locked_out() -> StoreUnavailable:
+    locked = StoreUnavailable("It is locked.")
+    locked.__cause__ = sqlite3.OperationalError()
+    locked.__cause__.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return locked
+
+
+async def test_a_writer_that_hangs_with_the_lock_is_killed(
+    store: Store, writing: WriterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def probe(*_: Any, **__: Any) -> None:
+        if writing.works:
+            raise locked_out()
+
+    monkeypatch.setattr(writer, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(store._database, "probe", probe)
+    os.kill(writing.pid, signal.SIGSTOP)
+    asked = Tasks().start(exchange(store, 0))
+    await asyncio.sleep(0.2)
+    assert await store.circuit.health(0.0) is not None
+    async with asyncio.timeout(30):
+        await asked
+    assert not writing.works
+
+
+@pytest.mark.usefixtures("writing")
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_lock_that_the_writer_holds_is_no_outage(
+    store: Store, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = locked_out()
+    monkeypatch.setattr("proxy.store.circuit.PROBE_SECONDS", 30.0)  # an exchange may take long on a busy machine
+
+    async def probe(*_: Any, **__: Any) -> None:
+        if writes:
+            await exchange(store, 0)
+        raise locked
+
+    monkeypatch.setattr(store._database, "probe", probe)
+    found = await store.circuit.health(0.0)
+    assert found is (None if writes else locked)
+
+
 async def test_an_outage_is_told_as_it_is_without_a_writer(tmp_path: Path) -> None:
     file = tmp_path / "palimpsest.db"
     url = empty_store(file)
@@ -214,6 +259,53 @@ async def test_a_database_that_was_opened_anew_is_opened_by_the_writer_too(
     assert await told(store) == ["question 0", "answer 0", "question 1", "answer 1"]
 
 
+class Hanging:
+    """A database that is at work on something, and never done."""
+
+    is_busy = True
+
+    def start(self, *_: Any, **__: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_database_that_hangs_is_left_alone_once_it_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = empty_store(tmp_path / "palimpsest.db")
+    monkeypatch.setattr(writer, "_SILENT_SECONDS", 0.1)
+    store = await Store.open(url, migrate=False)
+    second = await writer.open_database(address_of(url))
+    databases: list[Any] = [Hanging(), second]
+
+    async def opened(*_: Any, **__: Any) -> Any:
+        return databases.pop(0)
+
+    monkeypatch.setattr(writer, "open_database", opened)
+    here, there = socketpair()
+    running = Tasks().start(writer._Writer(address_of(url)).run(there))
+    writing = WriterProcess(os.getpid(), here)
+    await writing.open(store._start_here)
+    name, asked = question(0)
+    item = opening(name, asked)
+    lost = writing.start(item)
+    async with asyncio.timeout(30):
+        while not await writing.is_busy():  # it may not have got the exchange yet
+            pass
+        writing.renew()
+        await writing.start(item)
+    assert not lost.done()
+    assert writing.written == 1
+    assert writing._frames is not None
+    writing._frames.close()
+    await asyncio.sleep(0.3)  # it waits for the first one now
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await store.close()
+
+
 @pytest.mark.usefixtures("_alone", "writing")
 async def test_a_fault_of_the_writer_is_an_error_of_that_exchange_alone(store: Store) -> None:
     name, asked = question(0)
@@ -239,6 +331,23 @@ async def test_closing_waits_for_what_was_submitted(store: Store, writing: Write
     assert not writing.works
     again = await Store.open(store_url, migrate=False)
     assert await told(again) == ["question 0", "answer 0"]
+    await again.close()
+
+
+async def test_closing_does_not_wait_for_a_writer_that_hangs(
+    store: Store, writing: WriterProcess, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_SILENT_SECONDS", 0.1)
+    os.kill(writing.pid, signal.SIGSTOP)
+    name, asked = question(0)
+    began = store.begin(opening(name, asked))
+    async with asyncio.timeout(30):
+        await store.close()
+    await began
+    again = await Store.open(store_url, migrate=False)
+    row = await again.exchange(name)
+    assert row is not None
+    assert row.status is Status.PENDING
     await again.close()
 
 
@@ -298,6 +407,22 @@ def test_there_is_no_writer_where_none_can_be_or_none_helps(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(name, value)
     assert fork_writer("sqlite:///never.db") is None
+
+
+def test_there_is_no_writer_where_the_system_has_no_room_for_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr("os.fork", refuse)
+    assert fork_writer("sqlite:///never.db") is None
+    assert [record.message for record in caplog.records if record.name == "palimpsest.store"] == [
+        "no process writes exchanges beside this one: Resource temporarily unavailable"
+    ]
 
 
 # -------------------------------------------------------------------------------------------- the stream
