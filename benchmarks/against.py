@@ -59,9 +59,9 @@ def measure(
                     pass
         both = [stack.enter_context(started(name, _STARTS)) for name in checkouts]
         time.sleep(_IDLE_SECONDS)
-        idle = [subject.resident_mb() for subject in both]
+        idle = [subject.memory_mb() for subject in both]
         records = list(cases.measure(programs, both, chosen, effort, folder, say))
-        loaded = [subject.resident_mb() for subject in both]
+        loaded = [subject.memory_mb() for subject in both]
     return {
         "checkouts": {name: str(path) for name, path in checkouts.items()},
         "cases": [_compared(record) for record in records],
@@ -85,7 +85,7 @@ def table(results: dict[str, Any]) -> list[list[str]]:
                     f"{min(ratios):.2f} … {max(ratios):.2f}" if ratios else "",
                 ]
             )
-    titles = {"start_seconds": "start-up, s", "idle_mb": "RSS idle, MB", "loaded_mb": "RSS after load, MB"}
+    titles = {"start_seconds": "start-up, s", "idle_mb": "memory idle, MB", "loaded_mb": "memory after load, MB"}
     for figure, title in titles.items():
         here, other = results[figure][HERE], results[figure][OTHER]
         rows.append([title, f"{here:.2f}", f"{other:.2f}", f"{here / other:.3f}", ""])

@@ -47,14 +47,14 @@ class Subject:
     stores: bool = False
     """Whether it keeps histories, which must be stored before a case is measured."""
 
-    def resident_mb(self) -> float:
-        """Return its resident memory (RSS) in megabytes, and its children's."""
+    def memory_mb(self) -> float:
+        """Return its memory in megabytes, and its children's; pages that they share count once (PSS)."""
         lines = [
             line
             for pid in with_children(self.pid)
-            for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()
         ]
-        return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
     def cpu_seconds(self) -> float:
         """Return the CPU time it has used, in user and kernel mode, by all threads, and its children."""

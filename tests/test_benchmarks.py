@@ -138,8 +138,8 @@ def test_two_states_are_compared_round_by_round(
         "small-2-json, CPU ms",
         "small-2-json, p50 ms",
         "start-up, s",
-        "RSS idle, MB",
-        "RSS after load, MB",
+        "memory idle, MB",
+        "memory after load, MB",
     ]
 
 

@@ -444,7 +444,10 @@ def as_said(row: NodeRow) -> Message:
 
 def size_of(messages: Iterable[Message]) -> int:
     """Return the bytes of messages."""
-    return sum([len(message.raw) for message in messages])
+    size = 0
+    for message in messages:
+        size += len(message.raw)
+    return size
 
 
 def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:

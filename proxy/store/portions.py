@@ -45,7 +45,10 @@ Stored = TypeVar("Stored")
 
 def is_long(messages: Sequence[Body]) -> bool:
     """Tell whether these messages are too many, or too large, for one transaction."""
-    return len(messages) > _LONG or sum([len(body.message.raw) for body in messages]) > _BYTES
+    size = 0
+    for body in messages:
+        size += len(body.message.raw)
+    return len(messages) > _LONG or size > _BYTES
 
 
 def size_of(item: Opening | Settlement) -> int:
