@@ -133,8 +133,12 @@ def connect(path: Path) -> sqlite3.Connection:
         check_same_thread=False,
         cached_statements=_STATEMENTS,
     )
-    connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
-    connection.executescript(_DURABLE)
+    try:
+        connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
+        connection.executescript(_DURABLE)
+    except sqlite3.Error:  # it may be no database
+        connection.close()
+        raise
     return connection
 
 

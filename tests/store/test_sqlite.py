@@ -893,3 +893,12 @@ def test_what_cannot_be_run_here_is_refused(connection: SqliteConnection) -> Non
     with pytest.raises(TypeError, match="one list at a time"):
         connection.execute(change, [{"name": "a", "ids": [1]}, {"name": "b", "ids": [2]}])
     connection.execute(change, [{"name": "a", "ids": [1, 2, 3]}])
+
+
+def test_what_is_no_database_is_closed_again(tmp_path: Path) -> None:
+    file = tmp_path / "palimpsest.db"
+    file.write_bytes(b"no database" * 1000)
+    with pytest.raises(sqlite3.DatabaseError):
+        connect(file)
+    opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert file not in opened
