@@ -49,20 +49,13 @@ from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
-from proxy.store import CAN_FORK, Store, WriterProcess, fork_writer
+from proxy.store import CAN_FORK, Store, WriterProcess, fork_writer, set_up_process
 from proxy.telemetry import Meters, set_up_logging, shared_memory, tracing_class
 from proxy.tokens import TokenCounter
 
 GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
-_COLLECT_AFTER: Final = (10_000, 20, 20)
-"""Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
-objects, and no cycles."""
-_SWITCH_SECONDS: Final = 0.000_05
-"""How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
-thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. It is this short
-because the count begins anew whenever the other thread releases the lock itself, which counting tokens does often."""
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start
@@ -72,6 +65,7 @@ _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
 _PARENT_SECONDS: Final = 0.5  # time between two looks at whether the parent is there
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
 Work: TypeAlias = Callable[..., None]
 """What a worker does. Its arguments: those given, the sockets, its `Worker`, and a function to call once it serves."""
 
@@ -181,8 +175,7 @@ class _Server(uvicorn.Server):
             # The garbage collector skips objects that stay for good: scanning them delays requests.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(*_COLLECT_AFTER)
-            sys.setswitchinterval(_SWITCH_SECONDS)
+            set_up_process()
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -72,4 +72,4 @@ from proxy.store.schema import METADATA, SUMS
 from proxy.store.search import FoundTexts
 from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
 from proxy.store.store import Store
-from proxy.store.writer import CAN_FORK, WriterProcess, fork_writer
+from proxy.store.writer import CAN_FORK, WriterProcess, fork_writer, set_up_process

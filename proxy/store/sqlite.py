@@ -1,10 +1,10 @@
 """SQLite: one writer thread with group commit, and readers beside it.
 
-SQLite takes one writer at a time. So every write goes to one thread, which commits all that waits as one transaction. A
-caller hears of its write after the COMMIT. Writes run in the order of submission, those of one batch together. If one
-fails, all run again, each in a savepoint, so that it does not take its neighbours with it. A transaction begins with
-BEGIN IMMEDIATE, which waits for another process's lock. One that begins as a read and turns into a write fails at once
-("database is locked"), whatever the time-out.
+SQLite takes one writer at a time. So every write of a process goes to one thread, which commits all that waits as one
+transaction. A caller hears of its write after the COMMIT. Writes run in the order of submission, those of one batch
+together. If one fails, all run again, each in a savepoint, so that it does not take its neighbours with it. A
+transaction begins with BEGIN IMMEDIATE, which waits for another process's lock. One that begins as a read and turns
+into a write fails at once ("database is locked"), whatever the time-out.
 
 The thread waits for locks and for the disk. What is short runs on the event loop meanwhile: the statements of several
 exchanges, and short reads. That is faster than the way to a thread and back. What is long runs in threads, and so does

@@ -52,8 +52,13 @@ _LENGTH: Final = 4  # bytes of a frame's length
 _SILENT_SECONDS: Final = 2.0  # an exchange that has waited this long is a reason to ask whether the writer is alive,
 _PING_SECONDS: Final = 0.3  # which it tells within this time, or else when it is asked again
 _END_SECONDS: Final = 20.0  # how long it may take to end: another process may have the database's lock
-_SWITCH_SECONDS: Final = 0.000_05  # as in the server: the event loop and the thread that commits take turns
-_COLLECT_AFTER: Final = (10_000, 20, 20)  # as in the server: a long request makes many objects, and no cycles
+_COLLECT_AFTER: Final = (10_000, 20, 20)
+"""Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
+objects, and no cycles."""
+_SWITCH_SECONDS: Final = 0.000_05
+"""How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
+thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. It is this short
+because the count begins anew whenever the other thread releases the lock itself, which counting tokens does often."""
 
 Exchange: TypeAlias = Opening | Settlement  # one that begins, or one that ends
 WriteHere: TypeAlias = Callable[[Exchange], asyncio.Future[Any]]
@@ -399,13 +404,18 @@ def fork_writer(
     os._exit(0)
 
 
+def set_up_process() -> None:
+    """Set the interpreter up for requests, in a server and in its writer."""
+    gc.set_threshold(*_COLLECT_AFTER)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+
+
 def run_writer(url: str, end: socket, loop_factory: LoopFactory | None = None) -> None:
     """Write what comes from a server until it closes its end. It takes the whole process."""
     # A terminal, or a service manager, sends its signals to both. The writer ends after the server.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    gc.set_threshold(*_COLLECT_AFTER)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    set_up_process()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_Writer(address_of(url)).run(end))
 
