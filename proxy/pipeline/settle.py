@@ -142,9 +142,7 @@ class Exchange:
             return
         store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
         work += _CHANGE_WORK * len(self.report.plan.made)
-        opening = self._opening
-        waits = self._waits or (opening is not None and not opening.done() and store.waits_for_beginnings)
-        if answered.status is not Status.COMPLETE or waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
+        if answered.status is not Status.COMPLETE or self._waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
             await services.background.finish(self._settle_apart(answered, figures, scale, work, then))
             return
         # Nearly always: no task is needed.

@@ -149,6 +149,7 @@ class Database(Protocol):
     ) -> asyncio.Future[Result]:
         """Have `batch` run with this item, and with those of other callers that wait; done when the future is.
 
+        An exchange is begun before it is settled, if they are submitted in this order.
         `size` is about how many bytes it writes. Nothing is kept of an item for which it raises; it then runs again
         without that.
         """

@@ -96,8 +96,6 @@ class Store:
         self._has_index = False  # whether its tables are known to be there
         self._tasks = Tasks()
         self._closed = False
-        self.waits_for_beginnings = not database.in_order
-        """Whether `settle` waits for what `begin` returned before it asks the database for anything."""
 
     @classmethod
     async def open(cls, url: str, *, migrate: bool = True, spool: Spool | None = None, bare: bool = False) -> Store:
@@ -171,7 +169,6 @@ class Store:
         old, self._database = self._database, opened
         if self._writer is not None:
             self._writer.renew()
-        self.waits_for_beginnings = not opened.in_order
         self._branches = Branches()
         self._has_index = False
         self._tasks.follow(old.close())
@@ -553,8 +550,7 @@ class Store:
         return await self._guarded(lambda: self._settle(settlement, began))
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        # A long one is a task of several writes.
-        if began is not None and (isinstance(began, asyncio.Task) or not self._database.in_order):
+        if isinstance(began, asyncio.Task):  # it is long, and takes several writes
             await asyncio.shield(began)
         if self.masker is not None:
             settlement = self.masker.settlement(settlement)
