@@ -140,7 +140,7 @@ class Exchange:
         if not self._stored:
             self._count(figures, answered.status)
             return
-        store, work = services.store, COUNTING * size_of([message for message, _ in answered.replies])
+        work = COUNTING * size_of([message for message, _ in answered.replies])
         work += _CHANGE_WORK * len(self.report.plan.made)
         if answered.status is not Status.COMPLETE or self._waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
             await services.background.finish(self._settle_apart(answered, figures, scale, work, then))

@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from socket import socket, socketpair
 from typing import Any, Final, TypeAlias, cast
 
@@ -48,6 +49,8 @@ CAN_FORK: Final = hasattr(os, "fork") and sys.platform != "darwin"
 _BATCH: Final = 8
 """Exchanges of one transaction at most on SQLite. With 32, all clients wait for one COMMIT while the server has nothing
 to do: .65 of the throughput (case small-64-json)."""
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use of the processors: microseconds in so many."""
 _LENGTH: Final = 4  # bytes of a frame's length
 _SILENT_SECONDS: Final = 2.0  # an exchange that has waited this long is a reason to ask whether the writer is alive,
 _PING_SECONDS: Final = 0.3  # which it tells within this time, or else when it is asked again
@@ -378,8 +381,7 @@ def fork_writer(
     The caller has one thread, no event loop and no connections. The process closes its copies of the sockets in
     `leave`.
     """
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not CAN_FORK or processors < 2 or threading.active_count() > 1:
+    if not CAN_FORK or _processors() < 2 or threading.active_count() > 1:
         return None
     here, there = socketpair()
     gc.collect()
@@ -402,6 +404,15 @@ def fork_writer(
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no container, or one that may use them all: its quota is `max`
+        quota, period = _QUOTA.read_text("ascii").split()
+        count = min(count, int(quota) // int(period))
+    return count
 
 
 def set_up_process() -> None:

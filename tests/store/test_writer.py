@@ -409,6 +409,16 @@ def test_there_is_no_writer_where_none_can_be_or_none_helps(
     assert fork_writer("sqlite:///never.db") is None
 
 
+def test_the_quota_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text("150000 100000\n", "ascii")
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("os.fork", lambda: pytest.fail("there is one processor and a half"))
+    monkeypatch.setattr("proxy.store.writer._QUOTA", quota)
+    assert fork_writer("sqlite:///never.db") is None
+
+
 def test_there_is_no_writer_where_the_system_has_no_room_for_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
