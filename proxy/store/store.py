@@ -489,6 +489,7 @@ class Store:
                     state = session.state if is_whole else None
                     await self._write(partial(search.add, key=session.key, terms=terms, state=state))
         while await self._write(search.purge):
+            self._has_deleted = True
             if time.monotonic() > until:
                 break
         return True

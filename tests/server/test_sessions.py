@@ -305,15 +305,16 @@ def test_what_is_deleted_leaves_the_files(
     serve: Serve, session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.server.app._SWEEP_SECONDS", 0.1)
-    proxy = serve(store={"url": empty_store(tmp_path / "own.db")})
-    assert proxy.chat(session, "hello").status_code == 200
+    monkeypatch.setattr("proxy.server.app._INDEX_SECONDS", 0.5)
+    proxy = serve(store={"url": empty_store(tmp_path / "own.db"), "search": "index"})
+    assert proxy.chat(session, "the parcel of Smithandjones").status_code == 200
 
-    def is_there() -> bool:
-        return any(session.encode() in file.read_bytes() for file in tmp_path.glob("own.db*"))
+    def is_there(word: str) -> bool:
+        return any(word.encode() in file.read_bytes() for file in tmp_path.glob("own.db*"))
 
-    assert is_there()
+    until(lambda: is_there("smithandjones"), "it is indexed")
     assert proxy.client.delete(f"/sessions/{session}").status_code == 200
-    until(lambda: not is_there(), "it is gone from all files")
+    until(lambda: not is_there(session) and not is_there("smithandjones"), "it is gone from all files")
 
 
 def test_what_cannot_be_imported(serve: Serve, session: str) -> None:
