@@ -59,8 +59,9 @@ class Unplaced(Struct, frozen=True, kw_only=True):
     """What gives a request its place in the history later, when the store can be used."""
 
     incoming: Incoming
-    infers: bool  # whether its session is to be found out by its last reply
+    infers: bool  # whether its session is to be found out by its last reply, or by `state`
     room: Room  # in the spool
+    state: str = ""  # the id of what the provider holds, from which it goes on
 
 
 class History(Struct, frozen=True, kw_only=True):
@@ -226,8 +227,10 @@ class HistoryLoader:
         )
 
     def is_full(self, request: Request, context: RequestContext) -> bool:
-        """Tell whether a request surely brings its whole history."""
-        if context.mode is Mode.APPEND or request.state:
+        """Tell whether a request surely brings its whole history, or goes on from what the provider holds of it."""
+        if request.state:
+            return not (self._expands and context.dialect.requests.state_fields)
+        if context.mode is Mode.APPEND:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:
             return True
@@ -239,13 +242,16 @@ class HistoryLoader:
         return kind in _RESENDING
 
     async def unplaced(self, request: Request, context: RequestContext, room: Room) -> History:
-        """Return a request with a whole history as if it stood alone; its place is found later."""
+        """Return a request for which `is_full` holds as if it stood alone; its place is found later."""
         alone = await self.without_store(request)
         masker = self._store.masker
         kept = request if masker is None else await compute(COUNTING * len(request.raw), masker.request, request)
         incoming = await compute(len(request.raw), _incoming, kept, context)
         session, infers = context.session, False
-        if session is None and (incoming.replies or incoming.answers):
+        kind = Kind.RESEND if incoming.replies else Kind.FIRST
+        if request.state:
+            infers, kind = session is None, Kind.PROVIDER_STATE
+        elif session is None and (incoming.replies or incoming.answers):
             if incoming.replies:
                 reply = incoming.names[incoming.replies[-1]]
                 session = self._replies.get((context.tenant, context.dialect.name, reply))
@@ -253,9 +259,9 @@ class HistoryLoader:
         return replace(
             alone,
             id=session or f"ses_{secrets.token_hex(16)}",
-            arrival=replace(alone.arrival, kind=Kind.RESEND if incoming.replies else Kind.FIRST),
+            arrival=replace(alone.arrival, kind=kind),
             digest=incoming.digest,
-            unplaced=Unplaced(incoming=incoming, infers=infers, room=room),
+            unplaced=Unplaced(incoming=incoming, infers=infers, room=room, state=request.state),
         )
 
     def remember(self, context: RequestContext, session: str, replies: Iterable[str]) -> None:

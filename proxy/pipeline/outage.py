@@ -1,9 +1,10 @@
 """While the store is away: what is served all the same, what waits in the spool, and how that is stored later.
 
-A request that brings its whole history is planned from what it holds, and sent. A request that needs what is stored
-gets 503. An exchange that cannot be stored waits in the spool: one whose place in the history is known goes there when
-it is stored, any other one is placed then, by the rules for requests. Exchanges are stored in the order in which they
-ended. One that is stored already is not stored again, so whoever is killed in between begins anew.
+A request that brings its whole history is planned from what it holds, and sent. One that goes on from what the provider
+holds is sent as it is. A request that needs what is stored gets 503. An exchange that cannot be stored waits in the
+spool: one whose place in the history is known goes there when it is stored, any other one is placed then, by the rules
+for requests. Exchanges are stored in the order in which they ended. One that is stored already is not stored again, so
+whoever is killed in between begins anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from proxy.pipeline.history import History, HistoryLoader
 from proxy.store import (
     HistoryQuery,
     Opening,
+    ProviderState,
     Settled,
     Settlement,
     Spool,
@@ -58,7 +60,8 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     settlement: Settlement
     same: bool = False  # whether the messages of the settlement, which are left out, are those of the opening
     incoming: Incoming | None = None  # by which it gets its place; None where that is known
-    infers: bool = False  # whether its session is the one that holds its last reply, if there is one
+    infers: bool = False  # whether its session is the one that holds its last reply, or `state`, if there is one
+    state: str = ""  # the id of what the provider holds, from which it goes on
     ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
 
 
@@ -300,7 +303,13 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
     """Give an exchange its place in the history, as the request would have got it."""
     opening, settlement = spooled.opening, spooled.settlement
     session, relayed, messages = opening.session, tuple[int, ...](), opening.messages
-    if spooled.infers:
+    state: ProviderState | None = None
+    if spooled.state:
+        place = await store.provider_place(opening.tenant, opening.dialect, spooled.state)
+        state = ProviderState(node=None)
+        if place is not None and (spooled.infers or place.session == session):
+            session, state = place.session, ProviderState(node=place.node)
+    elif spooled.infers:
         found = await store.infer(
             UnnamedRequest(
                 tenant=opening.tenant,
@@ -323,6 +332,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             agent=opening.agent,
             idempotency=opening.idempotency,
             instructed=opening.instructions is not None,
+            state=state,
         )
     )
     arrival = snapshot.arrival

@@ -34,7 +34,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     dialect: Dialect
     policy_name: str
     policy: Policy | None  # none where trimming is switched off
-    model: str  # the model of the newest request that was answered; empty without one
+    model: str  # the model of the newest request that was answered, else the session's own; empty without either
     agent: str | None
     rows: tuple[NodeRow, ...]  # the branch of the head, oldest first
     entries: tuple[Entry, ...]  # the same as trimming sees it
@@ -61,15 +61,16 @@ async def session_view(
 ) -> SessionView:
     """Return how the branch of the head stands.
 
-    The model, the tools and the agent are those of the newest request that was answered; `policy` names one,
-    or `off`, and None means the one that would be chosen.
+    The model, the tools and the agent are those of the newest request that was answered. A session that was forked or
+    imported has none before it is used: its own model and tools serve then. `policy` names one, or `off`, and None
+    means the one that would be chosen.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
-    model = last.model if last is not None else ""
+    model, offered = (last.model, last.tools) if last is not None else (session.model or "", session.tools)
     agent = last.agent if last is not None else None
     name, chosen = _chosen(session, model, policy, policies)
-    tools = await store.tools(session.key, last.tools) if last is not None and last.tools is not None else None
+    tools = await store.tools(session.key, offered) if offered is not None else None
     rows = await store.path(session.key, session.head)
     require_content([row.message for row in rows])
     stored = await store.instructions(session.key)

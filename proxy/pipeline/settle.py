@@ -211,6 +211,7 @@ class Exchange:
             settlement=settlement if masker is None else masker.settlement(settlement),
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
+            state=unplaced.state if unplaced is not None else "",
             ids=tuple(ids) if self.prepared.request.keeps_reply else (),
         )
         try:

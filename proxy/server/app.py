@@ -259,6 +259,7 @@ async def sweeping(
     async with anyio.create_task_group() as group:
         group.start_soon(_again, partial(_fold, store), "statistics", _FOLD_SECONDS)
         group.start_soon(_again, store.finish_removals, "deletions", _FOLD_SECONDS)
+        group.start_soon(_again, store.forget_deleted, "deletions", _SWEEP_SECONDS)
         if ended:
             group.start_soon(_again, partial(give_up_pending, store, ended), "pending exchanges", _SWEEP_SECONDS)
         if indexes and store.searches_index:

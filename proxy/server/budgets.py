@@ -101,6 +101,8 @@ class Budgets:
         self._once_back = once_back
         self._known: dict[tuple[str, str | None, int], tuple[float, float]] = {}
         """Dollars since a time: of a tenant, or with a key; and when the store knew so."""
+        self._since_known: Counter[tuple[str, str | None, int]] = Counter()
+        """Dollars that this process used since then; they count while the store is away."""
         self._unspent: Counter[tuple[str, str]] = Counter()  # dollars that are not stored yet, by tenant and key
         self._is_spending = False
         self.take(budgets)
@@ -140,6 +142,9 @@ class Budgets:
         now, mine = self._clock(), self._owned_by(tenant, key)
         for each in mine:
             self._add(each, _TOKENS, tokens, now)
+        for place in self._known:
+            if place[:2] in {(tenant, None), ("", key)}:
+                self._since_known[place] += dollars  # type: ignore[assignment]  # its stub knows whole numbers only
         budgets = [each.budget for each in mine]
         if key is not None and dollars and any(budget.key is not None and _in_dollars(budget) for budget in budgets):
             self._unspent[tenant, key] += dollars  # type: ignore[assignment]  # its stub knows whole numbers only
@@ -195,17 +200,26 @@ class Budgets:
         return found
 
     async def _spent(self, tenant: str, key: str | None, since: int, now: float) -> float:
-        """Return the dollars of a tenant, or of a key, since a time, as the store knew them at most a second ago."""
+        """Return the dollars of a tenant, or of a key, since a time, as the store knew them at most a second ago.
+
+        While the store is away, they are those that it knew last, and what this process used since.
+        """
         place = (tenant if key is None else "", key, since)
         at, dollars = self._known.get(place, (-_FRESH_SECONDS, 0.0))
         if not 0 <= now - at < _FRESH_SECONDS:
-            if key is None:
-                dollars = (await self._store.spent(tenant, since)).dollars
-            else:
-                dollars = await self._store.spent_with(key, since)
+            try:
+                if key is None:
+                    dollars = (await self._store.spent(tenant, since)).dollars
+                else:
+                    dollars = await self._store.spent_with(key, since)
+            except StoreUnavailable:  # whether the request needs the store is found out later
+                self._known.setdefault(place, (at, dollars))
+                return dollars + self._since_known[place]
             if len(self._known) >= 2 * MOST:  # times that are over
                 self._known.clear()
+                self._since_known.clear()
             self._known[place] = now, dollars
+            del self._since_known[place]
         return dollars
 
     def _owned_by(self, tenant: str, key: str | None) -> list[OwnedBudget]:

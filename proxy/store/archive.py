@@ -694,6 +694,9 @@ class _Loading:
         self._id = session
         self._archive = archive
         self._bodies = tree.named_bodies(new_node.body for _, _, new_node in archive.nodes)
+        tools = archive.bodies.get(archive.session.tools or "")
+        if tools is not None:
+            self._bodies |= tree.named_bodies([tools])
         self._places: dict[str, tree.NodePlace] = {}
         self._holder = uuid4().hex
         """Stands in the session's row while it is made in portions: it may be deleted, and made by somebody else."""

@@ -6,6 +6,7 @@ All processes that share a store's spool append to one file, so their records ha
     records       state, length, checksum, key, content; a zero ends them
 
 and is longer than its records: room is taken before it is needed, so that a full disk shows before a provider is paid.
+Some is there from the start, for what is under way when the disk gets full.
 A process that is killed while it appends leaves half a record at the end. Whoever appends or reads next drops it.
 
 Every process maps the beginning of the file, so it sees at no cost that a record waits (`flag`).
@@ -120,6 +121,7 @@ class Spool:
                 self._open()
                 with self._locked():
                     self._find_end()
+                    self._keep_room()
         except OSError as why:
             raise _unwritable(self._path, why) from why
 
@@ -172,7 +174,7 @@ class Spool:
             self._turn.release()
 
     def read(self) -> list[SpooledRecord]:
-        """Return the first records that wait. Where none does, the file gets small again."""
+        """Return the first records that wait. Where none does, the file gets small again, and is erased."""
         with self._opened(), self._locked():
             self._find_end()
             found: list[SpooledRecord] = []
@@ -190,6 +192,7 @@ class Spool:
                 os.ftruncate(self._file, _PAGE)
                 self.flag[0] = 0
                 self._emptied, self._end, self._size = emptied + 1, _PAGE, _PAGE
+                self._keep_room()
             return found
 
     def stored(self, after: int) -> None:
@@ -352,6 +355,10 @@ class Spool:
         else:
             os.ftruncate(self._file, size)
         self._size = size
+
+    def _keep_room(self) -> None:
+        with suppress(OSError):  # without, only what is under way when the disk gets full is lost
+            self._grow(self._end + 1)
 
     def _write_waiting(self) -> None:
         """Append what waits; durable when this returns, or each says why not."""

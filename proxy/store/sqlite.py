@@ -72,6 +72,7 @@ _SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
 _LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
 _LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
 _PROBE_MS: Final = 500  # how long a probe waits for another process's lock
+_EMPTYING_MS: Final = 50  # how long everybody may wait for whoever reads the write-ahead log, so that it can be emptied
 _LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
 _CACHE_KB: Final = 16_384
@@ -140,6 +141,18 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def empty_log(path: Path) -> bool:
+    """Empty the write-ahead log, which keeps what was deleted until it is written over; return whether it is empty.
+
+    It is not where somebody reads it, or writes just now.
+    """
+    with translated(), closing(connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # nobody waits for the greater part
+        connection.execute(f"PRAGMA busy_timeout={_EMPTYING_MS}")
+        busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
 
 
 def sqlite_engine(path: Path, begin: str) -> Engine:

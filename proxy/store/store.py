@@ -45,7 +45,7 @@ from proxy.store.records import (
 from proxy.store.rollups import Group, StatsQuery, StatsRow
 from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
-from proxy.store.sqlite import SqliteDatabase, create_file, is_locked_out
+from proxy.store.sqlite import SqliteDatabase, create_file, empty_log, is_locked_out
 from proxy.store.tree import hidden_at, make_secret, secret_of
 from proxy.store.writer import WriterProcess, open_database, start_in
 from proxy.trimming import Cut, Hidden, Summary
@@ -94,6 +94,7 @@ class Store:
         self.masker: Masker | None = None  # masks what is stored
         self.searches_index = False  # whether there is to be a full-text index
         self._has_index = False  # whether its tables are known to be there
+        self._has_deleted = False  # whether SQLite's write-ahead log may hold what was deleted
         self._tasks = Tasks()
         self._closed = False
 
@@ -127,6 +128,8 @@ class Store:
     async def close(self) -> None:
         """Finish the writes that were asked for, and let go of the database."""
         self._closed = True
+        with suppress(StoreUnavailable):
+            await self.forget_deleted()
         await self.circuit.close()
         if self.circuit.down is None:
             await self._tasks.close()
@@ -280,7 +283,10 @@ class Store:
         if self.spool is not None and self.spool.flag[0]:
             gone = frozenset(keys)
             await asyncio.to_thread(self.spool.drop, lambda key, _: key in gone)
-        return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
+        try:
+            return await self._guarded(lambda: asyncio.shield(self._tasks.start(delete_sessions(self._database, keys))))
+        finally:
+            self._has_deleted = self._has_deleted or bool(keys)
 
     async def finish_removals(self) -> None:
         """Delete what is left of sessions whose deletion, or import, was cut off."""
@@ -290,6 +296,14 @@ class Store:
         """Delete what is left of sessions; one that was made anew meanwhile stays."""
         work = partial(delete_sessions, self._database, keys, begins=False)
         await self._guarded(lambda: asyncio.shield(self._tasks.start(work())))
+
+    async def forget_deleted(self) -> None:
+        """Take what was deleted out of SQLite's write-ahead log too, unless that is in use: then at the next call."""
+        address = address_of(self._url) if self._has_deleted and self.circuit.down is None else None
+        if isinstance(address, SqliteFile):
+            self._has_deleted = False
+            is_empty = await asyncio.to_thread(empty_log, address.path)
+            self._has_deleted = self._has_deleted or not is_empty
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.
@@ -472,6 +486,7 @@ class Store:
                     state = session.state if is_whole else None
                     await self._write(partial(search.add, key=session.key, terms=terms, state=state))
         while await self._write(search.purge):
+            self._has_deleted = True
             if time.monotonic() > until:
                 break
         return True

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,19 @@ def test_delete_asks_on_a_terminal(
     assert ("shared (anne): 2 messages" in out) == (not options)
     assert (("anne", "shared") not in listed(run)) == deleted
     assert len(listed(run)) == len(before) - deleted
+
+
+def test_what_is_deleted_leaves_the_files_while_others_have_them_open(run: Run, config: Path) -> None:
+    file = config.with_name("sessions.db")
+
+    def is_there() -> bool:
+        return any("会话/100%".encode() in each.read_bytes() for each in file.parent.glob(f"{file.name}*"))
+
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("SELECT * FROM sessions").fetchall()
+        assert is_there()
+        assert run("sessions", "delete", "会话/100%", "--yes")[0] == 0
+        assert not is_there()
 
 
 def test_export_writes_the_same_to_standard_output(run: Run, config: Path) -> None:

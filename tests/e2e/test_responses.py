@@ -16,6 +16,7 @@ from proxy.dialects.responses.reply import event_of, item_events
 from tests.support.plain_provider import EVENTS, Asked, PlainProvider, Told
 from tests.support.server import Proxy, settings_for
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 LONG = "many words " * 60
 TRIMS = {"trigger": {"messages": 6}, "keep": {"rounds": 1}, "edits": [{"type": "clear_tool_results", "keep": 0}]}
@@ -230,6 +231,54 @@ def test_a_request_that_names_a_response_is_passed_on_and_recorded(serves: Calla
     assert [each["content"] for each in proxy.messages(session) if each["role"] == "user"] == ["one", "three"]
     unknown = ask(proxy, "four", "other", previous_response_id="resp_elsewhere")
     assert (unknown.status_code, len(proxy.messages("other"))) == (200, 2)
+
+
+def missed(proxy: Proxy) -> None:
+    """Return once the proxy has missed its store, and asks it no more."""
+    proxy.client.get("/readyz")
+    until(lambda: proxy.client.get("/sessions").status_code == 503, "the store is missed")
+
+
+@pytest.mark.parametrize("session", [None, "s"], ids=["unnamed", "named"])
+def test_without_the_store_it_is_passed_on_and_recorded_later(
+    serves: Callable[..., Proxy], api: Provider, tmp_path: Path, session: str | None
+) -> None:
+    proxy, away = serves(), tmp_path / "away"
+    file = tmp_path / "0" / "palimpsest.db"
+    away.mkdir()
+    api.answers += [[said(reply, number)] for number, reply in enumerate("abcd", 1)]
+    first = ask(proxy, "one", session)
+    for each in file.parent.glob(f"{file.name}*"):
+        each.rename(away / each.name)
+    missed(proxy)
+    second = ask(proxy, "two", session, previous_response_id=first.json()["id"])
+    assert (second.status_code, second.headers["x-context-kind"]) == (200, "provider_state")
+    third = ask(proxy, "three", session, previous_response_id=second.json()["id"], stream=True)
+    assert api.sent["previous_response_id"] == second.json()["id"]
+    for each in away.iterdir():
+        each.rename(file.parent / each.name)
+    until(lambda: proxy.client.get("/readyz").status_code == 200, "the store is used again")
+    fourth = ask(proxy, "four", session, previous_response_id=outcome(third)["id"])
+    name = first.headers["x-session-id"]
+    assert fourth.headers["x-session-id"] == name
+    texts = [each["content"] for each in proxy.messages(name)]
+    assert [text if isinstance(text, str) else text[0]["text"] for text in texts] == [
+        *("one", "a", "two", "b", "three", "c", "four", "d")
+    ]
+    assert [each["kind"] for each in proxy.exchanges(name)] == ["first", *["provider_state"] * 3]
+    assert len(proxy.get("/sessions")["data"]) == 1
+
+
+def test_what_the_proxy_is_to_look_up_needs_the_store(
+    serves: Callable[..., Proxy], api: Provider, tmp_path: Path
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said("a", 1)]]
+    first = ask(proxy, "one", None)
+    file = tmp_path / "0" / "palimpsest.db"
+    file.rename(file.with_name("away.db"))
+    missed(proxy)
+    assert ask(proxy, "two", None, previous_response_id=first.json()["id"]).status_code == 503
 
 
 def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Proxy], api: Provider) -> None:

@@ -12,6 +12,7 @@ from proxy.errors import OverBudget, StoreUnavailable
 from proxy.pipeline import Background
 from proxy.server.authentication import Identity
 from proxy.server.budgets import Budgets, budget_memory
+from proxy.store.operations import Spent
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +31,14 @@ class _Store:
         self.rows.append((tenant, key, dollars))
 
     async def spent_with(self, key: str, since: int) -> float:  # noqa: ARG002
+        if self.away:
+            raise StoreUnavailable("away")
         return sum(dollars for _, name, dollars in self.rows if name == key)
+
+    async def spent(self, tenant: str, since: int) -> Spent:  # noqa: ARG002
+        if self.away:
+            raise StoreUnavailable("away")
+        return Spent(dollars=sum(dollars for name, _, dollars in self.rows if name == tenant), tokens=0, requests=0)
 
     async def once_back(self, work: Callable[[Any], Awaitable[None]]) -> None:
         try:
@@ -66,6 +74,34 @@ async def test_what_a_key_spent_while_the_store_was_away_is_stored_later() -> No
     late = Budgets(budgets.in_force, store, once_back=store.once_back)
     with pytest.raises(OverBudget, match=r"Key 'k' has used 1.1250 of 1 dollars \(dollars_per_day\)"):
         await late.admit(Identity(tenant="t", key="k"))
+
+
+async def test_while_the_store_is_away_what_is_known_counts() -> None:
+    store: Any = _Store()
+    now = 1_800_000_000.0
+    store.rows.append(("t", "k", 0.5))
+    limits = [Budget(key="k", dollars_per_day=1.0), Budget(tenant="t", dollars_per_month=9.0)]
+    budgets = Budgets(limits, store, clock=lambda: now, once_back=store.once_back)
+    caller = Identity(tenant="t", key="k")
+    await budgets.admit(caller)
+    store.away = True
+    now += 60
+    await budgets.admit(caller)
+    budgets.used("t", "k", 1, 0.25)
+    budgets.used("t", "other", 1, 7.0)
+    await budgets.admit(caller)
+    budgets.used("t", "k", 1, 0.25)
+    with pytest.raises(OverBudget, match=r"Key 'k' has used 1.0000 of 1 dollars"):
+        await budgets.admit(caller)
+    store.away = False
+    now += 60
+    await budgets.admit(caller)
+    late = Budgets(limits, store, clock=lambda: now, once_back=store.once_back)  # it has never seen the store
+    store.away = True
+    await late.admit(caller)
+    late.used("t", None, 1, 9.0)
+    with pytest.raises(OverBudget, match=r"Tenant 't' has used 9.0000 of 9 dollars"):
+        await late.admit(caller)
 
 
 async def test_a_change_of_budgets_lays_nobodys_requests_to_another_ones_charge() -> None:

@@ -130,6 +130,37 @@ def test_a_fork_goes_its_own_way(proxy: Proxy, upstream: Upstream, session: str)
     assert whole.json()["messages"] == len(said) - 1
 
 
+def test_a_copy_has_model_tools_and_policy_of_its_original(serve: Serve, upstream: Upstream, session: str) -> None:
+    edit = {"type": "summarize", "mode": "model"}
+    mine = {"match": {"models": ["summary*"]}, "trigger": {"messages": 900}, "edits": [edit]}
+    proxy = serve(policies={"mine": mine, "other": {}})
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+    said: list[dict[str, Any]] = []
+    for number in range(12):
+        said.append({"role": "user", "content": f"Question {number}. " + "well " * 60})
+        answer = proxy.chat(session, said, "summary:good", tools=[tool])
+        said.append(answer.json()["choices"][0]["message"])
+    post(proxy, f"/sessions/{session}/fork", {"as": "forked"})
+    exported = proxy.client.get(f"/sessions/{session}/export").content
+    assert proxy.client.post("/sessions/import?as=imported", content=exported).status_code == 201
+    now = proxy.get(f"/sessions/{session}/context")
+    assert (now["policy"], now["model"]) == ("mine", "summary:good")
+    for copied in ("forked", "imported"):
+        of_copy = proxy.get(f"/sessions/{copied}/context")
+        assert [of_copy[name] for name in ("policy", "model", "messages")] == [
+            now[name] for name in ("policy", "model", "messages")
+        ]
+        plain = proxy.get(f"/sessions/{copied}/context", policy="off")["tokens_before"]
+        assert plain == of_copy["tokens_before"] > sum(row["tokens"] for row in nodes_of(proxy, copied))
+        assert post(proxy, f"/sessions/{copied}/compact").status_code == 201
+        assert upstream.last.json["model"] == "summary:good"
+
+
+def nodes_of(proxy: Proxy, session: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = proxy.get(f"/sessions/{session}/messages", meta=True)["data"]
+    return found
+
+
 def test_a_fork_that_cannot_be_made_says_what_to_send(proxy: Proxy, session: str) -> None:
     talk(proxy, session, rounds=1)
     path = f"/sessions/{session}/fork"

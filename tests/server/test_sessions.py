@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +16,9 @@ from proxy.pipeline import timestamp
 from proxy.server.sessions import shown
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
+from tests.support.waiting import until
 
 ADMIN = {"authorization": "Bearer key-of-the-admin"}
 POLICIES = {
@@ -296,6 +299,22 @@ def test_there_and_back_again(proxy: Proxy, upstream: Upstream, session: str) ->
     refused(proxy.client.delete(f"/sessions/{session}"), 404, "session")
     assert proxy.client.post("/sessions/import", content=exported.content).status_code == 201
     assert len(proxy.messages(session)) == original["messages"]
+
+
+def test_what_is_deleted_leaves_the_files(
+    serve: Serve, session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.server.app._SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr("proxy.server.app._INDEX_SECONDS", 0.5)
+    proxy = serve(store={"url": empty_store(tmp_path / "own.db"), "search": "index"})
+    assert proxy.chat(session, "the parcel of Smithandjones").status_code == 200
+
+    def is_there(word: str) -> bool:
+        return any(word.encode() in file.read_bytes() for file in tmp_path.glob("own.db*"))
+
+    until(lambda: is_there("smithandjones"), "it is indexed")
+    assert proxy.client.delete(f"/sessions/{session}").status_code == 200
+    until(lambda: not is_there(session) and not is_there("smithandjones"), "it is gone from all files")
 
 
 def test_what_cannot_be_imported(serve: Serve, session: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import stat
 from collections.abc import Iterator
@@ -54,7 +56,8 @@ async def test_records_come_back_in_order_until_they_are_stored(spool: Spool) ->
     spool.stored(spool.read()[-1].after)
     assert contents(other) == []
     assert not spool.flag[0]
-    assert spool._path.stat().st_size == 4096
+    assert not any(spool._path.read_bytes()[4096:])
+    assert spool._path.stat().st_size < 2_000_000
     await spool.append("k", b"again")
     assert contents(other) == [b"again"]
     other.close()
@@ -129,6 +132,32 @@ async def test_a_full_spool_takes_nothing_new_but_what_was_paid_for(tmp_path: Pa
     assert small.read() == []
     await small.reserve(5_000)
     small.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be taken here")
+@pytest.mark.anyio
+async def test_what_is_under_way_when_the_disk_gets_full_has_room(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await spool.append("k", b"earlier")
+    spool.stored(spool.read()[0].after)
+    assert contents(spool) == []
+    write = os.pwrite
+
+    def pwrite(file: int, content: bytes, start: int) -> int:
+        if start + len(content) > os.fstat(file).st_blocks * 512:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, content, start)
+
+    def posix_fallocate(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    await spool.append("k", b"x" * 500_000)
+    with pytest.raises(StoreUnavailable, match="No space"):
+        await spool.append("k", b"y" * 2_000_000)
+    assert [len(content) for content in contents(spool)] == [500_000]
 
 
 @pytest.mark.anyio
