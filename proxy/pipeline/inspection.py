@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import OFF
-from proxy.conversation import ROOT
+from proxy.conversation import ROOT, Kind
 from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
@@ -25,6 +25,7 @@ from proxy.recall import definitions
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
+_COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
@@ -155,9 +156,10 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     hidden = await store.hidden(session, [each.node for each in rows])
     entries = list(services.loader.branch(rows, row.model, hidden))
     forms = await store.forms(key, row.id)
-    for place, each in enumerate(rows):
-        if (form := forms.get(each.node)) is not None and row.kind != "append":
-            entries[place] = replace(entries[place], message=form.without_own_fields())
+    if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
+        for place, each in enumerate(rows):
+            sent = forms.get(each.node, each.message).without_own_fields()
+            entries[place] = replace(entries[place], message=sent, tokens=each.tokens)
     if not row.nodes:  # its messages never became nodes
         brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]
         for message in brought:
