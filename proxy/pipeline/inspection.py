@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,8 +19,7 @@ from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.session_view import timestamp
-from proxy.recall import definitions
+from proxy.pipeline.session_view import timestamp, tools_sent
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
@@ -171,12 +169,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if row.instructions is not None or row.kind == "append":
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
-    tools = await store.tools(key, row.tools) if row.tools is not None else None
-    if tools is not None and (removed := row.receipt.get("removed_tools")):
-        left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
-        tools = msgspec.json.encode(left)
-    if own := row.receipt.get("own_tools"):
-        tools = dialect.requests.add_tools(tools, definitions(own)).tools
+    tools = await tools_sent(row, dialect, store)
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
