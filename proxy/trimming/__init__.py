@@ -22,7 +22,7 @@ from proxy.trimming.edits.digest_agent_calls import BUILT_IN, broadcast_digest, 
 from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.extend import PlannedStart, extended, planned_start
-from proxy.trimming.history import outside_gaps
+from proxy.trimming.history import outside_gaps, without_reasoning
 from proxy.trimming.model import (
     SUMMARIZE,
     UNTRIMMED,
