@@ -157,7 +157,13 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
         for place, each in enumerate(rows):
             sent = forms.get(each.node, each.message).without_own_fields()
-            entries[place] = replace(entries[place], message=sent, tokens=each.tokens)
+            entries[place] = replace(
+                entries[place],
+                message=sent,
+                tokens=each.tokens,
+                arrival=each.arrival,
+                hidden=hidden.get(each.node),
+            )
     if not row.nodes:  # its messages never became nodes
         brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]
         for message in brought:
