@@ -158,11 +158,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         for place, each in enumerate(rows):
             sent = forms.get(each.node, each.message).without_own_fields()
             entries[place] = replace(
-                entries[place],
-                message=sent,
-                tokens=each.tokens,
-                arrival=each.arrival,
-                hidden=hidden.get(each.node),
+                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=hidden.get(each.node)
             )
     if not row.nodes:  # its messages never became nodes
         brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]

@@ -42,7 +42,7 @@ from proxy.trimming.model import (
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed
+from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed, without_bound_reasoning
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language
