@@ -73,7 +73,9 @@ class ExchangeHandler:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(exchange.prepared, exchange.replanned, self._preparer.original_of)
+            sent = await self._sender.send(
+                exchange.prepared, exchange.replanned, self._preparer.original_of, self._preparer.unbound_of
+            )
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:

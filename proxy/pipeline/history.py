@@ -41,7 +41,7 @@ from proxy.store import (
     session_key,
 )
 from proxy.tokens import TokenCounter
-from proxy.trimming import Change, Entry, Hidden
+from proxy.trimming import Change, Entry, Hidden, without_reasoning
 
 _MARK_WORK: Final = 1024  # work of making an entry of a resent message, in bytes read once (see `compute`)
 _VARIANTS: Final = 20_000  # variants that one process remembers at most: some 8 MB
@@ -282,8 +282,24 @@ class HistoryLoader:
 
         `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings.
         """
-        entries = tuple([self._stored_entry(row, model, hidden.get(row.node)) for row in rows])
+        foreign = self._of_other_agents(rows, agent, new)
+        entries = tuple(
+            [self._stored_entry(row, model, hidden.get(row.node), bare=row.node in foreign) for row in rows]
+        )
         return entries if agent is None else _without_waiting(entries, rows, new, agent)
+
+    @staticmethod
+    def _of_other_agents(rows: Sequence[NodeRow], agent: str | None, new: Sequence[Body]) -> frozenset[str]:
+        """Return the nodes that other agents said before the current turn.
+
+        Each agent is sent another view, so their reasoning is not valid here. In the current turn it may be required.
+        """
+        if all([row.agent in {None, agent} for row in rows]):
+            return frozenset()
+        turn = len(rows)
+        if not any([body.message.begins_turn for body in new]):
+            turn = next((at for at in range(len(rows) - 1, -1, -1) if rows[at].message.begins_turn), 0)
+        return frozenset([row.node for row in rows[:turn] if row.agent not in {None, agent}])
 
     async def _load(
         self,
@@ -424,12 +440,15 @@ class HistoryLoader:
         counts = self._counter.messages(messages, model)
         return tuple([Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)])
 
-    def _stored_entry(self, row: NodeRow, model: str, hidden: Hidden | None) -> Entry:
-        """Return a stored message in the form in which a request carries it."""
+    def _stored_entry(self, row: NodeRow, model: str, hidden: Hidden | None, *, bare: bool = False) -> Entry:
+        """Return a stored message in the form in which a request carries it; `bare`: without its reasoning."""
         message = row.message
         if row.source is Source.UPSTREAM:
             message = message.as_request(self._reasoning, partial=row.partial)
         sent = message.without_own_fields()
+        if bare:
+            messages, beside = without_reasoning((sent,), {} if hidden is None else {0: hidden}, (0,))
+            sent, hidden = messages[0] or sent, beside.get(0)
         return Entry(
             message=sent,
             tokens=row.tokens if sent is row.message else self._counter.message(sent, model),

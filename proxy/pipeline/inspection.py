@@ -7,24 +7,23 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.config import OFF
-from proxy.conversation import ROOT
+from proxy.conversation import ROOT, Kind
 from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.session_view import timestamp
-from proxy.recall import definitions
+from proxy.pipeline.session_view import timestamp, tools_sent
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
 
+_COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
@@ -153,11 +152,14 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     rows = await store.path(key, row.nodes[-1] if row.nodes else row.base)
     nodes: list[str | None] = [each.node for each in rows]
     hidden = await store.hidden(session, [each.node for each in rows])
-    entries = list(services.loader.branch(rows, row.model, hidden))
+    entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent))
     forms = await store.forms(key, row.id)
-    for place, each in enumerate(rows):
-        if (form := forms.get(each.node)) is not None and row.kind != "append":
-            entries[place] = replace(entries[place], message=form.without_own_fields())
+    if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
+        for place, each in enumerate(rows):
+            sent = forms.get(each.node, each.message).without_own_fields()
+            entries[place] = replace(
+                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=hidden.get(each.node)
+            )
     if not row.nodes:  # its messages never became nodes
         brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]
         for message in brought:
@@ -169,12 +171,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if row.instructions is not None or row.kind == "append":
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
-    tools = await store.tools(key, row.tools) if row.tools is not None else None
-    if tools is not None and (removed := row.receipt.get("removed_tools")):
-        left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
-        tools = msgspec.json.encode(left)
-    if own := row.receipt.get("own_tools"):
-        tools = dialect.requests.add_tools(tools, definitions(own)).tools
+    tools = await tools_sent(row, dialect, store)
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
         return _told_view(row, tuple(entries), tuple(nodes), lead, tools)

@@ -46,6 +46,7 @@ from proxy.trimming import (
     plan,
     planned_start,
     untrimmed,
+    without_bound_reasoning,
 )
 from proxy.upstream import Destination
 
@@ -363,6 +364,21 @@ class Preparer:
             history.size, untrimmed, entries, policy, context.policy_name, prepared.planning, composed=history.composed
         )
         return Original(plan=replace(made, decided=tuple([entry.arrival or () for entry in history.entries])))
+
+    async def unbound_of(self, prepared: Prepared, made: Plan) -> Plan | None:
+        """Return a plan without reasoning that is bound to another view; None where that changes nothing."""
+        history = prepared.history
+        if prepared.context.policy is None or not history.nodes:
+            return None
+        return await compute(
+            history.size,
+            without_bound_reasoning,
+            made,
+            history.entries,
+            prepared.planning,
+            composed=history.composed,
+            start=history.start,
+        )
 
     def _bind(self, model: str, facts: ModelFacts) -> None:
         """Remember that a model refuses trims amid a tool loop."""

@@ -8,6 +8,7 @@ where an upstream refuses it trimmed for any reason that lies in the request its
 from __future__ import annotations
 
 import hmac
+import re
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,6 +37,10 @@ HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end 
 """The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
+UNBOUND: Final = "upstream refused reasoning that was made behind another view: it is left out from now on"
+"""The warning of a request that went through without older reasoning."""
+_OF_REASONING: Final = re.compile(rb"reasoning|thinking|signature|encrypted", re.IGNORECASE)
+"""What a refusal of reasoning speaks of."""
 _OF_A_FIELD: Final = frozenset({400, 422})  # how a field that is not known is refused
 _NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 413, 429})
 """Refusals that the original would get too: of credentials, of too many bytes, and of too many requests."""
@@ -112,6 +117,8 @@ Replanned: TypeAlias = Callable[[PlanReport, str], None]
 "refused_again" where the first one holds again."""
 OriginalOf: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
 """See `Preparer.original_of`."""
+UnboundOf: TypeAlias = Callable[[Prepared, Plan], Awaitable[Plan | None]]
+"""See `Preparer.unbound_of`."""
 
 
 class UpstreamSender:
@@ -136,7 +143,9 @@ class UpstreamSender:
         self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
         """By session and agent, where marks are taken."""
 
-    async def send(self, prepared: Prepared, replanned: Replanned, original_of: OriginalOf) -> Sent:
+    async def send(
+        self, prepared: Prepared, replanned: Replanned, original_of: OriginalOf, unbound_of: UnboundOf
+    ) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
         request, policy = prepared.request, prepared.context.policy
         model = (prepared.destination.base_url, request.model)
@@ -174,6 +183,7 @@ class UpstreamSender:
                     replanned(attempt.report, "refused_again")
             elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
                 answer = await self._opened(attempt, answer, replanned, original_of)
+                answer = await self._unbound(attempt, answer, replanned, unbound_of)
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -297,6 +307,26 @@ class UpstreamSender:
             replanned(attempt.report, "refused_again")
         elif original.helped is not None:
             original.helped()
+        return answer
+
+    async def _unbound(self, attempt: Attempt, answer: Answer, replanned: Replanned, unbound_of: UnboundOf) -> Answer:
+        """Send once without older reasoning where upstream refused that; if it refuses again, the first one holds."""
+        if answer.status not in _OF_A_FIELD or _OF_REASONING.search(await _read(answer)) is None:
+            return answer
+        first, prepared = attempt.report, attempt.prepared
+        async with _closed_on_error(answer):
+            made = await unbound_of(prepared, first.plan)
+        if made is None:
+            return answer
+        await answer.aclose()
+        attempt.report = _report(first, prepared, made, UNBOUND)
+        replanned(attempt.report, "refused")
+        again = await self._ask(attempt)
+        if again.status < 400:
+            return again
+        await again.aclose()
+        attempt.report = first
+        replanned(first, "refused_again")
         return answer
 
     async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:

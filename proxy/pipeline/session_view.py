@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any, Final, cast
 
+import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
+from proxy.recall import definitions
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus, require_content
 from proxy.summaries import Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
@@ -56,6 +58,22 @@ async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None
     return next(answered, recent[0] if recent else None)
 
 
+async def tools_sent(row: ExchangeRow, dialect: Dialect, store: Store, *, off: bool = False) -> bytes | None:
+    """Return the tools that were sent in an exchange: the client's, without those left out, and the proxy's own.
+
+    With `off` they are the client's alone.
+    """
+    tools = await store.tools(row.session_key, row.tools) if row.tools is not None else None
+    if off:
+        return tools
+    if tools is not None and (removed := row.receipt.get("removed_tools")):
+        left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
+        tools = msgspec.json.encode(left)
+    if own := row.receipt.get("own_tools"):
+        tools = dialect.requests.add_tools(tools, definitions(own)).tools
+    return tools
+
+
 async def session_view(
     session: SessionRow, policy: str | None, policies: Policies, services: AppServices
 ) -> SessionView:
@@ -67,10 +85,14 @@ async def session_view(
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
-    model, offered = (last.model, last.tools) if last is not None else (session.model or "", session.tools)
+    model = last.model if last is not None else session.model or ""
     agent = last.agent if last is not None else None
     name, chosen = _chosen(session, model, policy, policies)
-    tools = await store.tools(session.key, offered) if offered is not None else None
+    dialect = dialect_named(session.dialect)
+    if last is not None:
+        tools = await tools_sent(last, dialect, store, off=chosen is None)
+    else:
+        tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     rows = await store.path(session.key, session.head)
     require_content([row.message for row in rows])
     stored = await store.instructions(session.key)
@@ -80,7 +102,7 @@ async def session_view(
         COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
     )
     scale = session.scale if session.model == model else None
-    facts = knowledge.facts(model, dialect_named(session.dialect))
+    facts = knowledge.facts(model, dialect)
     known = knowledge.planning(model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
     nodes = [row.node for row in rows]
     standing, ready = None, None
@@ -94,7 +116,7 @@ async def session_view(
         size_of(row.message for row in rows), lambda: services.loader.branch(rows, model, hidden, agent=agent)
     )
     return SessionView(
-        dialect=dialect_named(session.dialect),
+        dialect=dialect,
         policy_name=name,
         policy=chosen,
         model=model,

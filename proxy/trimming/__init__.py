@@ -22,7 +22,7 @@ from proxy.trimming.edits.digest_agent_calls import BUILT_IN, broadcast_digest, 
 from proxy.trimming.edits.dropping import DropOldest
 from proxy.trimming.edits.summarize import Summarize
 from proxy.trimming.extend import PlannedStart, extended, planned_start
-from proxy.trimming.history import outside_gaps
+from proxy.trimming.history import outside_gaps, without_reasoning
 from proxy.trimming.model import (
     SUMMARIZE,
     UNTRIMMED,
@@ -42,7 +42,7 @@ from proxy.trimming.model import (
     Summary,
     SummaryRequest,
 )
-from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed
+from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed, without_bound_reasoning
 from proxy.trimming.policy import Keep, Match, Pin, Policy
 from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
 from proxy.trimming.statistics import Language

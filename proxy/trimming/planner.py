@@ -50,8 +50,11 @@ OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
 ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
 
+UNBOUND: Final = "upstream refused reasoning that was made behind another view"  # what is said where it was left out
+
 REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
 
+_NOTHING: Final = Policy()  # it trims nothing: what a cut left stays
 _STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
 _SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 _UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
@@ -165,6 +168,42 @@ def untrimmed(
     aim = policy.target.within(context.context_window) if policy.target is not None else None
     target = aim if aim is not None else _budget(policy, context)
     return replace(plan, policy=name, version=policy.version, cut=cut, trimmed=True, fired=REFUSED, target=target)
+
+
+def without_bound_reasoning(
+    made: Plan, entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False, start: int = 0
+) -> Plan | None:
+    """Return a plan without the reasoning that a provider refuses; None where there is none, or nothing is trimmed.
+
+    Reasoning is valid only behind the view that it was made behind, and that may have been one of another policy.
+    From now on it is left out: the cut says so. With `context.keeps_loop` that of a tool loop under way stays.
+    """
+    is_untrimmed = made.cut is not None and made.cut.version.startswith(UNTRIMMED)
+    if is_untrimmed or not any([message.has_reasoning for message in made.view]):
+        return None
+    stop = loop_start(entries) if context.keeps_loop else len(entries)
+    if not stop:
+        return None
+    cut = made.cut
+    if cut is None:
+        cut = Cut(position=0, policy=made.policy, version=made.version, changes=(), tokens=0, messages=0, tool_calls=0)
+    stale = joined_ranges([*cut.stale, StaleRange(start=0, stop=entries[stop - 1].position + 1)])
+    cut = replace(cut, position=entries[-1].position + 1, stale=stale)
+    decided = [replace(entry, arrival=changes) for entry, changes in zip(entries, made.decided, strict=True)]
+    as_now = replace(cut, version=_NOTHING.version)
+    shown = plan(decided, _NOTHING, made.policy, context, as_now, composed=composed, start=start)
+    if shown.view == made.view:
+        return None
+    calls = sum([message.result_count for message in shown.view])
+    return replace(
+        made,
+        cut=replace(cut, tokens=shown.tokens_sent, messages=len(shown.view), tool_calls=calls),
+        trimmed=True,
+        fired="; ".join(filter(None, (made.fired, UNBOUND))),
+        tokens_sent=shown.tokens_sent,
+        view=shown.view,
+        stable_ends=(),
+    )
 
 
 def compaction(
@@ -405,7 +444,7 @@ class _Planning:
         That is the newest of this turn's; what it thought long ago it needs no more.
         """
         draft, left = made.draft, unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop).draft
-        start = loop_start(draft)
+        start = loop_start(draft.entries)
         pairs = zip(draft.messages[start:], left.messages[start:], strict=True)
         lost = [(was, now) for was, now in pairs if was is not None and was is not now]
         gone = [len(was.raw) - (len(now.raw) if now is not None else 0) for was, now in lost[-_THOUGHT_ANEW:]]

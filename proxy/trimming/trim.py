@@ -27,6 +27,7 @@ from proxy.trimming.model import (
     ASSUMED,
     HIDDEN_ROUNDS,
     Change,
+    Entry,
     Gap,
     PlanningContext,
     Size,
@@ -230,7 +231,7 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
     first = 0 if draft.summary != before.summary else next(changed, None)
     if first is None:
         return made
-    reach = range(first, loop_start(draft) if keeps_loop else len(sent))
+    reach = range(first, loop_start(draft.entries) if keeps_loop else len(sent))
     messages, hidden = without_reasoning(draft.messages, draft.hidden, reach)
     bound = [at for at in reach if messages[at] is not draft.messages[at] or hidden.get(at) != draft.hidden.get(at)]
     if not bound:
@@ -240,9 +241,8 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
     return replace(made, draft=replace(draft, messages=messages, tokens=tokens, hidden=hidden), stale=stretch)
 
 
-def loop_start(draft: Draft) -> int:
+def loop_start(entries: Sequence[Entry]) -> int:
     """Return the place where a tool loop begins that is under way; that after the last message where none is."""
-    entries = draft.entries
     if not entries[-1].message.is_result:
         return len(entries)
     return next((at + 1 for at in range(len(entries) - 1, -1, -1) if entries[at].message.role == "user"), 0)

@@ -170,3 +170,48 @@ def test_another_policy_begins_anew(serve: Serve, session: str) -> None:
     said.append(proxy.chat(session, said, model=FUSSY).json()["choices"][0]["message"])
     answer = proxy.chat(session, [*said, user("on")], headers={"x-context-policy": "other"})
     assert int(answer.headers["x-context-messages-sent"]) < 9
+
+
+@pytest.mark.parametrize("tongue", TONGUES.values(), ids=TONGUES)
+@pytest.mark.parametrize("appends", [False, True])
+def test_reasoning_that_was_made_behind_the_view_of_another_policy_is_left_out(
+    serve: Serve, upstream: Upstream, session: str, appends: bool, tongue: Tongue
+) -> None:
+    """As after a policy got another name: a provider that checks what stands before reasoning would refuse it."""
+    tight = {"trigger": {"messages": 6}, "edits": [{"type": "keep_rounds", "last": 1}]}
+    proxy = serve(policies={"tight": tight, "rest": {}}, upstream={"reasoning": "keep"})
+    said: list[JsonObject] = []
+    for number in range(9):
+        before = len(upstream.log)
+        asked = user(f"question {number}")
+        answer = proxy.ask(
+            tongue,
+            session,
+            [asked] if appends else [*said, asked],
+            "say:ok+reason+prefix:400",
+            headers={"x-context-policy": "tight" if number < 6 else "rest"},
+        )
+        assert answer.status_code == 200, answer.text
+        assert len(upstream.log) - before == (2 if number == 6 else 1)
+        assert ("behind another view" in answer.headers.get("x-context-warning", "")) is (number == 6)
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")["messages"]
+        assert view[-len(upstream.last.json[tongue.listed]) :] == upstream.last.json[tongue.listed]
+        said += [asked, *tongue.reply(answer.content, stream=False)]
+    assert "behind another view" in proxy.exchanges(session)[6]["cut"]["fired"]
+
+
+def test_a_refusal_of_reasoning_holds_where_leaving_it_out_does_not_help(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    tight = {"trigger": {"messages": 6}, "edits": [{"type": "keep_rounds", "last": 1}]}
+    proxy = serve(policies={"tight": tight, "rest": {}}, upstream={"reasoning": "keep"})
+    append, rest = {"x-session-mode": "append"}, {"x-context-policy": "rest"}
+    for number in range(6):
+        proxy.chat(session, f"question {number}", "say:ok+reason+prefix:400", headers=append)
+    before = len(upstream.log)
+    answer = proxy.chat(session, "more", "say:ok+reason+prefix:400+fault:500", headers=append | rest)
+    assert (answer.status_code, "could not be verified" in answer.text) == (400, True)
+    assert "x-context-warning" not in answer.headers
+    receipt = proxy.exchanges(session)[-1]
+    assert (receipt["status"], receipt["cut"], len(upstream.log) - before) == ("failed", None, 2)
+    assert "refused_again" in receipt["timings"]

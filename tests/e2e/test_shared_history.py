@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Serve
 from tests.support.examples import serving
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
@@ -55,6 +56,23 @@ def test_internal_messages_are_stored_and_a_policy_leaves_them_out(
     texts = ["planner answers", "seen by all", "planner answers", "a title?"]
     assert [message["content"] for message in upstream.last.messages] == texts
     assert proxy.messages(session)[0] == {"role": "user", "content": "a note", "is_internal": True, "agent": "x"}
+
+
+def test_no_agent_is_sent_the_reasoning_that_another_one_did_behind_its_own_view(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    """Each agent's trims are its own: a provider that checks what stands before reasoning would refuse it."""
+    tight = {"trigger": {"messages": 12}, "edits": [{"type": "keep_rounds", "last": 1}]}
+    proxy = serve(policies={"tight": tight}, upstream={"reasoning": "keep"})
+    for number in range(18):
+        agent = ("planner", "coder", "coder")[number % 3]
+        named = {"x-agent-name": agent, "x-session-mode": "append"}
+        answer = proxy.chat(session, f"question {number}", "say:ok+reason+prefix:400", headers=named)
+        assert answer.status_code == 200, answer.text
+        assert "refused" not in answer.headers.get("x-context-warning", "")
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")["messages"]
+        assert view == upstream.last.messages
+    assert any("reasoning_details" in message for message in upstream.last.messages)  # the agent's own
 
 
 def test_new_instructions_take_the_place_of_older_ones(proxy: Proxy, upstream: Upstream, session: str) -> None:

@@ -186,6 +186,26 @@ def test_a_failed_exchange_shows_what_its_trim_did(
     )
 
 
+@pytest.mark.parametrize("reasoning", ["auto", "drop"])
+def test_a_reply_that_the_client_sends_back_whole_is_shown_as_it_was_sent(
+    serve: Serve, upstream: Upstream, session: str, reasoning: str
+) -> None:
+    proxy = serve(policies={"default": {}}, upstream={"reasoning": reasoning})
+    said: list[dict[str, Any]] = [{"role": "user", "content": "Why?"}]
+    for number in range(2):
+        reply = proxy.chat(session, said, "reason").json()["choices"][0]["message"]
+        assert {"refusal", "reasoning_content"} <= set(reply)
+        said += [reply, {"role": "user", "content": f"and then {number}"}]
+    answer = proxy.chat(session, said, "reason")
+    assert answer.headers["x-context-kind"] == "resend"
+    view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+    assert view["messages"] == upstream.last.messages == said
+    assert [each["sent"] for each in view["diff"]] == said
+    proxy.chat(session, "more", "reason", headers={"x-session-mode": "append"})
+    appended = proxy.exchanges(session)[-1]["id"]
+    assert proxy.get(f"/exchanges/{appended}/view")["messages"] == upstream.last.messages != said
+
+
 def test_pages_hold_every_exchange_once_the_newest_first(proxy: Proxy, session: str) -> None:
     ids = [proxy.chat(session, str(number)).headers["x-exchange-id"] for number in range(5)]
     proxy.chat(session + "-2", "another")

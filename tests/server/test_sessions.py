@@ -200,6 +200,29 @@ def test_the_context_under_another_policy(proxy: Proxy, session: str) -> None:
         assert "lean" in refused(answer, 400, "policy")
 
 
+def test_the_context_counts_the_tools_that_are_sent(serve: Serve, session: str) -> None:
+    """The proxy's own are among them, those that the policy leaves out are not."""
+    lean = {"trigger": {"tokens": 900}, "tools": {"remove": ["long"]}, "edits": [{"type": "drop_oldest"}]}
+    proxy = serve(
+        policies={"lean": {**lean, "target": {"tokens": 600}}},
+        virtual_tools={"recall_context": True},
+        tokens={"calibrate": False},
+    )
+    described = {"long": "a long story " * 300, "look": "looks"}
+    tools = [
+        {"type": "function", "function": {"name": name, "description": text, "parameters": {"type": "object"}}}
+        for name, text in described.items()
+    ]
+    proxy.chat(session, "hi", "say:ok", tools=tools)
+    now, told = proxy.get(f"/sessions/{session}/context"), proxy.exchanges(session)[-1]
+    replied = proxy.get(f"/sessions/{session}/messages", meta=True)["data"][-1]["tokens"]
+    assert told["own_tools"] == ["recall_context"]
+    assert now["cut"] is None
+    assert now["tokens_sent"] == told["tokens_sent"] + replied
+    off = proxy.get(f"/sessions/{session}/context", policy="off")
+    assert off["tokens_sent"] > 900
+
+
 def test_the_context_of_a_session_without_messages(proxy: Proxy, session: str) -> None:
     proxy.chat(session, "a", "fault:500")
     shown = proxy.get(f"/sessions/{session}/context")

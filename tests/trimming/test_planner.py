@@ -33,6 +33,7 @@ from proxy.trimming.model import (
 from proxy.trimming.planner import (
     ASKED,
     REFUSED,
+    UNBOUND,
     UNKNOWN_PRICES,
     bypass,
     compaction,
@@ -40,6 +41,7 @@ from proxy.trimming.planner import (
     requested_in_time,
     tokens_left,
     untrimmed,
+    without_bound_reasoning,
 )
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import UNKNOWN_WINDOW
@@ -1616,3 +1618,37 @@ def test_what_a_provider_refused_to_take_trimmed_is_sent_as_it_is_from_then_on()
     other = policy(trigger={"tokens": 100}, target={"tokens": 70}, edits=[DROP])
     assert plan(more, other, "mine", KNOWN, opened.cut).trimmed
     assert untrimmed((), policy(), "mine", KNOWN).tokens_sent == 0
+
+
+def test_reasoning_that_upstream_refuses_is_left_out_from_then_on() -> None:
+    resting = policy()
+    entries = [*log("user 1"), entry_at(1, thinking("2")), entry_at(2, message("user 3"))]
+    first = plan(entries, resting, "mine", KNOWN)
+    made = without_bound_reasoning(first, entries, KNOWN)
+    assert made is not None
+    assert made.cut is not None
+    assert (made.cut.position, made.trimmed, made.fired) == (3, True, UNBOUND)
+    assert (made.cut.tokens, made.cut.messages) == (made.tokens_sent, 3)
+    assert made.tokens_before == first.tokens_before
+    assert lines(made.view) == ["user 1", "assistant 2", "user 3"]
+    assert not any(message.has_reasoning for message in made.view)
+    later = [*entries, entry_at(3, thinking("4")), entry_at(4, message("user 5"))]
+    again = plan(later, resting, "mine", KNOWN, made.cut)
+    assert again.view[:3] == made.view
+    assert again.view[3].has_reasoning  # it was made behind this view
+    twice = without_bound_reasoning(again, later, KNOWN)
+    assert twice is not None
+    assert not any(message.has_reasoning for message in twice.view)
+
+
+def test_without_reasoning_or_where_it_is_required_or_after_a_refusal_nothing_else_is_sent() -> None:
+    resting, plain = policy(), log("user 1", "assistant 2", "user 3")
+    assert without_bound_reasoning(plan(plain, resting, "mine", KNOWN), plain, KNOWN) is None
+    loop = working(2)
+    required = replace(KNOWN, keeps_loop=True)
+    assert without_bound_reasoning(plan(loop, resting, "mine", required), loop, required) is None
+    open_end = loop[1:]
+    made = plan(open_end, resting, "mine", required, start=1)
+    assert without_bound_reasoning(made, open_end, required, start=1) is None
+    assert without_bound_reasoning(untrimmed(loop, resting, "mine", KNOWN), loop, KNOWN) is None
+    assert without_bound_reasoning(plan(loop, resting, "mine", KNOWN), loop, KNOWN) is not None

@@ -24,6 +24,7 @@ from proxy.errors import PalimpsestError
 THREAD_NOT_FOUND: Final = "thread_not_found"  # the API's own code
 CALLING: Final = "tool_use"  # the `stop_reason` of an answer that the proxy makes of a stored reply
 _NOTHING_SPENT: Final = {"input_tokens": 0, "output_tokens": 0}
+_INPUT_TOKENS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _INPUTS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")  # blocks whose input comes as JSON text
 _ERRORS: Final = {
     401: "authentication_error",
@@ -60,12 +61,16 @@ def _ids(message: JsonObject) -> tuple[str, ...]:
 
 
 def usage_of(usage: Mapping[str, Any]) -> JsonObject:
-    """Return the usage in the form of Chat Completions; how much was written to a cache for an hour stays beside it."""
+    """Return the usage in the form of Chat Completions; how much was written to a cache for an hour stays beside it.
+
+    `prompt_tokens` is None where nothing is said of the input: then the cost is not known.
+    """
+    says_input = any(type(usage.get(name)) is int for name in _INPUT_TOKENS)
     fresh, output = _count(usage, "input_tokens"), _count(usage, "output_tokens")
     read_, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
     asked = fresh + read_ + written
     told: JsonObject = {
-        "prompt_tokens": asked,
+        "prompt_tokens": asked if says_input else None,
         "completion_tokens": output,
         "total_tokens": asked + output,
         "prompt_tokens_details": {"cached_tokens": read_, "cache_write_tokens": written},

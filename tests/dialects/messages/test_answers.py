@@ -16,6 +16,7 @@ from proxy.dialects.messages.reply import CALLING, MessageReader, events_of, nam
 from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import Forbidden, InternalError, InvalidRequest, NotFound, Overloaded
+from proxy.models import Dollars, cost
 
 API = MESSAGES.replies
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
@@ -97,6 +98,14 @@ def test_usage_has_the_form_that_prices_read() -> None:
         "cache_creation": {"ephemeral_1h_input_tokens": 30},
     }
     assert usage_of({"input_tokens": None, "output_tokens": "x"})["total_tokens"] == 0
+    assert usage_of({"cache_read_input_tokens": 5})["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize("usage", [{}, {"output_tokens": 9}, {"input_tokens": None}])
+def test_a_usage_that_says_nothing_of_the_input_has_no_known_cost(usage: dict[str, Any]) -> None:
+    prices = Dollars(input=1.0, cached_read=0.1, cache_write=1.0, output=2.0)
+    assert cost(usage_of(usage), prices) is None
+    assert cost(usage_of({**usage, "input_tokens": 0}), prices) is not None
 
 
 def test_a_stream_says_what_a_body_says() -> None:
