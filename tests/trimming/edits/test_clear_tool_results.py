@@ -270,7 +270,7 @@ def test_an_answer_that_stays_keeps_what_the_client_was_not_shown() -> None:
     assert list(cleared(more, clear_texts=True)) == [2]
 
 
-MESSAGES_TURN = {
+MESSAGES_TURN: dict[str, Any] = {
     "role": "assistant",
     "content": [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -278,7 +278,7 @@ MESSAGES_TURN = {
         {"type": "tool_use", "id": "c0", "name": "write", "input": {"a": 1}},
     ],
 }
-RESPONSES_TURN = {
+RESPONSES_TURN: dict[str, Any] = {
     "type": "turn",
     "role": "assistant",
     "items": [
