@@ -17,7 +17,7 @@ behind it is left out.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import exp, log, log1p
@@ -71,6 +71,8 @@ _TAG: Final = re.compile(r"<[/A-Za-z!][^<>]{0,400}>")
 _ATTRIBUTE: Final = re.compile(r"""\b(?:href|src|title|alt|content)=["' ]{0,4}([^"'>]{1,200})""")
 _ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
 _ARROW: Final = re.compile(r"^([ \t]{0,8}+\d{1,6}+)→", re.MULTILINE)
+_CONTEXT: Final = re.compile(r"^([^\s:/]{0,80}/[^\s:]{1,300}\.\w{1,10})-(\d{1,7})-", re.MULTILINE)
+"""What stands before a line that `grep` shows beside a match: file and number."""
 _UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
 
 
@@ -90,7 +92,7 @@ def ends_of(text: str) -> str:
 def readable(text: str) -> str:
     """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line.
 
-    After the number of a line stands a space, not an arrow.
+    After the number of a line stands a space, not an arrow; between file and number a colon.
     """
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
@@ -98,12 +100,20 @@ def readable(text: str) -> str:
         text = _unescaped(text)
     if "→" in text:
         text = _ARROW.sub(r"\1 ", text)
+    if "/" in text and "-" in text:
+        text = _with_numbered_lines(text)
     if text.count("</") >= _TAGS:
         for opening, closing in _UNSEEN:
             text = _without(text, opening, closing)
         text = _TAG.sub(lambda tag: f"\n{' '.join(_ATTRIBUTE.findall(tag[0]))}\n", text)
         text = _ENTITY.sub(" ", text)
     return text
+
+
+def _with_numbered_lines(text: str) -> str:
+    """Return what `grep` found with a colon between file and number, also where it has hyphens: beside a match."""
+    files = Counter([found[1] for found in _CONTEXT.finditer(text)])
+    return _CONTEXT.sub(lambda found: f"{found[1]}:{found[2]}:" if files[found[1]] > 1 else found[0], text)
 
 
 def _unescaped(text: str) -> str:
@@ -196,6 +206,7 @@ _LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer 
 _MOST_WORDS: Final = 4
 _DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
 _DOCUMENT_ENDS: Final = (2 * HEAD, 2 * TAIL)  # bytes of a document in which they are looked for
+_ALIKE: Final = 3  # with so many lines of one value, their keys are what differs
 _SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
@@ -296,6 +307,8 @@ def _in_document(text: str) -> dict[str, Candidate]:
 def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
     keys, defined, is_cut = _keys(text), _defined(text), CUT in text
+    for declared in _declared(text):
+        _add(found, declared, "id", "", _WORTH["id"], 1)
     for value, times in Counter(values).items():
         piece = value.text
         if is_cut and CUT in piece:
@@ -327,6 +340,18 @@ def _defined(text: str) -> dict[str, str]:
             at = end = found.end()
             names[found[1]] = text[before.start() : end]
     return names
+
+
+def _declared(text: str) -> list[str]:
+    """Return keys, each with its colon, where several lines give the same value: the keys are what they tell.
+
+    So it is with the fields of a type, or with settings that are switched on.
+    """
+    keys: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for found in _LINE.finditer(text):
+        if text[found.end(1)] == ":":
+            keys[found[2].rstrip(_ENDING)][f"{found[1]}:"] = None
+    return [key for alike in keys.values() if len(alike) >= _ALIKE for key in alike]
 
 
 def _keys(text: str) -> dict[str, str]:
@@ -507,7 +532,10 @@ def _runs_of(text: str) -> set[str]:
 
 
 def words_of(text: str) -> set[str]:
-    """Return the words of a text and their parts (of a path its names), as `digest_of` looks them up."""
+    """Return the words of a text and their parts (of a path its names), as `digest_of` looks them up.
+
+    A word with a colon after it is one of its own, too.
+    """
     words: set[str] = set()
     for run in _runs_of(readable(text)):
         if run.isalnum():
@@ -515,6 +543,8 @@ def words_of(text: str) -> set[str]:
             continue
         word = run.strip(_EDGES)
         words.add(word)
+        if run[-1] == ":":
+            words.add(run)
         if _JOINTS.search(word):
             words.update(_JOINTS.split(word))
     return words

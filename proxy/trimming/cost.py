@@ -11,7 +11,8 @@ written to the cache again. When is it time?
     edits       Each edit must pay for what it rewrites itself, within as many turns as there were so far.
     risk        The session may end with this request. So what trims have cost beyond what they have saved
                 stays a small part of what the session would have cost without any. More is risked only where
-                it comes back within few requests, compared with those there were: long sessions last.
+                it comes back within few requests, compared with those there were: long sessions last. It is never
+                more than `HIGHEST_RISK`.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
                 is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
                 from the known ones, a session risks more once its user has come back. Before that it may end with its
@@ -39,10 +40,10 @@ from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
 RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
-RISK_IN_DOUBT: Final = 0.036  # and the same at the worst prices
-SOON: Final = 0.07  # more is risked if the rest is paid back within this part of the requests so far,
-SOON_IN_DOUBT: Final = 0.11  # or this one at the worst prices;
-HIGHEST_RISK: Final = 0.1  # never more than this
+RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
+SOON: Final = 0.15  # more is risked if the rest is paid back within this part of the requests so far;
+HIGHEST_RISK: Final = 0.035  # never more than this,
+HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
 HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
@@ -161,7 +162,7 @@ class Costs(Struct, frozen=True, kw_only=True):
             return False
         sent, worst = self.stays - balance.freed, self.worst
         doubted = self._balance(sent, sent - balance.rewritten, worst)
-        soon, most = SOON_IN_DOUBT * turns, HIGHEST_RISK
+        soon, most = SOON * turns, HIGHEST_IN_DOUBT
         if self._is_far_off:
             soon, most = max(soon, self.earlier), HIGHEST_FAR_OFF
         return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)

@@ -241,6 +241,22 @@ def test_what_a_program_defines_stands_with_the_words_that_define_it() -> None:
     assert "class ChartView" in values
 
 
+def test_where_lines_give_one_value_their_keys_are_kept_with_the_colon() -> None:
+    fields = """type Theme = {
+  accent: Color,
+  border: Color;
+  muted: Color,
+  'dim': Color,
+  size: Width,
+  dim = Color
+}"""
+    values = found(f"{fields}\n")
+    assert {"accent:", "border:", "muted:"} <= values.keys()
+    assert not {"dim:", "size:"} & values.keys()  # a quotation mark follows on the one; the other has its own value
+    assert "accent:" not in found("accent: Color\n" * 5 + "border: Color")
+    assert digest_of(f"{fields}\n", 100, words_of("accent border: Color Width")) == "accent:,muted:"
+
+
 @pytest.mark.parametrize(
     ("more", "less"),
     [
@@ -307,6 +323,8 @@ PAGE = '<a href="https://a.example/b">Home</a><p>One &amp; two</p>' + "<li>x</li
         (r"\ud83d\ude00 and \ud83d\u0000.", "\U0001f600 and   ."),
         (r"x1b is \x1b[0m in a program", r"x1b is \x1b[0m in a program"),
         ("a < b </i>", "a < b </i>"),
+        ("a/b.go-9-x-1\na/b.go:10:y\na/b.go-11-\n--", "a/b.go:9:x-1\na/b.go:10:y\na/b.go:11:\n--"),
+        ("logs/a.log-9-x\nb.go-1-x\nb.go-2-x", "logs/a.log-9-x\nb.go-1-x\nb.go-2-x"),
         ("     9→func a()\n    10→\n\t11→// b→c", "     9 func a()\n    10 \n\t11 // b→c"),
     ],
 )

@@ -1579,11 +1579,11 @@ def test_reasoning_of_the_current_turn_has_a_price_where_trimming_must_pay() -> 
 
     def first_trim(thought: int) -> int | None:
         trimmed = (
-            replies for replies in range(5, 60) if plan(working(replies, "x" * thought), paying, "mine", WARM).trimmed
+            replies for replies in range(5, 90) if plan(working(replies, "x" * thought), paying, "mine", WARM).trimmed
         )
         return next(trimmed, None)
 
-    assert [first_trim(thought) for thought in (1, 400, 4_000)] == [15, 33, None]
+    assert [first_trim(thought) for thought in (1, 400, 4_000)] == [15, 79, None]
     again = (*working(26, "x" * 4_000), entry_at(53, message("user and now?")))
     assert plan(again, paying, "mine", WARM).trimmed  # what was thought in an earlier turn is missed no more
 

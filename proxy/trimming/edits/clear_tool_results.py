@@ -1,5 +1,7 @@
 """`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them.
 
+The same can be done with what the agent wrote itself: long arguments of its calls, and its texts.
+
     [cleared 4210 tokens; ref=9f3ac41e; main,parse_args,EXIT_CODE=12]
 
 What a stub repeats is verbatim (white space aside) or ends with `…`.
@@ -14,7 +16,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from proxy.dialects import Span
+from proxy.dialects import Message, Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
 from proxy.trimming.draft import Draft, Result, ResultChanges
 from proxy.trimming.edits.edit import BaseEdit
@@ -29,6 +31,8 @@ _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what cost
 _REF_PREFIX: Final = "ref_"
 _REF_DIGITS: Final = 8  # hexadecimal digits of a ref in a stub, if no other text of the session begins with them
 _STRING: Final = 200  # characters of a string among arguments that stays as it is
+_TEXT: Final = 120  # characters of an older text of the agent's that stays as it is
+_BEGINNING: Final = 80  # characters that stay of a longer one
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
 
@@ -60,6 +64,9 @@ class ClearToolResults(BaseEdit, frozen=True):
     """Results of tools of these names are neither counted nor cleared."""
     clear_inputs: bool = False
     """Whether the long arguments of a call are cleared too, once its results are cleared or too short for it."""
+    clear_texts: bool = False
+    """Whether the agent's own longer texts are cleared too, those older than the results that stay: what it said with a
+    call once its results are cleared or too short for it, and its answers. The beginning and a digest stay."""
     digest_chars: Natural = 300
     """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
     at most ten times as many characters. With 0 there is no digest."""
@@ -84,9 +91,10 @@ class _ResultClearing:
         # Results that are stubs, or stay since no stub is cheaper.
         self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
         self._shortened: set[int] = set()  # places of calls whose arguments were looked at
+        self._read = 0  # the place up to which answers were looked at
 
     def changes(self) -> Iterator[Change]:
-        """Yield the stubs, the oldest first, and after the last one of a call its arguments."""
+        """Yield the stubs, the oldest first, and after the last one of a call what the agent wrote in it."""
         draft, total, freed = self._draft, self._draft.total, 0
         for result in self._old:
             if draft.target is not None and total <= draft.target and freed >= self._edit.at_least:
@@ -97,7 +105,9 @@ class _ResultClearing:
                 yield change
 
     def _cleared_by(self, result: Result) -> Iterator[Change]:
-        """Yield what clearing one result and the arguments of its call changes: nothing if it is protected."""
+        """Yield what clearing one result and its call changes, and answers before it: nothing that is protected."""
+        if self._edit.clear_texts:
+            yield from self._answers(result.span.start)
         if result.place in self._draft.protected:
             return
         if (result.place, result.index) not in self._settled:
@@ -105,8 +115,8 @@ class _ResultClearing:
             if change is not None:
                 yield self._changes.keep(change)
             self._settled.add((result.place, result.index))
-        if self._edit.clear_inputs:
-            yield from self._inputs(result.span)
+        if self._edit.clear_inputs or self._edit.clear_texts:
+            yield from self._call(result.span)
 
     def _stub(self, result: Result) -> Change | None:
         """Return the change that puts a stub in the place of a result; None where none would be cheaper."""
@@ -118,24 +128,44 @@ class _ResultClearing:
         self._words.update(words_of(stub if change.freed > 0 else result.message.text))
         return change if change.freed > 0 else None
 
-    def _inputs(self, span: Span) -> Iterator[Change]:
-        """Yield the change that shortens the arguments of calls, once no result of them is still to be cleared."""
+    def _call(self, span: Span) -> Iterator[Change]:
+        """Yield the change that shortens calls and what was said with them, once no result is still to be cleared."""
         draft, block = self._draft, self._draft.messages[span.start]
         results = draft.remaining(span.start + 1, span.stop)
         left = {(at, index) for at, message in results for index in range(message.result_count)}
         if block is None or self._is_changed(span.start) or not left <= self._settled or span.start in self._shortened:
             return
         self._shortened.add(span.start)
-        reason = "all results of its calls are cleared"
-        arguments = [
-            (shorter_text if call.custom else shorter_arguments)(call.arguments, self._argument_digest)
-            for call in block.calls
-        ]
-        change = draft.replacing(span.start, self._edit.type, reason, block.with_arguments(arguments))
+        shorter = block
+        if self._edit.clear_inputs:
+            arguments = [
+                (shorter_text if call.custom else shorter_arguments)(call.arguments, self._digest_of_own)
+                for call in block.calls
+            ]
+            shorter = block.with_arguments(arguments)
+        yield from self._said(span.start, shorter, "all results of its calls are cleared")
+
+    def _answers(self, stop: int) -> Iterator[Change]:
+        """Yield the changes that shorten what the agent said without a call before `stop`."""
+        for place, message in self._draft.free(self._read, stop):
+            if message.role == "assistant" and not message.calls and not self._is_changed(place):
+                yield from self._said(place, message, "older than the tool results that stay")
+        self._read = max(self._read, stop)
+
+    def _said(self, place: int, message: Message, reason: str) -> Iterator[Change]:
+        """Yield the change to a `message` of the agent's, with a shorter text where that is long; if it frees any."""
+        if self._is_long_text(place, message):
+            said, message = message, with_shorter_text(message, self._digest_of_own)
+            if message is said:
+                self._words.update(words_of(said.text))
+        if message == self._draft.messages[place]:
+            return
+        change = self._draft.replacing(place, self._edit.type, reason, message)
         if change.freed > 0:
             yield change
 
-    def _argument_digest(self, text: str) -> str:
+    def _digest_of_own(self, text: str) -> str:
+        """Return the digest of what the agent wrote; no later one repeats it."""
         digest = self._digest(text, is_argument=True)
         self._words.update(words_of(digest))
         return digest
@@ -157,10 +187,16 @@ class _ResultClearing:
                 results = enumerate(message.results)
                 texts += [message.beside, *(each.text for index, each in results if (at, index) in self._settled)]
                 continue
-            texts.append(message.text)
+            texts.append(_beginning(message.text) if self._is_long_text(at, message) else message.text)
             if not self._edit.clear_inputs:
                 texts += [said for call in message.calls for said in (call.name, call.arguments)]
         return words_of("\n".join(texts))
+
+    def _is_long_text(self, place: int, message: Message) -> bool:
+        """Tell whether a text of the agent's is to be cleared."""
+        if not self._edit.clear_texts or message.role != "assistant" or len(message.text) <= _TEXT:
+            return False
+        return place < self._old[-1].place and place not in self._draft.protected and not self._is_changed(place)
 
     @cached_property
     def _mentions(self) -> Mentions:
@@ -240,6 +276,28 @@ def shorter_text(text: str, digest: Digest) -> str:
     kept = digest(text)
     shorter = f"[cleared {len(text)} characters{f'; {kept}' if kept else ''}]"
     return shorter if len(shorter) < len(text) else text
+
+
+def with_shorter_text(message: Message, digest: Digest) -> Message:
+    """Return a message with the beginning of its text and a digest of the rest, if that is shorter.
+
+    Of several parts with text the first one then holds it; parts without any stay.
+    """
+    text, texts = message.text, message.texts
+    beginning = _beginning(text)
+    kept = digest(text[len(beginning) :])
+    shorter = f"{beginning}… [cleared {len(text) - len(beginning)} characters{f'; {kept}' if kept else ''}]"
+    if len(shorter) >= len(text):
+        return message
+    first = next(at for at, part in enumerate(texts) if part)
+    return message.with_texts([shorter if at == first else None if part else part for at, part in enumerate(texts)])
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of a text that stays: whole words, where it has any."""
+    beginning = text[:_BEGINNING]
+    words, _, rest = beginning.rpartition(" ")
+    return words if len(rest) < len(words) else beginning
 
 
 def _shorter(value: JsonValue, digest: Digest, levels: int) -> JsonValue:

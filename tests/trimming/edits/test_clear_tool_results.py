@@ -11,9 +11,17 @@ from msgspec.structs import replace
 from proxy.conversation import rounds, spans
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.messages.message import MessagesMessage
+from proxy.dialects.responses.items import Item
 from proxy.textscan import digest_of
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.clear_tool_results import ClearToolResults, shorter_arguments, shorter_text, stub_of
+from proxy.trimming.edits.clear_tool_results import (
+    ClearToolResults,
+    shorter_arguments,
+    shorter_text,
+    stub_of,
+    with_shorter_text,
+)
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
 from tests.trimming.edits.golden import Case, cases
@@ -181,6 +189,120 @@ def test_arguments_of_a_call_go_with_its_last_result() -> None:
     assert block.text == "I write."
     assert json.loads(block.calls[0].arguments) == {"path": "src/a.c", "content": "[cleared 420 characters; drawChart]"}
     assert 0 not in cleared(log)
+
+
+SAID = "I looked at what draws the chart, and this is what I found out about it, file by file:"
+
+
+def said(text: str) -> Message:
+    return ChatMessage.of({"role": "assistant", "content": text})
+
+
+def test_of_older_texts_of_the_agent_the_beginning_and_a_digest_stay() -> None:
+    text = SAID + " nothing that anybody needs in drawChart of src/chart.c." * 3
+    log = draft(
+        said(text), called("{}", text=text), result(LONG), said(text), called("{}"), result(LONG), said(SAID * 2)
+    )
+    changed = cleared(log, clear_texts=True)
+    beginning = "I looked at what draws the chart, and this is what I found out about it, file"
+    assert (
+        text_at(changed, 0) == f"{beginning}… [cleared {len(text) - len(beginning)} characters; drawChart,src/chart.c]"
+    )
+    # What was said once is not said again.
+    assert (
+        text_at(changed, 1) == text_at(changed, 3) == f"{beginning}… [cleared {len(text) - len(beginning)} characters]"
+    )
+    assert list(changed) == [0, 2, 1, 3, 5]  # what comes after the last result that is cleared stays
+    assert list(cleared(log)) == [2, 5]
+    assert list(cleared(log, clear_texts=True, keep=1)) == [0, 2, 1]
+    assert not cleared(draft(said(text), said(text)), clear_texts=True)  # without tools it is a talk
+
+
+def test_texts_and_arguments_of_one_message_are_cleared_together() -> None:
+    arguments = json.dumps({"content": LONG})
+    block = cleared(draft(called(arguments, text=SAID * 3), result(LONG)), clear_texts=True, clear_inputs=True)[0]
+    assert block is not None
+    assert block.text.startswith("I looked at what draws")
+    assert "… [cleared " in block.text
+    assert json.loads(block.calls[0].arguments)["content"].startswith("[cleared 252 characters")
+
+
+def test_texts_stay_that_are_short_protected_or_of_the_user() -> None:
+    user = ChatMessage.of({"role": "user", "content": SAID * 3})
+    log = draft(user, said("x" * 120), said(SAID * 3), called("{}"), result(LONG))
+    assert list(cleared(replace(log, protected=frozenset({2})), clear_texts=True)) == [4]
+
+
+def test_what_values_a_text_that_stays_holds_is_known() -> None:
+    text = " ".join(f"K{at}-{at}" for at in range(100, 125))  # its digest would be as long
+    log = draft(said(text), called("{}"), result(f"K100-100 K101-101 K900-900 {NOTHING}"))
+    changed = cleared(log, clear_texts=True, digest_chars=3000)
+    assert list(changed) == [2]
+    assert digest_at(changed, 2) == "K900-900"
+
+
+def test_a_text_that_was_cleared_keeps_its_bytes() -> None:
+    before = draft(said(SAID * 3), called("{}", "{}"), result(LONG), result("HAT136 HAT137 " + LONG, 1))
+    first = cleared(before, keep=1, clear_texts=True)
+    assert list(first) == [0, 2]
+    messages = tuple(first.get(at, message) for at, message in enumerate(before.messages))
+    again = replace(
+        before, messages=messages, made_by=tuple(("clear_tool_results",) * (at in first) for at in range(4))
+    )
+    assert list(cleared(again, clear_texts=True)) == [3]
+
+
+def test_of_a_text_in_parts_the_first_says_what_is_left() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    parts = [image, {"type": "text", "text": SAID, "x": 1}, {"type": "text", "text": SAID * 2}]
+    log = draft(ChatMessage.of({"role": "assistant", "content": parts}), called("{}"), result(LONG))
+    changed = cleared(log, clear_texts=True)[0]
+    assert changed is not None
+    first, second = changed.data["content"]
+    assert first == image
+    assert second["x"] == 1
+    assert second["text"].endswith(f"… [cleared {3 * len(SAID) - 77} characters]")
+
+
+def test_an_answer_that_stays_keeps_what_the_client_was_not_shown() -> None:
+    log = draft(said("short"), called("{}"), result(LONG))
+    more = replace(log, tokens=(log.tokens[0] + 100, *log.tokens[1:]))  # with those of a hidden round
+    assert list(cleared(more, clear_texts=True)) == [2]
+
+
+MESSAGES_TURN: dict[str, Any] = {
+    "role": "assistant",
+    "content": [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": SAID * 2},
+        {"type": "tool_use", "id": "c0", "name": "write", "input": {"a": 1}},
+    ],
+}
+RESPONSES_TURN: dict[str, Any] = {
+    "type": "turn",
+    "role": "assistant",
+    "items": [
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": SAID * 2}]},
+        {"type": "function_call", "call_id": "c0", "name": "write", "arguments": "{}"},
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "turn"), [(MessagesMessage, MESSAGES_TURN), (Item, RESPONSES_TURN)])
+def test_reasoning_and_calls_beside_a_text_stay_in_every_api(kind: type[Message], turn: dict[str, Any]) -> None:
+    before = kind.of(turn)
+    after = with_shorter_text(before, nothing)
+    assert after.text == f"{SAID[:77]}… [cleared {2 * len(SAID) - 77} characters]"
+    assert after.calls == before.calls
+    assert len(before.calls) == 1
+    field = "content" if "content" in turn else "items"
+    assert [after.data[field][at] for at in (0, 2)] == [turn[field][at] for at in (0, 2)]
+
+
+def test_a_text_without_spaces_is_cut_anywhere() -> None:
+    shorter = with_shorter_text(said("图表由主程序绘制" * 40), nothing)
+    assert shorter.text == "图表由主程序绘制" * 10 + "… [cleared 240 characters]"
 
 
 def test_short_arguments_stay() -> None:
