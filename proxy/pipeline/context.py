@@ -112,10 +112,12 @@ def read_context(
 
 
 def valid_id(value: str, param: str) -> str:
-    """Return a session id as it is; raises `InvalidRequest` if it is too long or holds control characters."""
-    if len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
+    """Return a session id as it is; raises `InvalidRequest` if it is empty, too long, or holds control characters."""
+    if 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
         return value
-    if len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+    if not value:
+        problem = "is empty. Send one with a character at least."
+    elif len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
         problem = f"is longer than {MAX_ID_BYTES} bytes. Send a shorter one."
     elif any(category(character) in _REFUSED for character in value):
         problem = "holds control characters or lone surrogates. Send one without."

@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from math import inf
+from os import dup
+from socket import SHUT_RDWR, socket
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import sqlalchemy
@@ -58,6 +60,9 @@ _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
 _OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so that those of a moved server do not stay
 _TRIES: Final = 4
+_SILENT_SECONDS: Final = 5.0
+"""How long a statement on a connection that was there before may take. After that it is taken for one that was ended in
+silence (another server took over, or something between has forgotten it), and tried again on a new one."""
 _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
 statement of work."""
@@ -147,7 +152,9 @@ class PostgresDatabase:
         await self._tasks.close()
         await self._readers.close()
         await self._writer.close()
-        await self._engine.dispose()
+        with suppress(TimeoutError):  # one that does not answer is not waited for
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._engine.dispose()
 
     async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
         """Run `unit` in a transaction of a new connection."""
@@ -235,6 +242,7 @@ class DriverConnection:
         """
         if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
             await self.close()
+        timer = None if self._raw is None else _cut_off_later(self._raw)
         raw = self._raw or await self._connect()
         whole = False
         try:
@@ -256,6 +264,8 @@ class DriverConnection:
             whole = True
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             if not whole:
                 await self.close()
         return found
@@ -577,10 +587,27 @@ def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:
         returned: float | None = record.info.get(_RETURNED)
         if returned is None or time.monotonic() - returned < _TRUSTED_SECONDS:
             return
+        timer = _cut_off_later(record.driver_connection)
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as why:
             raise DisconnectionError from why
+        finally:
+            timer.cancel()
+
+
+def _cut_off_later(raw: Any) -> asyncio.TimerHandle:
+    """Have a driver's connection end after `_SILENT_SECONDS`, whatever it waits for; cancel that where it answers."""
+    return asyncio.get_running_loop().call_later(_SILENT_SECONDS, _cut_off, raw)
+
+
+def _cut_off(raw: Any) -> None:
+    log_seldom(logging.WARNING, f"a connection to the store was silent for {_SILENT_SECONDS:g} s: a new one is made")
+    if hasattr(raw, "terminate"):  # asyncpg's
+        raw.terminate()
+        return
+    with suppress(Exception), socket(fileno=dup(raw.fileno())) as end:  # it may be closed
+        end.shutdown(SHUT_RDWR)  # the driver, which waits for it, finds it ended
 
 
 def _pass_over_dead_connections(engine: sqlalchemy.Engine) -> None:

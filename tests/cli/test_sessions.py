@@ -252,6 +252,8 @@ def test_import_with_an_invalid_name(run: Run, config: Path) -> None:
         assert (code, out) == (2, ""), given
         assert errors
     assert run("sessions", "import", config.with_name("none.jsonl"))[0] == 2
+    code, _, errors = run("sessions", "fork", "会话/100%", "--as", "")
+    assert (code, "is empty" in errors) == (2, True)
 
 
 def test_an_unreadable_store_is_exit_1(run: Run, config: Path) -> None:

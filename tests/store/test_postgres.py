@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from sqlalchemy import QueuePool, create_engine, select, text
+from sqlalchemy import QueuePool, create_engine, make_url, select, text
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import PostgresServer, StoreConnection, address_of
@@ -100,6 +102,50 @@ async def test_an_idle_connection_is_tried_out_before_a_write(
     postgres.execute(empty_postgres, END_THE_OTHERS)
     assert await database.write(one) == 1
     await database.close()
+
+
+@asynccontextmanager
+async def forwarded(url: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Give the URL of what stands before a server, and what makes all connections silent that are open by then."""
+    folder = make_url(url).query.get("host")
+    if folder is None:
+        pytest.skip("the server that is named has no socket in a folder")
+    ends: list[asyncio.StreamWriter] = []
+    silent: list[asyncio.StreamWriter] = []
+
+    async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            if target not in silent:
+                target.write(data)
+        target.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.5432")
+        ends.extend((writer, far_writer))
+        await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        here = make_url(url).set(host="127.0.0.1", port=port, query={})
+        yield here.render_as_string(hide_password=False), lambda: silent.extend(ends)
+        for end in ends:
+            end.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_connection_that_says_nothing_any_more_is_made_anew(
+    empty_postgres: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.postgres._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("proxy.store.postgres._SILENT_SECONDS", 1.0)
+    async with forwarded(empty_postgres) as (url, fall_silent):
+        database = opened(url.replace("postgresql", scheme, 1))
+        for _ in range(2):
+            assert await database.read(one) == 1
+            assert await database.read(one, short=True) == 1
+            assert await database.write(one) == 1
+            fall_silent()
+        await database.close()
 
 
 async def test_a_connection_just_used_is_not_tried_out(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
