@@ -113,8 +113,8 @@ class Sent(Struct, frozen=True, kw_only=True):
 
 
 Replanned: TypeAlias = Callable[[PlanReport, str], None]
-"""Called with the report that holds now and with what happened: "overflowed" or "refused" before another plan is sent,
-"refused_again" where the first one holds again."""
+"""Called with the report that holds now and with what happened: "overflowed", "refused" or "unbound" before another
+plan is sent, "refused_again" where the first one holds again."""
 OriginalOf: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
 """See `Preparer.original_of`."""
 UnboundOf: TypeAlias = Callable[[Prepared, Plan], Awaitable[Plan | None]]
@@ -320,7 +320,7 @@ class UpstreamSender:
             return answer
         await answer.aclose()
         attempt.report = _report(first, prepared, made, UNBOUND)
-        replanned(attempt.report, "refused")
+        replanned(attempt.report, "unbound")
         again = await self._ask(attempt)
         if again.status < 400:
             return again

@@ -63,7 +63,7 @@ class Exchange:
         return took
 
     def replanned(self, report: PlanReport, event: str) -> None:
-        """Note what became of the request ("overflowed", "refused", "refused_again"), and the report that holds now."""
+        """Note what became of the request (see `Replanned`), and the report that holds now."""
         self.report = report
         self.mark(event)
         if event == "refused":

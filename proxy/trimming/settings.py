@@ -52,9 +52,11 @@ def _no_truth_value(value: object) -> object:
 
 NO_TRUTH_VALUE: Final = BeforeValidator(_no_truth_value)
 
-Positive: TypeAlias = Annotated[int, Field(gt=0), NO_TRUTH_VALUE]  # a whole number, at least 1
+_MOST: Final = 10**15  # larger than anything counted, and no larger than JSON takes
 
-Natural: TypeAlias = Annotated[int, Field(ge=0), NO_TRUTH_VALUE]  # a whole number, 0 included
+Positive: TypeAlias = Annotated[int, Field(gt=0, le=_MOST), NO_TRUTH_VALUE]  # a whole number, at least 1
+
+Natural: TypeAlias = Annotated[int, Field(ge=0, le=_MOST), NO_TRUTH_VALUE]  # a whole number, 0 included
 
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1), NO_TRUTH_VALUE]
 """A part of a whole: above 0, at most 1."""

@@ -197,7 +197,10 @@ def test_reasoning_that_was_made_behind_the_view_of_another_policy_is_left_out(
         view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")["messages"]
         assert view[-len(upstream.last.json[tongue.listed]) :] == upstream.last.json[tongue.listed]
         said += [asked, *tongue.reply(answer.content, stream=False)]
-    assert "behind another view" in proxy.exchanges(session)[6]["cut"]["fired"]
+    receipt = proxy.exchanges(session)[6]
+    assert "behind another view" in receipt["cut"]["fired"]
+    assert "unbound" in receipt["timings"]
+    assert "refused" not in receipt["timings"]  # it is not counted as sent untrimmed
 
 
 def test_a_refusal_of_reasoning_holds_where_leaving_it_out_does_not_help(
