@@ -22,7 +22,6 @@ _SAFE_DIGITS: Final = 19  # whole numbers of fewer characters fit into 64 bits
 _LARGEST_PLAIN: Final = 10**300  # above some thousand digits Python refuses to write an integer in the plain way
 _KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # what stands in an object between two values
 _LEVELS: Final = 200  # levels of a value that are kept; orjson reads 1,024 of them and writes 254
-_COMMA: Final = re.compile(rb"\s*,")
 
 
 def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -209,12 +208,12 @@ def without_member(text: bytes, path: Sequence[str]) -> bytes | None:
     return msgspec.json.encode(members) if members else None
 
 
-def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes | None) -> bytes:
-    """Return an object with one field set, or left out (None), and no other byte changed.
+def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes) -> bytes:
+    """Return an object with one field set, and no other byte changed.
 
     `fields` are those of `text`, at least one; `value` is JSON text. A new field comes last.
     """
-    if name not in fields and value is not None:
+    if name not in fields:
         end = text.rindex(b"}")
         return b"%b,%b:%b%b" % (text[:end], orjson.dumps(name), value, text[end:])
     wanted = {known: value if known == name else old for known, old in fields.items()}
@@ -223,19 +222,14 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
         key = _KEY.match(text, at)
         if key is None:
             break
-        start, end = key.end(), key.end() + len(old)
+        at = key.end() + len(old)
         if known == name:
-            if value is None:
-                start, comma = at, _COMMA.match(text, end)
-                if b"," not in key[0].partition(b'"')[0] and comma is not None:
-                    end = comma.end()
-            changed = text[:start] + (value or b"") + text[end:]
+            changed = text[: key.end()] + value + text[at:]
             try:
-                if RawFields(changed) == {known: each for known, each in wanted.items() if each is not None}:
+                if RawFields(changed) == wanted:
                     return changed
             except msgspec.DecodeError:
                 pass
-        at = end
     # A field stands there twice: the places of the others cannot be told from their lengths.
     return emitted(wanted)
 
@@ -262,7 +256,7 @@ def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
         made.append(with_field(head, RawFields(head), name, mark))
         if text[at:]:
             rest = with_field(raw, fields, "text", write(text[at:]))
-            made.append(with_field(rest, RawFields(rest), name, None) if name in fields else rest)
+            made.append(emitted(RawFields(rest).without(name)) if name in fields else rest)
         return b"[%b]" % b",".join([*made, *raws[place + 1 :]])
     return None
 

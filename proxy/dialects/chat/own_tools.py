@@ -8,18 +8,17 @@ unions of types; an empty string then stands for what is not given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
 import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import ITEMS, RawFields, added, emitted, is_array, is_object, read, with_field, write
+from proxy.dialects.jsontext import added, is_array, is_object, read, write
 from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
 
 # ------------------------------------------------------------------------------------- the offer
@@ -200,66 +199,6 @@ def gap(before: Any, after: Any) -> str:
     return "" if before[-1].isspace() or after[0].isspace() else BLANK_LINE
 
 
-class Correction(Struct, frozen=True, kw_only=True):
-    """What is to be changed in a completion; what is None stays as it is."""
-
-    content: Any = None  # the content of the reply
-    calls: Collection[int] | None = None  # places of the tool calls that stay; with none left the field goes
-    finish_reason: str | None = None
-    usage: JsonObject | None = None
-
-
-def corrected(body: bytes, change: Correction) -> bytes:
-    """Return the body of a completion, whose one choice holds a message, with that changed and no other byte."""
-    try:
-        return _corrected(body, change)
-    except (msgspec.DecodeError, RecursionError):  # it is no strict JSON, and is written anew
-        pass
-    data = read(body)
-    choice = data["choices"][0]
-    message = choice["message"]
-    if change.content is not None:
-        message["content"] = change.content
-    if change.calls is not None and is_array(calls := message.get("tool_calls")):
-        message["tool_calls"] = [call for place, call in enumerate(calls) if place in change.calls]
-        if not message["tool_calls"]:
-            del message["tool_calls"]
-    if change.finish_reason is not None:
-        choice["finish_reason"] = change.finish_reason
-    if change.usage is not None:
-        data["usage"] = change.usage
-    return write(data)
-
-
-def _corrected(body: bytes, change: Correction) -> bytes:
-    def message(text: bytes) -> bytes:
-        if change.content is not None:
-            text = _set(text, "content", write(change.content))
-        if change.calls is None or "tool_calls" not in (fields := RawFields(text)):
-            return text
-        kept = [raw for place, raw in enumerate(ITEMS.decode(fields["tool_calls"])) if place in change.calls]
-        return with_field(text, fields, "tool_calls", msgspec.json.encode(kept) if kept else None)
-
-    def choice(text: bytes) -> bytes:
-        text = _set(text, "message", message(RawFields(text)["message"]))
-        return text if change.finish_reason is None else _set(text, "finish_reason", write(change.finish_reason))
-
-    body = _set(body, "choices", _only_item(RawFields(body)["choices"], choice))
-    return body if change.usage is None else _set(body, "usage", write(change.usage))
-
-
-def _set(text: bytes, name: str, value: bytes) -> bytes:
-    fields = RawFields(text)
-    return with_field(text, fields, name, value) if fields else emitted({name: value})
-
-
-def _only_item(text: bytes, edit: Callable[[bytes], bytes]) -> bytes:
-    """Return an array of one item with that changed."""
-    item = bytes(ITEMS.decode(text)[0])
-    start = text.index(item)
-    return text[:start] + edit(item) + text[start + len(item) :]
-
-
 # -------------------------------------------------------------------------------- bodies on their way
 
 
@@ -317,18 +256,18 @@ class ToolBodyFilter:
 
     def _shown(self, last: JsonObject, finish: str) -> bytes:
         """Return the reply that ends with the round `last`, in the body of that round."""
-        message, names = self._message, self._names
         self.last = ChatMessage.as_stored({**last, "role": "assistant"})
+        data = read(self._body)
+        choice = data["choices"][0]
+        message = choice["message"] = without_own(choice["message"], self._names)
         content = _joined([*self._said, last.get("content")])
-        items, found = _calls(message)
-        kept = [place for place, call in enumerate(found) if call.name not in names]
-        change = Correction(
-            content=content if content != message.get("content") else None,
-            calls=kept if len(kept) < len(items) else None,
-            finish_reason=finish if finish != self._finish else None,
-            usage=self.usage if self._said else None,
-        )
-        return corrected(self._body, change)
+        if content != message.get("content"):
+            message["content"] = content
+        if finish != self._finish:
+            choice["finish_reason"] = finish
+        if self._said and self.usage is not None:
+            data["usage"] = self.usage
+        return write(data)
 
 
 def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:

@@ -142,8 +142,8 @@ def compose(
         changes["tools"] = tools
     if not changes:
         return request.raw
-    if changes.keys() == {"stream_options"}:
-        return with_field(request.raw, request.fields, "stream_options", changes["stream_options"])
+    if changes.keys() == {"stream_options"} and (added := changes["stream_options"]) is not None:
+        return with_field(request.raw, request.fields, "stream_options", added)
     return emitted({name: changes.get(name) or request.fields[name] for name in request.fields} | changes)
 
 
