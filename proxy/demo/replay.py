@@ -3,14 +3,14 @@
 The first run is under the policy, the second with `X-Context-Policy: off`: the same requests and upstream,
 but another session and account, so that neither run warms the other's prompt cache. All checks are from
 outside: by what the client got, what the upstream received, and what the proxy's HTTP API shows.
-The client resends the whole history with every request and reads the stream.
+The client resends the whole history with every request.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -218,12 +218,12 @@ class DemoReply(Struct, frozen=True, kw_only=True):
     usage: JsonObject
 
 
-class IncompleteReply(PalimpsestError):
-    """The request was not answered whole; the text says what came instead."""
+class Unanswered(PalimpsestError):
+    """The request was refused; the text says with what."""
 
 
 class DemoClient(httpx.Client):
-    """A client that works as an SDK does. It has its own stream reader, so an error in the proxy's is seen here."""
+    """A client that works as an SDK does."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
         own = {"authorization": f"Bearer {api_key}", **headers}
@@ -231,15 +231,13 @@ class DemoClient(httpx.Client):
         super().__init__(base_url=base_url, headers=own, timeout=30.0, trust_env=False)
 
     def ask(self, body: bytes) -> DemoReply:
-        """Send a request (`request_body`) and return the reply once the stream has ended."""
-        kind = {"content-type": "application/json"}
-        with self.stream("POST", "/chat/completions", content=body, headers=kind) as response:
-            if response.status_code != 200:
-                raise IncompleteReply(f"HTTP {response.status_code}: {response.read().decode(errors='replace')}")
-            chunks = list(_chunks(response.iter_lines()))
-        usages: list[JsonObject] = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
-        message = _message_of(chunks)
-        return DemoReply(headers=dict(response.headers), message=message, usage=usages[-1] if usages else {})
+        """Send a request (`request_body`) and return the reply."""
+        response = self.post("/chat/completions", content=body, headers={"content-type": "application/json"})
+        if response.status_code != 200:
+            raise Unanswered(f"HTTP {response.status_code}: {response.text}")
+        data: JsonObject = response.json()
+        message = data["choices"][0]["message"]
+        return DemoReply(headers=dict(response.headers), message=message, usage=data["usage"])
 
     def read(self, path: str) -> Any:
         """Return what the proxy says at `path`, outside the provider's API."""
@@ -247,42 +245,8 @@ class DemoClient(httpx.Client):
 
 
 def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
-    """Return a request for a streamed reply with its usage, as JSON text."""
-    body: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
-    return orjson.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
-
-
-def _chunks(lines: Iterable[str]) -> Iterator[JsonObject]:
-    """Yield the events' data up to `[DONE]`."""
-    for line in lines:
-        if line == "data: [DONE]":
-            return
-        if line.startswith("data: "):
-            chunk: JsonObject = orjson.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise IncompleteReply(f"an error in the stream: {chunk['error']}")
-            yield chunk
-    raise IncompleteReply("the stream ended without [DONE]")
-
-
-def _message_of(chunks: Iterable[JsonObject]) -> JsonObject:
-    text: str | None = None
-    calls: dict[int, JsonObject] = {}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            if delta.get("content") is not None:
-                text = (text or "") + delta["content"]
-            for piece in delta.get("tool_calls") or ():
-                index = piece.pop("index")
-                if index in calls:
-                    calls[index]["function"]["arguments"] += piece["function"]["arguments"]
-                else:
-                    calls[index] = piece
-    message: JsonObject = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return message
+    """Return a request as JSON text."""
+    return orjson.dumps({"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {}))
 
 
 @contextmanager

@@ -10,15 +10,14 @@ is found here.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
 from msgspec import Struct
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.backtest import CacheRule, PromptCache, Segment
@@ -28,8 +27,6 @@ from proxy.tokens import TokenCounter
 
 MODEL: Final = "gpt-4o"  # the model of the recording, and the only one there is
 _CREATED: Final = 1715785200  # a fixed moment, so that two runs answer with the same bytes
-_WORD: Final = re.compile(r"\s*\S+\s*")
-_PIECE: Final = 24  # characters of a tool call's arguments in one event
 
 
 class Received(Struct, frozen=True, kw_only=True):
@@ -90,11 +87,7 @@ class PracticeUpstream:
             "total_tokens": tokens + written,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if not request.get("stream"):
-            return Response(completion(number, model, reply, usage), media_type="application/json")
-        options: JsonObject = request.get("stream_options") or {}
-        told = usage if options.get("include_usage") else None
-        return StreamingResponse(events(number, model, reply, told), media_type="text/event-stream")
+        return Response(completion(number, model, reply, usage), media_type="application/json")
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
         """Return what the model reads, in the order in which it is cached: tools, then messages."""
@@ -168,43 +161,7 @@ def _check_answered(open_calls: list[str], position: int) -> None:
 
 def completion(number: int, model: str, reply: JsonObject, usage: JsonObject) -> bytes:
     """Return the reply as a chat completion."""
-    choice = {"index": 0, "message": reply, "logprobs": None, "finish_reason": _finish_reason(reply)}
-    return orjson.dumps(_envelope(number, model, "chat.completion") | {"choices": [choice], "usage": usage})
-
-
-def events(number: int, model: str, reply: JsonObject, usage: JsonObject | None) -> Iterator[bytes]:
-    """Yield the reply as events, its text word by word. With `usage`, the field is null in all but the last."""
-    envelope = _envelope(number, model, "chat.completion.chunk")
-
-    def event(choices: list[JsonObject], told: JsonObject | None = None) -> bytes:
-        chunk = envelope | {"choices": choices} | ({} if usage is None else {"usage": told})
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
-
-    for delta in _deltas(reply):
-        yield event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
-    yield event([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish_reason(reply)}])
-    if usage is not None:
-        yield event([], usage)
-    yield b"data: [DONE]\n\n"
-
-
-def _deltas(reply: JsonObject) -> Iterator[JsonObject]:
-    text = reply.get("content")
-    yield {"role": "assistant", "content": "" if text else None}
-    for word in _WORD.findall(text or ""):
-        yield {"content": word}
-    for index, call in enumerate(reply.get("tool_calls") or ()):
-        function, arguments = call["function"], call["function"]["arguments"]
-        head = {"name": function["name"], "arguments": ""}
-        yield {"tool_calls": [{"index": index, "id": call["id"], "type": call["type"], "function": head}]}
-        for start in range(0, len(arguments), _PIECE):
-            piece = {"arguments": arguments[start : start + _PIECE]}
-            yield {"tool_calls": [{"index": index, "function": piece}]}
-
-
-def _envelope(number: int, model: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-practice-{number}", "object": kind, "created": _CREATED, "model": model}
-
-
-def _finish_reason(reply: JsonObject) -> str:
-    return "tool_calls" if reply.get("tool_calls") else "stop"
+    finish = "tool_calls" if reply.get("tool_calls") else "stop"
+    data: JsonObject = {"id": f"chatcmpl-practice-{number}", "object": "chat.completion", "created": _CREATED}
+    data |= {"model": model, "choices": [{"index": 0, "message": reply, "logprobs": None, "finish_reason": finish}]}
+    return orjson.dumps(data | {"usage": usage})
