@@ -679,10 +679,10 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     By name, each as the client sent it where it is not given: instructions, messages, add_usage, drop_fields,
     cache_key, cache_newest, tools. Our own fields never go out.
     """
-    offer_tools: Callable[[Request, Sequence[ToolDefinition]], ToolOffer]
-    """Offers the proxy's own tools beside the client's, where there is room for them."""
+    leaves_room: Callable[[Request], bool]
+    """Tells whether a request leaves room for the proxy's own tools: the model may call any, and gives one reply."""
     add_tools: Callable[[bytes | None, Sequence[ToolDefinition]], ToolOffer]
-    """Adds them to the JSON text of the client's, whatever the request says."""
+    """Adds the proxy's own tools to the JSON text of the client's, whose bytes stay."""
     tool_name: Callable[[JsonObject], Any] = lambda tool: tool.get("name")
     """Finds the name of a declared tool."""
     decides_caching: Callable[[Mapping[str, bytes]], bool]
@@ -708,6 +708,12 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     opening_error: Callable[[bytes], bytes | None] | None = None
     """Reads how a stream begins: the body of the error that it begins with, "" where it begins with none, None where
     that is not told yet. None in the function's place: an error is told by the status."""
+
+    def offer_tools(self, request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
+        """Return the tools to send: the client's, then the proxy's own, where the request leaves room for them."""
+        if not self.leaves_room(request):
+            return ToolOffer(names=(), tools=request.tools)
+        return self.add_tools(request.tools, own)
 
     def declared(self, tools: bytes) -> list[tuple[str | None, msgspec.Raw]]:
         """Return name and text of each tool in this JSON list; the name is None where the provider runs it itself.

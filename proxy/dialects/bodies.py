@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Request
-from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, without_member
+from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member
 from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
@@ -81,6 +81,19 @@ def drop_members(
         text = changes.get(name, request.fields.get(name))
         if name not in but and text is not None and (left := without_member(text, rest)) != text:
             changes[name] = left
+
+
+def with_changes(request: Request, changes: dict[str, bytes | None], tools: bytes | None) -> bytes:
+    """Return a request's body with these fields changed, None leaving one out, and these tools, where they are given.
+
+    Without a change it is the client's own.
+    """
+    if tools is not None and tools != request.fields.get("tools"):
+        changes["tools"] = tools
+    if not changes:
+        return request.raw
+    every = dict.fromkeys([*request.fields, *changes])
+    return emitted({name: changes[name] if name in changes else request.fields[name] for name in every})
 
 
 def value_of(param: str, text: bytes) -> Any:

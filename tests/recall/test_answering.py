@@ -13,8 +13,8 @@ import pytest
 from proxy.config import VirtualToolSettings
 from proxy.conversation import ROOT, body_of
 from proxy.dialects import Call, Message
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import offer_tools
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.recall import COMPRESS, RECALL, OwnTools, Recall, RecallBranch, offered, ref_of, sent_whole
@@ -293,7 +293,7 @@ async def test_without_a_store_or_a_policy_none_is_offered() -> None:
 
 async def test_the_definitions_are_short_and_say_how_to_leave_out_a_parameter() -> None:
     request = parse_chat_request(b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}')
-    made = offer_tools(request, offered(ALWAYS, has_tools=False)).tools
+    made = CHAT.requests.offer_tools(request, offered(ALWAYS, has_tools=False)).tools
     assert made is not None
     assert len(made) < 1_400  # some 300 tokens
     recall, _ = offered(ALWAYS, has_tools=False)

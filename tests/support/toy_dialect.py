@@ -221,10 +221,6 @@ def _compose(
     return emitted({**request.fields, **changes}) if changes else request.raw
 
 
-def _offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
-    return ToolOffer(names=(), tools=request.tools) if request.stream else _add_tools(request.tools, own)
-
-
 def _add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     names = tuple([tool.name for tool in own])
     return ToolOffer(names=names, tools=orjson.dumps([*orjson.loads(tools or b"[]"), *names]))
@@ -380,7 +376,7 @@ class ToyDialect(Dialect):
         path="/talk",
         parse=_parse,
         compose=_compose,
-        offer_tools=_offer_tools,
+        leaves_room=lambda request: not request.stream,
         add_tools=_add_tools,
         decides_caching=_decides_caching,
         overflow_of=_overflow_of,

@@ -32,22 +32,17 @@ _LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
 """Fields of a request, and what they say where the model may call any tool, and is asked for one reply."""
 
 
-def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the tools to send: the client's, whose bytes stay, then these.
+def leaves_room(request: Request) -> bool:
+    """Tell whether a request may get tools.
 
-    None of these where the request chooses a tool itself or none, wants several choices, speaks of
-    `functions` or has too many tools; and not a tool whose name is one of the client's. Where all functions
-    of the client's are strict, these are: some providers take strict functions only beside others.
+    Not one that chooses a tool itself or none, wants several choices, or speaks of `functions`.
     """
-    for name, fine in _LEAVES_ROOM.items():
-        text = request.fields.get(name)
-        if (None if text is None else orjson.loads(text)) not in fine:
-            return ToolOffer(names=(), tools=request.tools)
-    return add_tools(request.tools, own)
+    asked = {name: request.fields.get(name) for name in _LEAVES_ROOM}
+    return all((None if text is None else orjson.loads(text)) in _LEAVES_ROOM[name] for name, text in asked.items())
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the client's tools with these behind them."""
+    """Return the client's tools with these behind them; strict ones beside strict functions alone."""
     return offer(tools, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 

@@ -31,7 +31,7 @@ from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import ChatMessage, ChatTies
-from proxy.dialects.chat.own_tools import ToolBodyFilter, add_tools, offer_tools, tool_name
+from proxy.dialects.chat.own_tools import ToolBodyFilter, add_tools, leaves_room, tool_name
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
@@ -191,7 +191,7 @@ class ChatDialect(Dialect):
         path="/chat/completions",
         parse=parse_chat_request,
         compose=compose,
-        offer_tools=offer_tools,
+        leaves_room=leaves_room,
         add_tools=add_tools,
         tool_name=tool_name,
         decides_caching=decides_itself,

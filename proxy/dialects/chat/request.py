@@ -28,10 +28,10 @@ from proxy.dialects import (
     body_id,
     hash_of,
 )
-from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
+from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
 from proxy.dialects.chat.canonical import canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, emitted, is_object, members_of, with_field
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
 
 _KNOWN: Final = KnownMessages()
@@ -138,13 +138,10 @@ def compose(
         changes["stream_options"] = msgspec.json.encode(options | {"include_usage": msgspec.Raw(b"true")})
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
-    if tools is not None and tools != request.fields.get("tools"):
-        changes["tools"] = tools
-    if not changes:
-        return request.raw
-    if changes.keys() == {"stream_options"} and (added := changes["stream_options"]) is not None:
+    added = changes.get("stream_options")
+    if added is not None and len(changes) == 1 and tools in {None, request.fields.get("tools")}:
         return with_field(request.raw, request.fields, "stream_options", added)
-    return emitted({name: changes.get(name) or request.fields[name] for name in request.fields} | changes)
+    return with_changes(request, changes, tools)
 
 
 def _ends(body: bytes, fields: RawFields, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -25,19 +25,15 @@ ENDED: Final = "end_turn"
 _LEAVES_ROOM: Final = (None, "auto", "any")  # types of `tool_choice` with which the model may call any tool
 
 
-def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the tools to send: the client's, whose bytes stay, then these.
+def leaves_room(request: Request) -> bool:
+    """Tell whether a request may get tools: not one that chooses a tool itself or none, and not a thread.
 
-    None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name is
-    one of the client's. A thread gets none: the provider would hold them for requests that do not pass through here
-    whole.
+    The provider would hold them for requests of the thread that do not pass through here whole.
     """
-    if is_object(request.parameters.get("thread")):
-        return ToolOffer(names=(), tools=request.tools)
     choice = request.parameters.get("tool_choice")
-    if (choice.get("type") if is_object(choice) else choice) not in _LEAVES_ROOM:
-        return ToolOffer(names=(), tools=request.tools)
-    return add_tools(request.tools, own)
+    if is_object(request.parameters.get("thread")):
+        return False
+    return (choice.get("type") if is_object(choice) else choice) in _LEAVES_ROOM
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:

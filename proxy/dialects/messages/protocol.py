@@ -38,7 +38,7 @@ from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
-from proxy.dialects.messages.own_tools import MessagesBodyFilter, add_tools, offer_tools
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, add_tools, leaves_room
 from proxy.dialects.messages.reply import (
     CALLING,
     THREAD_NOT_FOUND,
@@ -217,7 +217,7 @@ class MessagesDialect(Dialect):
         headers=((b"anthropic-version", b"2023-06-01"),),
         parse=parse_messages_request,
         compose=compose,
-        offer_tools=offer_tools,
+        leaves_room=leaves_room,
         add_tools=add_tools,
         decides_caching=decides_itself,
         marked=marked,

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
-from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, wrong_type
-from proxy.dialects.jsontext import RawFields, emitted, is_array, is_object, write
+from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
+from proxy.dialects.jsontext import RawFields, is_array, is_object, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
@@ -101,12 +101,7 @@ def compose(
     if lead != request.instructions:
         changes["system"] = _system_of(lead)
     drop_members(changes, request, drop_fields, but=("messages",))
-    if tools is not None and tools != request.fields.get("tools"):
-        changes["tools"] = tools
-    if not changes:
-        return request.raw
-    every = dict.fromkeys([*request.fields, *changes])
-    return emitted({name: changes[name] if name in changes else request.fields[name] for name in every})
+    return with_changes(request, changes, tools)
 
 
 def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]) -> tuple[Message, ...]:

@@ -29,15 +29,9 @@ from proxy.dialects.sse import Event
 _LEAVES_ROOM: Final = (None, "auto", "required")  # what `tool_choice` says where the model may call any tool
 
 
-def offer_tools(request: Request, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the tools to send: the client's, whose bytes stay, then these.
-
-    None of these where the request chooses a tool itself or none, or has too many tools; and not a tool whose name
-    is one of the client's. Where all functions of the client's are strict, these are.
-    """
-    if request.parameters.get("tool_choice") not in _LEAVES_ROOM:
-        return ToolOffer(names=(), tools=request.tools)
-    return add_tools(request.tools, own)
+def leaves_room(request: Request) -> bool:
+    """Tell whether a request may get tools: not one that chooses a tool itself or none."""
+    return request.parameters.get("tool_choice") in _LEAVES_ROOM
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:

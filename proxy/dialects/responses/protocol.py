@@ -26,7 +26,7 @@ from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
-from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, add_tools, offer_tools
+from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, add_tools, leaves_room
 from proxy.dialects.responses.reply import (
     DONE,
     ENDS,
@@ -166,7 +166,7 @@ class ResponsesDialect(Dialect):
         path="/responses",
         parse=parse_responses_request,
         compose=compose,
-        offer_tools=offer_tools,
+        leaves_room=leaves_room,
         add_tools=add_tools,
         decides_caching=lambda fields: "prompt_cache_options" in fields,
         overflow_of=overflow_of,

@@ -30,9 +30,10 @@ from proxy.dialects.bodies import (
     missing,
     unreadable,
     value_of,
+    with_changes,
     wrong_type,
 )
-from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_object, write
+from proxy.dialects.jsontext import ITEMS, RawFields, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
     INSTRUCTIONS,
@@ -233,11 +234,7 @@ def compose(
     drop_members(changes, request, drop_fields, but=(_LISTED, "instructions"))
     if cache_key is not None and "prompt_cache_key" not in request.fields:
         changes["prompt_cache_key"] = msgspec.json.encode(cache_key)
-    if tools is not None and tools != request.fields.get("tools"):
-        changes["tools"] = tools
-    if not changes:
-        return request.raw
-    return emitted({name: text for name, text in request.fields.items() if name not in changes} | changes)
+    return with_changes(request, changes, tools)
 
 
 def _without_unkept(message: Message) -> Message | None:

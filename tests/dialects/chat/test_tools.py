@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from proxy.dialects import Request, ToolDefinition
-from proxy.dialects.chat.own_tools import offer_tools
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.own_tools import MOST_TOOLS
 
@@ -24,7 +24,7 @@ SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"typ
 
 
 def names_for(asked: Request) -> tuple[str, ...]:
-    return offer_tools(asked, OWN).names
+    return CHAT.requests.offer_tools(asked, OWN).names
 
 
 def request(**fields: Any) -> Request:
@@ -86,24 +86,24 @@ def test_a_request_has_only_so_many_tools() -> None:
 def test_the_clients_tools_keep_their_bytes_and_come_first() -> None:
     tools = b'[ {"type":"function", "function" : {"name":"search","x":1.50}} \n]'
     asked = parse_chat_request(b'{"messages":[{"role":"user","content":"a"}], "tools":%b,"z":1}' % tools)
-    made = offer_tools(asked, OWN).tools
+    made = CHAT.requests.offer_tools(asked, OWN).tools
     assert made is not None
     assert made.startswith(tools[:-1] + b",{")
     assert [tool["function"]["name"] for tool in orjson.loads(made)] == ["search", "recall", "compress"]
-    assert made == offer_tools(asked, OWN).tools
+    assert made == CHAT.requests.offer_tools(asked, OWN).tools
     assert orjson.loads(compose(asked, tools=made))["tools"] == orjson.loads(made)
 
 
 def test_alone_they_are_all_the_tools() -> None:
     for asked in (request(), request(tools=[])):
-        made = offer_tools(asked, OWN[1:]).tools
+        made = CHAT.requests.offer_tools(asked, OWN[1:]).tools
         assert made is not None
         assert [tool["function"]["name"] for tool in orjson.loads(made)] == ["compress"]
 
 
 def test_without_any_the_tools_are_the_clients() -> None:
     asked = request(tools=[SEARCH])
-    assert offer_tools(asked, ()).tools == asked.tools
+    assert CHAT.requests.offer_tools(asked, ()).tools == asked.tools
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_without_any_the_tools_are_the_clients() -> None:
     ],
 )
 def test_among_strict_functions_they_are_strict(tools: list[Any], strict: bool) -> None:
-    made = offer_tools(request(tools=tools), OWN).tools
+    made = CHAT.requests.offer_tools(request(tools=tools), OWN).tools
     assert made is not None
     for tool in orjson.loads(made)[-2:]:
         assert tool["function"].get("strict", False) is strict
@@ -126,7 +126,7 @@ def test_among_strict_functions_they_are_strict(tools: list[Any], strict: bool) 
 
 def made_among(*tools: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the functions of ours that are offered beside these tools."""
-    made = offer_tools(request(tools=list(tools)), OWN).tools
+    made = CHAT.requests.offer_tools(request(tools=list(tools)), OWN).tools
     assert made is not None
     return [tool["function"] for tool in orjson.loads(made)[-2:]]
 
