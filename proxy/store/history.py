@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, takewhile
 from typing import Any, Final, TypeAlias
 
 import orjson
-from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, ScalarSelect, Select, bindparam, select, text, union_all
 
@@ -478,37 +477,27 @@ _STEP: Final = 64
 """Messages that are read of a branch until a known one is looked for among them; then four times as many."""
 
 
-class _BranchRun(Struct, frozen=True, kw_only=True):
-    """Messages of one branch that follow one another, and what lies below them."""
-
-    start: int  # position of the first of them
-    nodes: list[str]
-    totals: list[int]  # for each, the tokens of the branch up to it, its own included
-    below: _BranchRun | None  # where the message before the first one stands; None where that is the root
-
-
 class Lineage:
     """The branches that end at some nodes."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._runs: dict[str, _BranchRun] = {}
-        self._depths: dict[str, int] = {}
+        self._parents: dict[str, str] = {}
+        self._totals: dict[str, int] = {}  # by node, the tokens of the branch up to it, its own included
+        self._branches: dict[str, list[str]] = {}  # by end, the nodes of those that were asked for
 
     def __contains__(self, node: object) -> bool:
         """Tell whether a node is on one of the branches."""
-        return node in self._runs
+        return node in self._parents
 
     def depth(self, end: str) -> int:
         """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
-        return self._depths.get(end, 0)
+        return len(self._branch(end))
 
     def node_at(self, end: str, position: int) -> str | None:
         """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
-        if not 0 <= position < self.depth(end):
-            return None
-        run = self._run_at(end, position)
-        return run.nodes[position - run.start]
+        branch = self._branch(end)
+        return branch[position] if 0 <= position < len(branch) else None
 
     def tokens(self, end: str, start: int, stop: int) -> int:
         """Return the tokens of the messages from `start` to before `stop`, on the branch to `end`."""
@@ -516,37 +505,32 @@ class Lineage:
 
     def common(self, end: str, other: Lineage, other_end: str) -> int:
         """Return how many messages the branch to `end` and one of another lineage begin with alike."""
-        low, high = 0, min(self.depth(end), other.depth(other_end))
-        while low < high:  # a message's name says all that came before it: where they part, they part for good
-            middle = (low + high + 1) // 2
-            alike = self.node_at(end, middle - 1) == other.node_at(other_end, middle - 1)
-            low, high = (middle, high) if alike else (low, middle - 1)
-        return low
+        pairs = zip(self._branch(end), other._branch(other_end), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    def add(self, end: str, depth: int, marks: list[Mark], below: str | None) -> None:
-        """Take in the branch that ends at `end`: `marks` follow `below`, which is known (None: the root)."""
-        self._depths[end] = depth
-        if not marks:
-            return
-        start = marks[0].depth - 1
-        run = self._runs[below] if below is not None else None
-        before = run.totals[start - 1 - run.start] if run is not None else 0
-        totals = accumulate((mark.tokens for mark in marks), initial=before)
-        next(totals)
-        new = _BranchRun(start=start, nodes=[mark.node for mark in marks], totals=list(totals), below=run)
-        self._runs.update(dict.fromkeys(new.nodes, new))
+    def add(self, marks: Iterable[Mark], below: str) -> None:
+        """Take in messages that follow the node `below`, which is known or the root."""
+        for mark in marks:
+            self._parents[mark.node] = below
+            self._totals[mark.node] = self._totals.get(below, 0) + mark.tokens
+            below = mark.node
 
-    def _total(self, end: str, stop: int) -> int:
-        """Return the tokens of the first `stop` messages, of as many as there are."""
-        last = min(stop, self.depth(end)) - 1
-        run = self._run_at(end, last) if last >= 0 else None
-        return 0 if run is None else run.totals[last - run.start]
+    def _total(self, end: str, count: int) -> int:
+        """Return the tokens of the first messages, of as many as there are."""
+        branch = self._branch(end)
+        last = min(count, len(branch)) - 1
+        return self._totals[branch[last]] if last >= 0 else 0
 
-    def _run_at(self, end: str, position: int) -> _BranchRun:
-        run = self._runs[end]
-        while position < run.start and run.below is not None:
-            run = run.below
-        return run
+    def _branch(self, end: str) -> list[str]:
+        if (known := self._branches.get(end)) is not None:
+            return known
+        branch: list[str] = []
+        node = end
+        while node in self._parents:
+            branch.append(node)
+            node = self._parents[node]
+        self._branches[end] = branch[::-1]
+        return self._branches[end]
 
 
 def lineage_of(connection: StoreConnection, key: str, ends: Collection[str]) -> Lineage:
@@ -555,22 +539,19 @@ def lineage_of(connection: StoreConnection, key: str, ends: Collection[str]) -> 
     depths = tree.depths_of(connection, key, list(ends))
     # The longest first: it holds most of the others.
     for end, depth in sorted(depths.items(), key=lambda item: -item[1]):
-        found.add(end, depth, *_unknown(connection, key, end, depth, found))
+        found.add(*_unknown(connection, key, end, depth, found))
     return found
 
 
-def _unknown(
-    connection: StoreConnection, key: str, end: str, depth: int, known: Lineage
-) -> tuple[list[Mark], str | None]:
-    """Return what of a branch is not known, oldest first, and the node before it that is (None: the root)."""
+def _unknown(connection: StoreConnection, key: str, end: str, depth: int, known: Lineage) -> tuple[list[Mark], str]:
+    """Return what of a branch is not known, oldest first, and the node before it that is, or the root."""
     parts: list[list[Mark]] = []
-    below: str | None = end if end in known else None
-    step = _STEP
-    while below is None and depth > 0:
+    below, step = end if end in known else ROOT, _STEP
+    while below == ROOT and depth > 0:
         read = tree.marks_to(connection, key, end, below=max(depth - step, 0))
         # What comes before a known one is known too.
         first = bisect_left(read, True, key=lambda mark: mark.node not in known)
-        below = read[first - 1].node if first else None
+        below = read[first - 1].node if first else ROOT
         parts.append(read[first:] if not parts else read[first:-1])
         end, depth, step = read[0].node, max(depth - step, 0), step * 4
     return list(chain.from_iterable(reversed(parts))), below
