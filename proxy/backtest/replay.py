@@ -278,7 +278,8 @@ def oracle(references: References) -> Choose:
             for reference in call:
                 value = references.atoms[reference.atom]
                 holders = sorted(holder for holder in references.holders(reference.atom) if holder < position)
-                if not any(_stays(messages[holder], value) for holder in holders):
+                left = [messages[holder] for holder in holders if not messages[holder].is_result]
+                if not any(not message.calls or value in message.text for message in left):
                     needed.setdefault(holders[0] if holders else -1, {})[value] = None
     shorter = [_reduced(message, tuple(needed.get(place, ()))) for place, message in enumerate(messages)]
 
@@ -289,11 +290,6 @@ def oracle(references: References) -> Choose:
         return [*shorter[:fresh], *messages[fresh:stop]]
 
     return choose
-
-
-def _stays(message: Message, value: str) -> bool:
-    """Tell whether a value is in what the oracle leaves of a message."""
-    return not message.is_result and (not message.calls or value in message.text)
 
 
 def _reduced(message: Message, values: Sequence[str]) -> Message:

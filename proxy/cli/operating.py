@@ -21,7 +21,7 @@ from proxy.config import ConfigSource, Settings, UpstreamSettings, load
 from proxy.errors import InvalidRequest, NotFound, PalimpsestError
 from proxy.pipeline import open_services
 from proxy.pipeline.inspection import SentView, exchange_view, view_document
-from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.pipeline.statistics import statistics, stats_query
 from proxy.store import ExchangeRow, SessionRow, SqliteFile, Store, address_of
 
 exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
@@ -43,11 +43,12 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Show what was asked, paid and saved. What was saved is reckoned against the same sessions untrimmed."""
-    asked = StatsRequest(since=since, until=until, group=group)
 
     async def work(store: Store) -> dict[str, Any]:
         key = None if session is None else (await find_session(store, session, tenant, dialect)).key
-        return await statistics(store, query_of(asked, datetime.now(UTC), tenant, key))
+        now = datetime.now(UTC)
+        query = stats_query(now, group=group, since=since, until=until, tenant=tenant, session=key)
+        return await statistics(store, query)
 
     told = with_store(config, work)
     if as_json:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.dashboard.render import Page
 from proxy.errors import InvalidRequest
-from proxy.pipeline.statistics import StatsRequest, figures_document, group_of, query_of, statistics
+from proxy.pipeline.statistics import figures_document, group_of, statistics, stats_query
 from proxy.store import FAILURES, StatsQuery, Store
 
 RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "all": "all time"}
@@ -34,19 +34,27 @@ COLUMNS: Final = (
 )
 
 
-class RangeQuery(StatsRequest, frozen=True, kw_only=True):
-    """Which time, and whose requests."""
+class RangeQuery(Struct, frozen=True, kw_only=True):
+    """Which time, and whose requests, as a form says it: of what is empty, nothing is asked."""
 
-    since: str | None = "7d"  # or `all`
+    since: str = "7d"  # or `all`
+    until: str = ""
+    group: str = "day"
+    policy: str = ""
+    model: str = ""
     tenant: str | None = None  # None: everybody's
 
     def within(self, group: str, now: datetime) -> StatsQuery:
         """Return the question for the sums by `group`."""
-        # Of the fields of a form that are empty, nothing is asked.
-        until, policy, model = self.until or None, self.policy or None, self.model or None
-        since = None if self.since == "all" else self.since
-        asked = replace(self, since=since, until=until, policy=policy, model=model, group=group)
-        return query_of(asked, now, self.tenant)
+        return stats_query(
+            now,
+            group=group,
+            since=None if self.since == "all" else self.since,
+            until=self.until or None,
+            tenant=self.tenant,
+            policy=self.policy or None,
+            model=self.model or None,
+        )
 
 
 class OverviewData(Struct, frozen=True, kw_only=True):

@@ -6,8 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
-from msgspec import Struct
-
 from proxy.errors import InvalidRequest
 from proxy.store import HOUR, SUMS, Group, SessionListQuery, Sort, StatsQuery, StatsRow, Store
 
@@ -21,10 +19,9 @@ _HOUR_SECONDS: Final = HOUR // 1000
 
 def group_of(text: str) -> Group:
     """Return the group of this name."""
-    for group in GROUPS:
-        if group == text:
-            return group
-    raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
+    if text not in GROUPS:
+        raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
+    return text
 
 
 def moment_of(text: str, param: str, now: datetime) -> datetime:
@@ -44,57 +41,37 @@ def moment_of(text: str, param: str, now: datetime) -> datetime:
     return moment
 
 
-class StatsRequest(Struct, frozen=True, kw_only=True):
-    """What is asked for, as it was written. Without `since`, from the beginning; without `until`, up to now."""
+def stats_query(
+    now: datetime, *, group: str, since: str | None = None, until: str | None = None, **more: Any
+) -> StatsQuery:
+    """Return which sums are asked for; `more` are the other fields of the query.
 
-    since: str | None = None
-    until: str | None = None
-    group: str = "day"
-    policy: str | None = None
-    model: str | None = None
-    limit: int = 1000
-
-
-def query_of(asked: StatsRequest, now: datetime, tenant: str | None = None, session: str | None = None) -> StatsQuery:
-    """Return the query. Times are whole hours: those in which `since` and `until` lie belong to it.
-
-    `tenant` is whose exchanges are meant, None for everybody's; `session` is the internal name of a session.
+    Without `since`, from the beginning; without `until`, up to now. Times are whole hours: those in which `since` and
+    `until` lie belong to it.
     """
-    first = _LONG_AGO if asked.since is None else _hour_of(moment_of(asked.since, "since", now))
-    end = now if asked.until is None else moment_of(asked.until, "until", now) - timedelta(microseconds=1)
+    first = _LONG_AGO if since is None else _hour_of(moment_of(since, "since", now))
+    end = now if until is None else moment_of(until, "until", now) - timedelta(microseconds=1)
     last = _hour_of(end) + 1
     if last <= first:
         raise InvalidRequest("until must be later than since.", param="until")
-    group = group_of(asked.group)
-    if session is not None and group == "miss":
-        others = ", ".join([each for each in GROUPS if each != group])
+    query = StatsQuery(since=first, until=last, group=group_of(group), **more)
+    if query.session is not None and query.group == "miss":
+        others = ", ".join([each for each in GROUPS if each != query.group])
         raise InvalidRequest(f"Of one session, group can be: {others}. Its receipts have cache_miss.", param="group")
-    return StatsQuery(
-        since=first,
-        until=last,
-        group=group,
-        tenant=tenant,
-        policy=asked.policy,
-        model=asked.model,
-        session=session,
-        limit=asked.limit,
-    )
+    return query
 
 
 def sessions_asked(
     now: datetime, sort: str = "newest", *, since: str | None = None, until: str | None = None, **more: Any
 ) -> SessionListQuery:
     """Return which sessions are asked for; `more` are the other fields of the query."""
-    for known in SORTS:
-        if known == sort:
-            break
-    else:
+    if sort not in SORTS:
         raise InvalidRequest(f"sort can be: {', '.join(SORTS)}.", param="sort")
     first = None if since is None else int(moment_of(since, "since", now).timestamp() * 1000)
     last = None if until is None else int(moment_of(until, "until", now).timestamp() * 1000)
     if first is not None and last is not None and last <= first:
         raise InvalidRequest("until must be later than since.", param="until")
-    return SessionListQuery(sort=known, since=first, until=last, **more)
+    return SessionListQuery(sort=sort, since=first, until=last, **more)
 
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from proxy.pipeline.inspection import search_texts
-from proxy.pipeline.statistics import StatsRequest, query_of, statistics
+from proxy.pipeline.statistics import statistics, stats_query
 from proxy.server.dependencies import (
     AUTHENTICATED,
     After,
@@ -25,23 +25,17 @@ from proxy.server.dependencies import (
 router = APIRouter(tags=["statistics"], dependencies=AUTHENTICATED)
 
 
-async def stats_request(
+@router.get("/stats")
+async def show_stats(  # noqa: PLR0913 - parameters of the query
+    *,
+    services: OpenServices,
+    caller: CallerDependency,
     since: Annotated[str | None, Query(description="2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
     until: Annotated[str | None, Query(description="As `since`; without it, now.")] = None,
     group: Annotated[str, Query(description="day, hour, model, policy, tenant, session, kind, …")] = "day",
     policy: Annotated[str | None, Query(description="Only this policy.")] = None,
     model: Annotated[str | None, Query(description="Only this model.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> StatsRequest:
-    """Return what is asked for."""
-    return StatsRequest(since=since, until=until, group=group, policy=policy, model=model, limit=limit)
-
-
-@router.get("/stats")
-async def show_stats(
-    services: OpenServices,
-    caller: CallerDependency,
-    asked: Annotated[StatsRequest, Depends(stats_request)],
     session: Annotated[str | None, Query(description="Only this session.")] = None,
     tenant: Tenant = None,
     dialect: DialectName = None,
@@ -50,7 +44,18 @@ async def show_stats(
     owner, key, store = tenant_of(caller, tenant), None, services.app.store
     if session is not None:
         key = (await found_session(store, session, owner, dialect)).key
-    return json_response(await statistics(store, query_of(asked, datetime.now(UTC), owner, key)))
+    query = stats_query(
+        datetime.now(UTC),
+        group=group,
+        since=since,
+        until=until,
+        tenant=owner,
+        policy=policy,
+        model=model,
+        session=key,
+        limit=limit,
+    )
+    return json_response(await statistics(store, query))
 
 
 @router.get("/search")

@@ -351,9 +351,13 @@ def translated() -> Generator[None]:
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
-    """Return what to raise in place of `error`, and log it; None where it is an error of this program."""
+    """Return what to raise in place of `error`, and log what the driver said; None for an error of this program."""
     found = outage_of(error)
-    return None if found is None else _with(*found)
+    if found is None:
+        return None
+    advice, cause = found
+    log_seldom(logging.WARNING, f"the store cannot be used: {said(cause)}")
+    return StoreUnavailable(f"The store cannot be used. {advice}")
 
 
 def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
@@ -411,12 +415,6 @@ def said(cause: BaseException) -> str:
     """Return what the driver said, in one line. It may name hosts and is for the log only."""
     kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # of "disk I/O error" there are thirty
     return f"{kind}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
-
-
-def _with(advice: str, cause: BaseException) -> StoreUnavailable:
-    """Return what the client hears, and log what the driver said."""
-    log_seldom(logging.WARNING, f"the store cannot be used: {said(cause)}")
-    return StoreUnavailable(f"The store cannot be used. {advice}")
 
 
 _REPEAT_SECONDS: Final = 30.0  # a store that is away is asked several times a second

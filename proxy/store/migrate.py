@@ -280,8 +280,8 @@ def _run(url: str, migration: Callable[[Engaged], Result]) -> Result:
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
             create_file(address.path)
-            # BEGIN IMMEDIATE is the lock: SQLite has one writer.
-            with sqlite_engine(address.path, "BEGIN IMMEDIATE").begin() as connection:
+            # Its transaction is the lock: SQLite has one writer.
+            with sqlite_engine(address.path).begin() as connection:
                 return migration(connection)
         return asyncio.run(_on_postgres(address, migration))
 

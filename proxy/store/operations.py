@@ -21,6 +21,7 @@ from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
 _NANO: Final = 1_000_000_000  # dollars are compared in billionths
+_AT_ONCE: Final = 100  # sessions of a tenant, or to be deleted, that are named at once
 _FEW: Final = 2_000  # sessions with errors that are looked up by their names
 
 
@@ -135,29 +136,27 @@ def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, 
 # --------------------------------------------------------------------------------------------------- retention
 
 
-def sessions_to_delete(
-    connection: StoreConnection, *, before: int | None, most: int | None, limit: int = 100
-) -> Sequence[str]:
+def sessions_to_delete(connection: StoreConnection, *, before: int | None, most: int | None) -> Sequence[str]:
     """Return the internal names of sessions that were last used before a time, or are more than `most`."""
     oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)
     keys: list[str] = []
     if before is not None:
         old = oldest.where(SESSIONS.c.period <= before // PERIOD_MS, SESSIONS.c.updated_at < before)
-        keys = list(connection.execute(old.limit(limit)).scalars())
-    if most is not None and len(keys) < limit:
+        keys = list(connection.execute(old.limit(_AT_ONCE)).scalars())
+    if most is not None and len(keys) < _AT_ONCE:
         count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
-        beyond = min(count - most, limit)
+        beyond = min(count - most, _AT_ONCE)
         if beyond > len(keys):
             keys = list(connection.execute(oldest.limit(beyond)).scalars())
     return keys
 
 
-def sessions_of(connection: StoreConnection, tenant: str, after: str | None, limit: int = 100) -> Sequence[str]:
+def sessions_of(connection: StoreConnection, tenant: str, after: str | None) -> Sequence[str]:
     """Return the internal names of some sessions of a tenant, in order: those after `after`."""
     found = select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant)
     if after is not None:
         found = found.where(SESSIONS.c.session > after)
-    return list(connection.execute(found.order_by(SESSIONS.c.session).limit(limit)).scalars())
+    return list(connection.execute(found.order_by(SESSIONS.c.session).limit(_AT_ONCE)).scalars())
 
 
 _MAKING_MS: Final = 600_000  # an import that has not gone on for so long was cut off

@@ -155,13 +155,13 @@ def empty_log(path: Path) -> bool:
     return not busy
 
 
-def sqlite_engine(path: Path, begin: str) -> Engine:
-    """Return SQLAlchemy's engine for the file; its transactions start with the statement `begin`."""
+def sqlite_engine(path: Path) -> Engine:
+    """Return SQLAlchemy's engine for the file; its transactions wait for other processes' as `begin` does."""
     engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]  # the event calls it
-        connection.exec_driver_sql(begin)
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
@@ -236,7 +236,8 @@ class SqliteDatabase:
             raise closed()
         if short and time.monotonic() >= self._slow_until and self._near_lock.acquire(blocking=False):
             try:
-                return self._read_here(unit)
+                with self._timed(_SLOW_SECONDS):
+                    return _read_with(self._near, unit)
             except sqlite3.Error as why:
                 if not _is_busy(why):
                     raise _reported(why) from why
@@ -321,10 +322,6 @@ class SqliteDatabase:
                 self._slow_until = now + _SPARED_SECONDS
 
     # ----------------------------------------------------------------------------------- reading
-
-    def _read_here(self, unit: Unit[Result]) -> Result:
-        with self._timed(_SLOW_SECONDS):
-            return _read_with(self._near, unit)
 
     def _read_there(self, unit: Unit[Result]) -> Result:
         with translated():

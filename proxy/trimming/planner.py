@@ -362,7 +362,7 @@ class _Planning:
             return False
         if max(trigger.shares(view.size, context), default=0.0) > _UNTIMELY:
             return False
-        if paying and self._replies_in_turn() >= _PATIENCE:
+        if paying and sum(entry.message.role == "assistant" for entry in self._since_user()) >= _PATIENCE:
             return False
         return any(message.has_reasoning for message in view.messages)
 
@@ -370,9 +370,6 @@ class _Planning:
     def _is_bound(self) -> bool:
         """Whether a tool loop is under way whose reasoning is refused behind another history."""
         return self.context.binds_loop and bool(self.entries) and self.entries[-1].message.is_result
-
-    def _replies_in_turn(self) -> int:
-        return sum(entry.message.role == "assistant" for entry in self._since_user())
 
     def _since_user(self) -> Sequence[Entry]:
         """Return the entries after the newest user message, the last one first."""

@@ -744,7 +744,7 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
 def test_an_engines_transactions_begin_as_they_are_told(tmp_path: Path) -> None:
     path = tmp_path / "palimpsest.db"
     create_file(path)
-    engine = sqlite_engine(path, "BEGIN IMMEDIATE")
+    engine = sqlite_engine(path)
     with closing(connect(path)) as other, engine.connect() as connection:
         connection.execute(text("SELECT 1"))
         other.execute("PRAGMA busy_timeout=0")

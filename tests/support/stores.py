@@ -32,7 +32,7 @@ def another_process(url: str) -> Generator[StoreConnection]:
     """Give a connection as another process has it, in a transaction that is committed at the end of the block."""
     address = address_of(url)
     if isinstance(address, SqliteFile):
-        engine = sqlite_engine(address.path, "BEGIN IMMEDIATE")
+        engine = sqlite_engine(address.path)
     else:
         engine = create_engine(address.url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
     with engine.begin() as connection:

@@ -48,7 +48,9 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
     system, thread = values.pop("system", None), values.get("thread")
-    state = _thread_of(thread)
+    # The reply from which a message thread goes on. The provider holds the thread's system prompt, tools and messages.
+    earlier = thread.get("previous_message_id") if is_object(thread) else None
+    state = earlier if isinstance(earlier, str) else ""
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
     return Request(
@@ -185,15 +187,6 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         reshaped=data["role"] == "assistant" and form != earlier_canonical(data),
     )
     return facts, data
-
-
-def _thread_of(thread: Any) -> str:
-    """Return the id of the reply from which a message thread goes on; "" where the request brings its whole history.
-
-    The provider holds the system prompt, tools and messages of a thread.
-    """
-    before = thread.get("previous_message_id") if is_object(thread) else None
-    return before if isinstance(before, str) else ""
 
 
 def _is_enabled(thinking: Any) -> bool:

@@ -75,7 +75,8 @@ def parse_responses_request(body: bytes, before: Request | None = None, kept: in
     if told is not None and not isinstance(told, str):
         raise wrong_type("instructions", "a string", told)
     if told:
-        instructions = (_with_facts(_instructions(fields["instructions"])), *instructions)
+        raw = b'{"type":"%b","role":"system","content":%b}' % (INSTRUCTIONS.encode(), fields["instructions"])
+        instructions = (_with_facts(raw), *instructions)
     return _request(body, fields, values, instructions, messages[lead:])
 
 
@@ -157,10 +158,6 @@ def _with_facts(raw: bytes) -> Item:
         )
         _KNOWN.put(raw, facts)
     return Item(facts.raw, data, facts)
-
-
-def _instructions(text: bytes) -> bytes:
-    return b'{"type":"%b","role":"system","content":%b}' % (INSTRUCTIONS.encode(), text)
 
 
 def _request(
