@@ -300,6 +300,14 @@ def test_reasoning_and_calls_beside_a_text_stay_in_every_api(kind: type[Message]
     assert [after.data[field][at] for at in (0, 2)] == [turn[field][at] for at in (0, 2)]
 
 
+def test_a_text_stays_that_would_cost_as_much_without_its_end() -> None:
+    text = "x" * 80 + " reads it out of src/charts.cc and is done"
+    shorter = with_shorter_text(said(text), lambda _: "src/charts.cc")
+    assert len(shorter.text) == len(text) - 2
+    assert cost(shorter) >= cost(said(text))
+    assert list(cleared(draft(said(text), called("{}"), result(LONG)), clear_texts=True)) == [2]
+
+
 def test_a_text_without_spaces_is_cut_anywhere() -> None:
     shorter = with_shorter_text(said("图表由主程序绘制" * 40), nothing)
     assert shorter.text == "图表由主程序绘制" * 10 + "… [cleared 240 characters]"
