@@ -156,8 +156,11 @@ class Application:
             try:
                 # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
                 await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
-            except Exception:  # noqa: BLE001 - the client has its answer; the server would close the connection
-                _LOG.exception(_FAULT)
+            except Exception as why:  # noqa: BLE001 - the client has its answer, or sees that it broke off
+                if isinstance(why.__cause__, PalimpsestError):  # it came after the answer had begun
+                    _LOG.warning("the answer to %s broke off: %s", path.decode("latin-1"), why.__cause__.message)
+                else:
+                    _LOG.exception(_FAULT)
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})

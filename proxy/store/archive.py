@@ -110,7 +110,10 @@ KINDS: Final = (
 
 
 async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
-    """Give the records of a session, that of the session itself first."""
+    """Give the records of a session, that of the session itself first.
+
+    Raises `NotFound` if there is none, and at the end if it was deleted meanwhile: the records are not whole then.
+    """
     first = await database.read(partial(_session, key=key))
     if first is None:
         raise NotFound("There is no such session.")
@@ -118,6 +121,9 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
     for kind in KINDS:
         async for record in _placed(database, key, kind) if kind.name in _PLACED else _in_order(database, key, kind):
             yield record
+    last = await database.read(partial(_session, key=key))
+    if last is None or last["created_at"] != first["created_at"]:
+        raise NotFound("The session was deleted while it was exported.")
 
 
 async def _in_order(database: Database, key: str, kind: _Kind) -> AsyncIterator[JsonObject]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,22 @@ def test_a_path_that_is_none(proxy: Proxy, path: str) -> None:
             answer = connection.getresponse()
             assert code in answer.read()
             assert (answer.status, answer.getheader("location")) == (status, None)
+
+
+def test_an_answer_that_breaks_off_is_no_bug(
+    proxy: Proxy, session: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.chat(session, "hello")
+
+    async def broken(_: Store, __: str) -> AsyncIterator[dict[str, Any]]:
+        yield {"record": "session"}
+        raise StoreUnavailable("The store is away.")
+
+    monkeypatch.setattr(Store, "export", broken)
+    with pytest.raises(httpx.RemoteProtocolError):
+        proxy.client.get(f"/sessions/{session}/export")
+    told = [record.getMessage() for record in caplog.records if record.name == "palimpsest.app"]
+    assert told == [f"the answer to /sessions/{session}/export broke off: The store is away."]
 
 
 @pytest.mark.parametrize("host", ["[::1", "[", "a b", "x" * 300])

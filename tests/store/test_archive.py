@@ -151,6 +151,16 @@ async def test_a_session_nobody_knows_has_no_export(store: Store) -> None:
         await exported(store, "none")
 
 
+async def test_an_export_of_a_session_that_is_deleted_meanwhile_ends_with_that(store: Store) -> None:
+    talk = Talk(store=store)
+    await talk.say("one", "1")
+    records = store.export(talk.key)
+    assert (await anext(records))["record"] == "session"
+    assert await store.delete(talk.key)
+    with pytest.raises(NotFound, match="deleted while it was exported"):
+        [record async for record in records]
+
+
 async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> None:
     records = await told(store)
     lines = [json.loads(json.dumps(record)) for record in records]  # by any JSON library
