@@ -277,12 +277,14 @@ class HistoryLoader:
         *,
         agent: str | None = None,
         new: Sequence[Body] = (),
+        trims: bool,
     ) -> tuple[Entry, ...]:
         """Return a stored branch as an append would send it to `model`.
 
-        `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings.
+        `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings; `trims`
+        tells whether a policy trims what it is sent.
         """
-        foreign = self._of_other_agents(rows, agent, new)
+        foreign = self._of_other_agents(rows, agent, new) if trims else frozenset[str]()
         entries = tuple(
             [self._stored_entry(row, model, hidden.get(row.node), bare=row.node in foreign) for row in rows]
         )
@@ -292,14 +294,15 @@ class HistoryLoader:
     def _of_other_agents(rows: Sequence[NodeRow], agent: str | None, new: Sequence[Body]) -> frozenset[str]:
         """Return the nodes that other agents said before the current turn.
 
-        Each agent is sent another view, so their reasoning is not valid here. In the current turn it may be required.
+        Each agent has trims of its own, so their reasoning is not valid behind the view that this one is sent. In the
+        current turn it may be required.
         """
-        if all([row.agent in {None, agent} for row in rows]):
+        if all([row.agent == agent for row in rows]):
             return frozenset()
         turn = len(rows)
         if not any([body.message.begins_turn for body in new]):
             turn = next((at for at in range(len(rows) - 1, -1, -1) if rows[at].message.begins_turn), 0)
-        return frozenset([row.node for row in rows[:turn] if row.agent not in {None, agent}])
+        return frozenset([row.node for row in rows[:turn] if row.agent != agent])
 
     async def _load(
         self,
@@ -363,7 +366,8 @@ class HistoryLoader:
             with self._offering:
                 self._usage[key] = (arrival.kind, incoming.names[0] if incoming.names else ROOT)
         if composed:
-            known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh)
+            trims = context.policy is not None and context.policy.mode == "trim"
+            known = self.branch(snapshot.rows, model, snapshot.hidden, agent=context.agent, new=fresh, trims=trims)
             nodes = tuple([row.node for row in snapshot.rows])
         else:
             own, count = request.has_own_fields, len(made)

@@ -152,7 +152,8 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     rows = await store.path(key, row.nodes[-1] if row.nodes else row.base)
     nodes: list[str | None] = [each.node for each in rows]
     hidden = await store.hidden(session, [each.node for each in rows])
-    entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent))
+    trims = row.policy != OFF and "observed" not in row.receipt
+    entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent, trims=trims))
     forms = await store.forms(key, row.id)
     if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
         for place, each in enumerate(rows):

@@ -37,7 +37,7 @@ HELD: Final = "upstream refused the trim amid a tool loop: it waits for the end 
 """The warning of a request that went through as it was before the trim."""
 REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original too"
 """The warning of a request that was refused either way."""
-UNBOUND: Final = "upstream refused reasoning that was made behind another view: it is left out from now on"
+UNBOUND: Final = "upstream refused reasoning that was made behind another view: all reasoning so far is left out"
 """The warning of a request that went through without older reasoning."""
 _OF_REASONING: Final = re.compile(rb"reasoning|thinking|signature|encrypted", re.IGNORECASE)
 """What a refusal of reasoning speaks of."""
@@ -182,8 +182,7 @@ class UpstreamSender:
                     answer, attempt.report = refusal, replace(first, warnings=(*first.warnings, REFUSED_BOTH))
                     replanned(attempt.report, "refused_again")
             elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
-                answer = await self._opened(attempt, answer, replanned, original_of)
-                answer = await self._unbound(attempt, answer, replanned, unbound_of)
+                answer = await self._refused(attempt, answer, replanned, original_of, unbound_of)
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -282,6 +281,17 @@ class UpstreamSender:
             await answer.aclose()
         return shorter
 
+    async def _refused(
+        self, attempt: Attempt, answer: Answer, replanned: Replanned, original_of: OriginalOf, unbound_of: UnboundOf
+    ) -> Answer:
+        """Ask again where upstream refused what lies in the request itself; see `_opened` and `_unbound`."""
+        if attempt.report.plan.trimmed:
+            answer = await self._opened(attempt, answer, replanned, original_of)
+            return await self._unbound(attempt, answer, replanned, unbound_of)
+        # Earlier requests passed with this trim. If reasoning is the cause, the session need not go untrimmed.
+        answer = await self._unbound(attempt, answer, replanned, unbound_of)
+        return answer if answer.status < 400 else await self._opened(attempt, answer, replanned, original_of)
+
     async def _opened(self, attempt: Attempt, answer: Answer, replanned: Replanned, original_of: OriginalOf) -> Answer:
         """Send the original once where upstream refused it trimmed; what is refused either way stays as it was planned.
 
@@ -319,7 +329,8 @@ class UpstreamSender:
         if made is None:
             return answer
         await answer.aclose()
-        attempt.report = _report(first, prepared, made, UNBOUND)
+        told = replace(first, warnings=tuple([each for each in first.warnings if each != REFUSED_BOTH]))
+        attempt.report = _report(told, prepared, made, UNBOUND)
         replanned(attempt.report, "unbound")
         again = await self._ask(attempt)
         if again.status < 400:

@@ -112,8 +112,10 @@ async def session_view(
             ready, _ = await store.ready_summary(session.key, nodes, chosen.summarizing.recipe)
             known = replace(known, ready_summary=ready_summary_of(ready))
     hidden = await store.hidden(session, nodes)
+    trims = chosen is not None and chosen.mode == "trim"
     entries = await compute(
-        size_of(row.message for row in rows), lambda: services.loader.branch(rows, model, hidden, agent=agent)
+        size_of(row.message for row in rows),
+        lambda: services.loader.branch(rows, model, hidden, agent=agent, trims=trims),
     )
     return SessionView(
         dialect=dialect,

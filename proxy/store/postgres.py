@@ -62,7 +62,8 @@ _OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so t
 _TRIES: Final = 4
 _SILENT_SECONDS: Final = 5.0
 """How long a statement on a connection that was there before may take. After that it is taken for one that was ended in
-silence (another server took over, or something between has forgotten it), and tried again on a new one."""
+silence (another server took over, or something between has forgotten it), and tried again on a new one. A read that is
+tried again may take as long as it likes: the server is slow, then."""
 _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
 statement of work."""
@@ -235,14 +236,14 @@ class DriverConnection:
         """What SQLAlchemy made it as; it is kept as long as the connection."""
         self._made_at = 0.0
 
-    async def fetch(self, text: str, values: Sequence[Any]) -> Fetched:
-        """Execute a statement with parameters $1, $2, ….
+    async def fetch(self, text: str, values: Sequence[Any], *, patient: bool = False) -> Fetched:
+        """Execute a statement with parameters $1, $2, …; if `patient`, a silent connection is waited for.
 
         Raises `LostConnection` from the driver's error if the connection was lost; the next one gets another.
         """
         if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
             await self.close()
-        timer = None if self._raw is None else _cut_off_later(self._raw)
+        timer = None if patient or self._raw is None else _cut_off_later(self._raw)
         raw = self._raw or await self._connect()
         whole = False
         try:
@@ -327,20 +328,21 @@ def _statement(statement: Executable) -> _PostgresStatement:
 class PostgresConnection:
     """A connection of the driver that executes SQLAlchemy's statements; they only read. To be used in a greenlet."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_patient")
 
     dialect = _DIALECT
 
-    def __init__(self, connection: DriverConnection) -> None:
-        """Execute on `connection`."""
+    def __init__(self, connection: DriverConnection, *, patient: bool = False) -> None:
+        """Execute on `connection`; see `DriverConnection.fetch`."""
         self._connection = connection
+        self._patient = patient
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
         """Execute a statement, once."""
         compiled = _statement(statement)
         asked = cast("Values", parameters or {})
         values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
-        found = await_only(self._connection.fetch(compiled.text, values))
+        found = await_only(self._connection.fetch(compiled.text, values, patient=self._patient))
         if not found.rows:
             return NO_ROWS
         return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
@@ -364,7 +366,7 @@ class _Readers:
                 try:
                     return await greenlet_spawn(unit, PostgresConnection(reader))
                 except LostConnection:
-                    return await greenlet_spawn(unit, PostgresConnection(reader))
+                    return await greenlet_spawn(unit, PostgresConnection(reader, patient=True))
             except LostConnection as why:
                 raise (why.__cause__ or why) from None
             finally:

@@ -294,6 +294,7 @@ class Store:
 
     async def _finish(self, keys: Sequence[str]) -> None:
         """Delete what is left of sessions; one that was made anew meanwhile stays."""
+        self._has_deleted = self._has_deleted or bool(keys)
         work = partial(delete_sessions, self._database, keys, begins=False)
         await self._guarded(lambda: asyncio.shield(self._tasks.start(work())))
 
@@ -301,9 +302,11 @@ class Store:
         """Take what was deleted out of SQLite's write-ahead log too, unless that is in use: then at the next call."""
         address = address_of(self._url) if self._has_deleted and self.circuit.down is None else None
         if isinstance(address, SqliteFile):
-            self._has_deleted = False
-            is_empty = await asyncio.to_thread(empty_log, address.path)
-            self._has_deleted = self._has_deleted or not is_empty
+            self._has_deleted, is_empty = False, False
+            try:
+                is_empty = await asyncio.to_thread(empty_log, address.path)
+            finally:
+                self._has_deleted = self._has_deleted or not is_empty
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
         """Give the records of a session one by one, JSON objects; see `archive`.

@@ -75,6 +75,23 @@ def test_no_agent_is_sent_the_reasoning_that_another_one_did_behind_its_own_view
     assert any("reasoning_details" in message for message in upstream.last.messages)  # the agent's own
 
 
+@pytest.mark.parametrize("policy", [{}, {"mode": "observe"}, None], ids=["trims", "observes", "off"])
+def test_an_agent_without_a_name_is_another_one(
+    serve: Serve, upstream: Upstream, session: str, policy: dict[str, Any] | None
+) -> None:
+    """All that one of them is sent hides, or shows, the reasoning of the other: no request is refused."""
+    proxy = serve(policies={"mine": policy or {}}, upstream={"reasoning": "keep"})
+    for number in range(6):
+        named = {"x-agent-name": "helper"} if number % 2 else {}
+        headers = {"x-session-mode": "append", "x-context-policy": "off" if policy is None else "mine", **named}
+        before = len(upstream.log)
+        answer = proxy.chat(session, f"question {number}", "say:ok+reason+prefix:400", headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert len(upstream.log) - before == 1
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")["messages"]
+        assert view == upstream.last.messages
+
+
 def test_new_instructions_take_the_place_of_older_ones(proxy: Proxy, upstream: Upstream, session: str) -> None:
     for version in ("old", "new"):
         system = {"role": "system", "content": f"{version} instructions"}

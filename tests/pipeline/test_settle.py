@@ -252,7 +252,7 @@ async def test_what_follows_a_settlement_is_done_even_if_the_client_leaves_meanw
 
     background = Background()
     knowledge = SimpleNamespace(now=9, learn=lambda *_: None)
-    store = SimpleNamespace(settle=settle, waits_for_beginnings=False)
+    store = SimpleNamespace(settle=settle)
     services: Any = SimpleNamespace(
         background=background,
         knowledge=knowledge,

@@ -12,8 +12,10 @@ import orjson
 import pytest
 
 from proxy.dialects.chat.message import ChatMessage
+from proxy.errors import StoreUnavailable
 from proxy.pipeline import timestamp
 from proxy.server.sessions import shown
+from proxy.store import Store
 from tests.e2e.conftest import Serve
 from tests.support.server import Proxy
 from tests.support.stores import empty_store
@@ -322,6 +324,29 @@ def test_there_and_back_again(proxy: Proxy, upstream: Upstream, session: str) ->
     refused(proxy.client.delete(f"/sessions/{session}"), 404, "session")
     assert proxy.client.post("/sessions/import", content=exported.content).status_code == 201
     assert len(proxy.messages(session)) == original["messages"]
+
+
+@pytest.mark.anyio
+async def test_a_log_that_could_not_be_emptied_is_emptied_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Path] = []
+
+    def refuse(path: Path) -> bool:
+        tries.append(path)
+        if len(tries) == 1:
+            raise StoreUnavailable("The store cannot be used.")
+        return True
+
+    monkeypatch.setattr("proxy.store.store.empty_log", refuse)
+    store = await Store.open(empty_store(tmp_path / "own.db"))
+    await store.delete("gone")
+    with pytest.raises(StoreUnavailable):
+        await store.forget_deleted()
+    for _ in range(2):
+        await store.forget_deleted()
+    assert len(tries) == 2
+    await store.close()
 
 
 def test_what_is_deleted_leaves_the_files(

@@ -148,6 +148,23 @@ async def test_a_connection_that_says_nothing_any_more_is_made_anew(
         await database.close()
 
 
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_read_of_several_slow_statements_is_waited_for_the_second_time(
+    empty_postgres: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.postgres._SILENT_SECONDS", 0.2)
+
+    def slow(connection: StoreConnection) -> object:
+        for _ in range(2):
+            connection.execute(text("SELECT pg_sleep(0.4)")).all()
+        return one(connection)
+
+    database = opened(empty_postgres.replace("postgresql", scheme, 1))
+    assert await database.read(one, short=True) == 1
+    assert await database.read(slow, short=True) == 1
+    await database.close()
+
+
 async def test_a_connection_just_used_is_not_tried_out(empty_postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bool:
         raise AssertionError("it was tried out")

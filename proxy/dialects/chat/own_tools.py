@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import added, is_array, is_object, read, write
+from proxy.dialects.jsontext import added, is_array, is_object, read, sound, write
 from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
 
 # ------------------------------------------------------------------------------------- the offer
@@ -262,7 +262,7 @@ class ToolBodyFilter:
             choice["finish_reason"] = finish
         if self._said and self.usage is not None:
             data["usage"] = self.usage
-        return write(data)
+        return write(sound(data))
 
 
 def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:

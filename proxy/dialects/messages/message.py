@@ -485,7 +485,11 @@ def _with_text(part: Any, text: str) -> Any:
     """Return a part with another text; one that holds none stays, but for a result, whose whole content it is."""
     if _is_result(part):
         return {**part, "content": text}
-    return {**part, "text": text} if _text_of(part) else part
+    before = _text_of(part)
+    if not before or text == before:
+        return part
+    # Citations are of the text that was there.
+    return {name: value for name, value in part.items() if name != "citations"} | {"text": text}
 
 
 def _input_of(text: str) -> JsonObject:

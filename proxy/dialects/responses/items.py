@@ -580,7 +580,11 @@ def _with_text(part: Any, text: str) -> Any:
     """Return a part with another text."""
     if _is_of_shell(part):
         return part | {"stdout": text, "stderr": ""}
-    return {**part, "text": text} if is_object(part) else text
+    if not is_object(part):
+        return text
+    # They say at which characters of the text sources stand.
+    annotations: JsonObject = {"annotations": []} if "annotations" in part else {}
+    return {**part, "text": text, **annotations}
 
 
 def _is_attachment(value: Any) -> bool:

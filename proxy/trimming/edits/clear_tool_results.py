@@ -187,14 +187,17 @@ class _ResultClearing:
                 results = enumerate(message.results)
                 texts += [message.beside, *(each.text for index, each in results if (at, index) in self._settled)]
                 continue
-            texts.append(_beginning(message.text) if self._is_long_text(at, message) else message.text)
+            is_long = self._is_long_text(at, message)
+            texts += [_beginning(text) if is_long and len(text) > _TEXT else text for text in message.texts]
             if not self._edit.clear_inputs:
                 texts += [said for call in message.calls for said in (call.name, call.arguments)]
         return words_of("\n".join(texts))
 
     def _is_long_text(self, place: int, message: Message) -> bool:
         """Tell whether a text of the agent's is to be cleared."""
-        if not self._edit.clear_texts or message.role != "assistant" or len(message.text) <= _TEXT:
+        if not self._edit.clear_texts or message.role != "assistant":
+            return False
+        if not any([len(text) > _TEXT for text in message.texts]):
             return False
         return place < self._old[-1].place and place not in self._draft.protected and not self._is_changed(place)
 
@@ -279,18 +282,17 @@ def shorter_text(text: str, digest: Digest) -> str:
 
 
 def with_shorter_text(message: Message, digest: Digest) -> Message:
-    """Return a message with the beginning of its text and a digest of the rest, if that is shorter.
+    """Return a message with the beginning and a digest of each long text in it, where that is shorter."""
+    texts = message.texts
+    shorter = [_beginning_and_digest(text, digest) if len(text) > _TEXT else text for text in texts]
+    return message if shorter == list(texts) else message.with_texts(shorter)
 
-    Of several parts with text the first one then holds it; parts without any stay.
-    """
-    text, texts = message.text, message.texts
+
+def _beginning_and_digest(text: str, digest: Digest) -> str:
     beginning = _beginning(text)
     kept = digest(text[len(beginning) :])
     shorter = f"{beginning}… [cleared {len(text) - len(beginning)} characters{f'; {kept}' if kept else ''}]"
-    if len(shorter) >= len(text):
-        return message
-    first = next(at for at, part in enumerate(texts) if part)
-    return message.with_texts([shorter if at == first else None if part else part for at, part in enumerate(texts)])
+    return shorter if len(shorter) < len(text) else text
 
 
 def _beginning(text: str) -> str:

@@ -252,16 +252,36 @@ def test_a_text_that_was_cleared_keeps_its_bytes() -> None:
     assert list(cleared(again, clear_texts=True)) == [3]
 
 
-def test_of_a_text_in_parts_the_first_says_what_is_left() -> None:
+def test_each_long_part_of_a_text_is_shortened() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    parts = [image, {"type": "text", "text": SAID, "x": 1}, {"type": "text", "text": SAID * 2}]
+    parts = [image, {"type": "text", "text": "short"}, *({"type": "text", "text": SAID * n, "x": n} for n in (2, 3))]
     log = draft(ChatMessage.of({"role": "assistant", "content": parts}), called("{}"), result(LONG))
     changed = cleared(log, clear_texts=True)[0]
     assert changed is not None
-    first, second = changed.data["content"]
-    assert first == image
-    assert second["x"] == 1
-    assert second["text"].endswith(f"… [cleared {3 * len(SAID) - 77} characters]")
+    first, second, *long = changed.data["content"]
+    assert [first, second] == parts[:2]
+    beginning = SAID[:77]
+    assert long == [
+        {"type": "text", "text": f"{beginning}… [cleared {n * len(SAID) - 77} characters]", "x": n} for n in (2, 3)
+    ]
+
+
+def test_texts_around_a_search_of_the_provider_stay_apart_and_lose_their_sources() -> None:
+    source = {"type": "url_citation", "url": "https://e.org", "title": "t", "start_index": 200, "end_index": 210}
+    text = {"type": "output_text", "text": SAID * 3, "annotations": [source]}
+    said_ = {"type": "message", "role": "assistant", "content": [text]}
+    items = [said_, {"type": "web_search_call", "id": "ws", "status": "completed"}, said_]
+    after = with_shorter_text(Item.of({"type": "turn", "role": "assistant", "items": items}), nothing)
+    first, search, last = after.data["items"]
+    assert first["content"] == last["content"]
+    assert first["content"][0]["text"].startswith(SAID[:77])
+    assert first["content"][0]["annotations"] == []
+    assert search == items[1]
+    cited = {"type": "text", "text": SAID * 3, "citations": [{"type": "char_location", "cited_text": "x"}]}
+    short = {**cited, "text": "short"}
+    blocks = with_shorter_text(MessagesMessage.of({"role": "assistant", "content": [cited, short]}), nothing).data
+    assert "citations" not in blocks["content"][0]
+    assert blocks["content"][1] == short
 
 
 def test_an_answer_that_stays_keeps_what_the_client_was_not_shown() -> None:
