@@ -231,19 +231,20 @@ class DriverConnection:
         self._engine = engine
         self._uses_asyncpg = engine.dialect.driver == "asyncpg"
         self._pooled = pooled
+        self.is_patient = False  # whether a silent connection is waited for
         self._raw: Any = None
         self._made: PoolProxiedConnection | None = None
         """What SQLAlchemy made it as; it is kept as long as the connection."""
         self._made_at = 0.0
 
-    async def fetch(self, text: str, values: Sequence[Any], *, patient: bool = False) -> Fetched:
-        """Execute a statement with parameters $1, $2, …; if `patient`, a silent connection is waited for.
+    async def fetch(self, text: str, values: Sequence[Any]) -> Fetched:
+        """Execute a statement with parameters $1, $2, ….
 
         Raises `LostConnection` from the driver's error if the connection was lost; the next one gets another.
         """
         if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
             await self.close()
-        timer = None if patient or self._raw is None else _cut_off_later(self._raw)
+        timer = None if self.is_patient or self._raw is None else _cut_off_later(self._raw)
         raw = self._raw or await self._connect()
         whole = False
         try:
@@ -328,21 +329,20 @@ def _statement(statement: Executable) -> _PostgresStatement:
 class PostgresConnection:
     """A connection of the driver that executes SQLAlchemy's statements; they only read. To be used in a greenlet."""
 
-    __slots__ = ("_connection", "_patient")
+    __slots__ = ("_connection",)
 
     dialect = _DIALECT
 
-    def __init__(self, connection: DriverConnection, *, patient: bool = False) -> None:
-        """Execute on `connection`; see `DriverConnection.fetch`."""
+    def __init__(self, connection: DriverConnection) -> None:
+        """Execute on `connection`."""
         self._connection = connection
-        self._patient = patient
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
         """Execute a statement, once."""
         compiled = _statement(statement)
         asked = cast("Values", parameters or {})
         values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
-        found = await_only(self._connection.fetch(compiled.text, values, patient=self._patient))
+        found = await_only(self._connection.fetch(compiled.text, values))
         if not found.rows:
             return NO_ROWS
         return FetchedRows(found.rows, compiled.make or compiled.maker(found.names))
@@ -366,10 +366,12 @@ class _Readers:
                 try:
                     return await greenlet_spawn(unit, PostgresConnection(reader))
                 except LostConnection:
-                    return await greenlet_spawn(unit, PostgresConnection(reader, patient=True))
+                    reader.is_patient = True
+                    return await greenlet_spawn(unit, PostgresConnection(reader))
             except LostConnection as why:
                 raise (why.__cause__ or why) from None
             finally:
+                reader.is_patient = False
                 self._free.append(reader)
 
     async def close(self) -> None:

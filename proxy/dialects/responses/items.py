@@ -580,11 +580,9 @@ def _with_text(part: Any, text: str) -> Any:
     """Return a part with another text."""
     if _is_of_shell(part):
         return part | {"stdout": text, "stderr": ""}
-    if not is_object(part):
-        return text
-    # They say at which characters of the text sources stand.
-    annotations: JsonObject = {"annotations": []} if "annotations" in part else {}
-    return {**part, "text": text, **annotations}
+    # Annotations say at which characters of the text sources stand.
+    changed: JsonObject = {"text": text} | ({"annotations": []} if "annotations" in part else {})
+    return {**part, **changed} if is_object(part) else text
 
 
 def _is_attachment(value: Any) -> bool:
