@@ -156,7 +156,7 @@ def empty_log(path: Path) -> bool:
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Return SQLAlchemy's engine for the file; its transactions wait for other processes' as `begin` does."""
+    """Return SQLAlchemy's engine for the file; its transactions take SQLite's write lock as they begin."""
     engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool)
 
     @event.listens_for(engine, "begin")
