@@ -72,6 +72,7 @@ _SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
 _LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
 _LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
 _PROBE_MS: Final = 500  # how long a probe waits for another process's lock
+_WAL_SECONDS: Final = 0.01  # between two tries to put a new file into WAL mode
 _EMPTYING_MS: Final = 50  # how long everybody may wait for whoever reads the write-ahead log, so that it can be emptied
 _LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
 _STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
@@ -120,7 +121,16 @@ def create_file(path: Path) -> None:
             f"The store cannot be used. Its file {str(path)!r} cannot be opened: {why.strerror}."
         ) from why
     with translated(), closing(connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
+        until = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as why:  # SQLite itself does not wait here for another process that does it
+                if not _is_busy(why) or time.monotonic() > until:
+                    raise
+                time.sleep(_WAL_SECONDS)
+            else:
+                return
 
 
 def connect(path: Path) -> sqlite3.Connection:

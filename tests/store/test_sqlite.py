@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -722,6 +723,18 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     path.chmod(0o640)
     create_file(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_several_that_make_one_file_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    at_once = threading.Barrier(4)
+
+    def make(number: int) -> None:
+        at_once.wait()
+        create_file(tmp_path / f"{number}.db")
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(50):
+            list(pool.map(make, [number] * 4))
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
