@@ -26,12 +26,14 @@ from typing import Final
 
 from msgspec import Struct
 
+from proxy.textscan.document import OPENING, is_dust, read_ends, walk
 from proxy.textscan.scan import (
     IDENTIFYING,
     Kind,
     Value,
     beginning_of,
     end_of,
+    is_text,
     kind_of,
     occurs,
     values_of,
@@ -94,6 +96,8 @@ def readable(text: str) -> str:
 
     After the number of a line stands a space, not an arrow; between file and number a colon.
     """
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     if "\\" in text:
@@ -271,7 +275,7 @@ def candidates_of(text: str, *, is_argument: bool = False) -> Sequence[Candidate
         shown = text[:ARGUMENT] if is_argument else readable(ends_of(text))
         # What is not wrapped was no document before either.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
-        found = _in_text(shown, values)
+        _add_text(found, shown, values)
     return tuple(sorted(found.values(), key=_cost))
 
 
@@ -292,7 +296,7 @@ def _in_document(text: str) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
     if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
         return found
-    values = values_of_document(text, "numbers", _DOCUMENT_ENDS)
+    values, texts = values_of_document(text, "numbers", _DOCUMENT_ENDS)
     if len(text) > HEAD + TAIL:
         first = HEAD // _DENSE
         values = [*values[:first], *values[first:][-(TAIL // _DENSE) :]]
@@ -301,11 +305,13 @@ def _in_document(text: str) -> dict[str, Candidate]:
         if worth:
             label = value.label if value.is_leaf or value.kind == "number" else ""
             _add(found, value.text, value.kind, label, worth, times)
+    for each in texts:
+        shown = readable(ends_of(each))
+        _add_text(found, shown, values_of(shown, "numbers"))
     return found
 
 
-def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
-    found: dict[str, Candidate] = {}
+def _add_text(found: dict[str, Candidate], text: str, values: Iterable[Value]) -> None:
     keys, defined, is_cut = _keys(text), _defined(text), CUT in text
     for declared in _declared(text):
         _add(found, declared, "id", "", _WORTH["id"], 1)
@@ -325,7 +331,6 @@ def _in_text(text: str, values: Iterable[Value]) -> dict[str, Candidate]:
             worth = _worth(word, "text", key)
             if worth:
                 _add(found, word, "text", key, worth, 1)
-    return found
 
 
 def _defined(text: str) -> dict[str, str]:
@@ -554,9 +559,9 @@ def _error_line(text: str, most: int) -> str:
     """Return the first line that tells an error, cut where it is longer than `most`; else nothing."""
     if most < _LEAST:
         return ""
-    text = ends_of(text)
     if ":" not in text or not any(alarm in text for alarm in _ALARMS):
         return ""
+    text = ends_of(_printed(text))
     for found in _ERROR.finditer(text):
         start = found.start()
         line_start = text.rfind("\n", 0, start) + 1
@@ -569,6 +574,12 @@ def _error_line(text: str, most: int) -> str:
             beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
             return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
     return ""
+
+
+def _printed(text: str) -> str:
+    """Return the texts in a JSON document, one after the other; any other text as it is."""
+    document = read_ends(text, *_DOCUMENT_ENDS) if text.startswith(OPENING) and not is_dust(text) else None
+    return text if document is None else "\n".join(leaf.text for leaf in walk(document) if is_text(leaf.text)) or text
 
 
 def _chosen(ranked: Iterable[Candidate], known: Collection[str], error: str, budget: int) -> list[Candidate]:

@@ -151,6 +151,7 @@ _EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation that may stand beside a 
 _RUN_LONGEST: Final = 2 * LONGEST  # a longer run without space is encoded data, not a name with its value
 _SEEN: Final = 48  # characters of a piece of which it is not remembered what is in it
 _SEEN_MOST: Final = 16_384
+_LINES: Final = 3  # ends of lines in a string that is a text
 _NESTED: Final = 3  # how many times JSON inside of JSON is opened
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half an emoji
@@ -202,26 +203,36 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
     return reading.taken()
 
 
-def values_of_document(text: str, labels: Labels = "all", ends: tuple[int, int] | None = None) -> list[Value]:
-    """Return what `values_of` does of a JSON document; nothing for any other text.
+def values_of_document(
+    text: str, labels: Labels = "all", ends: tuple[int, int] | None = None
+) -> tuple[list[Value], list[str]]:
+    """Return what `values_of` does of a JSON document, and the texts in it; nothing for any other text.
 
+    A text is a string of several lines, such as what a program printed: its values are not among those that come.
     Of a longer document than both `ends` are together, what stands in so many bytes of its beginning and of its end.
     """
     if is_dust(text):
-        return []
+        return [], []
     document = read(text) if ends is None else read_ends(text, *ends)
     if document is None:
-        return []
-    reading = _Reading(text, labels)
+        return [], []
+    texts: list[str] = []
+    reading = _Reading(text, labels, texts)
     reading.add_document(document, "", _NESTED)
-    return reading.taken()
+    return reading.taken(), texts
+
+
+def is_text(leaf: str) -> bool:
+    """Tell whether a string in a JSON document is a text of several lines."""
+    return leaf.count("\n") >= _LINES
 
 
 class _Reading:
     """One reading of one text: what was found so far."""
 
-    def __init__(self, text: str, labels: Labels) -> None:
-        """Begin to read `text`; `labels` says which values get one."""
+    def __init__(self, text: str, labels: Labels, texts: list[str] | None = None) -> None:
+        """Begin to read `text`; `labels` says which values get one. `texts` takes the texts in a document."""
+        self._texts = texts
         self._labels = labels
         self._most = _VALUES + len(text) // _DENSEST
         # Whether the text, or the JSON that it is, may hold a lone surrogate.
@@ -268,6 +279,9 @@ class _Reading:
 
         With `is_leaf` the first value stands for the leaf that the text is.
         """
+        if self._texts is not None and is_text(text):
+            self._texts.append(text)
+            return
         most, values = self._most, self._values
         is_named, only_numbers = self._labels != "none", self._labels == "numbers"
         starts: list[int] = []

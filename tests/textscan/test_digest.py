@@ -207,6 +207,21 @@ def test_what_stands_inside_of_a_leaf_stands_under_no_key() -> None:
     assert values["src/main.c"].label == ""
 
 
+def test_a_text_in_a_document_says_what_it_says_by_itself() -> None:
+    printed = "$ make\nOutput: /tmp/build\nmain.c:12: error: expected ';'\nexport class MainParser\n"
+    document = json.dumps({"output": printed, "metadata": {"exit_code": 77}})
+
+    alone, inside = digest_of(printed, 400), digest_of(document, 400)
+
+    assert alone == "main.c:12: error: expected ';'; Output=/tmp/build \"export class MainParser\""
+    assert inside == alone.replace("Output", "exit_code=77 Output")
+
+
+def test_lines_may_end_as_on_windows() -> None:
+    lines = "name: parse_args\npath: src/main.c\nexport class MainParser\n"
+    assert digest_of(lines.replace("\n", "\r\n"), 200) == digest_of(lines, 200)
+
+
 def test_what_only_begins_like_a_document_is_text() -> None:
     values = found('{"id": "A17", "price": 120, "broken')
     assert values["A17"].label == "id"

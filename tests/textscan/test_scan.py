@@ -256,7 +256,7 @@ def test_a_long_text_of_any_kind_is_read_to_its_end(unit: str) -> None:
 @given(_TEXTS, st.sampled_from(["all", "numbers", "none"]))
 def test_a_text_that_is_no_document_has_the_same_values_whoever_looks(text: str, labels: Labels) -> None:
     assert values_of_text(text, labels) == values_of(text, labels)
-    assert values_of_document(text, labels) == []
+    assert values_of_document(text, labels) == ([], [])
     assert [(value.text, value.kind) for value in values_of(text, labels)] == [
         (value.text, value.kind) for value in values_of(text)
     ]
@@ -264,10 +264,20 @@ def test_a_text_that_is_no_document_has_the_same_values_whoever_looks(text: str,
 
 def test_the_values_of_a_document_are_told_of_documents_alone() -> None:
     text = json.dumps({"id": "K77", "note": "see K78 and K79, at 12"})
-    assert values_of_document(text) == values_of(text)
+    assert values_of_document(text) == (values_of(text), [])
     assert [value.is_leaf for value in values_of(text)] == [True, True, False, False, False]
     assert [value.label for value in values_of(text, "numbers")] == ["id", "note", "", "", "at"]
-    assert values_of_document("[" + "[1,2]," * 20_000 + "[1, 12]]") == []
+    assert values_of_document("[" + "[1,2]," * 20_000 + "[1, 12]]") == ([], [])
+
+
+def test_texts_in_a_document_come_apart_from_its_values() -> None:
+    printed, log = "one\ntwo K1\nthree\nfour", "[info] K2\n[info] K3\n\n[info] done"
+    document = json.dumps({"id": "K77", "output": printed, "more": [{"log": log, "note": "K4\nK5"}]})
+
+    values, texts = values_of_document(document)
+
+    assert [value.text for value in values] == ["K77", "K4", "K5"]
+    assert texts == [printed, log]
 
 
 def test_of_a_leaf_that_is_no_value_the_first_one_inside_stands_for_it() -> None:
