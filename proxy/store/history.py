@@ -27,6 +27,7 @@ from proxy.conversation import (
     Log,
     Manner,
     Mode,
+    body_of,
     content_key,
     earlier_names,
     known_prefix,
@@ -42,6 +43,7 @@ from proxy.store.records import (
     DELETED,
     FORKED,
     LIMIT,
+    Body,
     HistoryQuery,
     HistorySnapshot,
     Mark,
@@ -56,7 +58,7 @@ from proxy.store.records import (
 )
 from proxy.store.schema import CUTS, EXCHANGES, NODES, PENDING, REPEATABLE, SESSIONS, matching
 from proxy.store.summaries import ready_summary_on
-from proxy.trimming import Summary
+from proxy.trimming import Change, Summary
 
 # ------------------------------------------------------------------------------- branches that clients resend
 
@@ -83,6 +85,21 @@ class Branches:
         made_at, known = self._branches.get(session, _NONE)
         count = _common(known, names)
         return made_at, known if count == len(known) else known[:count]
+
+    def extend(self, session: str, base: str, stored: Iterable[tuple[str, Body, tuple[Change, ...] | None]]) -> None:
+        """Remember what was stored under `base`, each message under the one before, if the branch ends there.
+
+        Each is a node, what it says, and what `on_arrival` decided about it.
+        """
+        made_at, known = self._branches.get(session, _NONE)
+        if not known or known[-1].node != base:
+            return
+        marks = list(known)
+        for depth, (node, body, decided) in enumerate(stored, known[-1].depth + 1):
+            arrival = None if decided is None else tuple([replace(each, position=depth - 1) for each in decided])
+            name = body_of(body.message)
+            marks.append(Mark(node=node, depth=depth, body=name, tokens=body.tokens, arrival=arrival))
+        self.keep(session, made_at, tuple(marks))
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
         """Remember a branch from its root on, in the place of the session's last one."""

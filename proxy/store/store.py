@@ -579,7 +579,16 @@ class Store:
         settled: Settled = await self._start(settlement)
         if began is not None:
             await asyncio.shield(began)
+        self._remember(settlement, settled)
         return settled
+
+    def _remember(self, settlement: Settlement, settled: Settled) -> None:
+        """Remember the branch that an exchange went on with: the next request need not read what this one stored."""
+        if settlement.at_head or settlement.carried or len(settled.replies) != 1:
+            return
+        key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+        messages = zip(settled.nodes, settlement.messages, settlement.arrivals, strict=False)
+        self._branches.extend(key, settlement.base, [*messages, (settled.replies[0], settlement.replies[0].body, None)])
 
     def _start_here(self, exchange: Opening | Settlement) -> asyncio.Future[Any]:
         return start_in(self._database, exchange)

@@ -91,6 +91,41 @@ def test_a_branch_is_known_with_the_time_at_which_its_session_was_made() -> None
     assert branches.beginning("s", ["x"]) == (7, ())
 
 
+def test_a_branch_goes_on_where_it_ends_alone() -> None:
+    branches = Branches()
+    said = (("b", body("user", "two"), ()), ("c", body("assistant", "2"), None))
+    branches.extend("s", "a", said)
+    assert branches.beginning("s", ["a", "b", "c"]) == (0, ())
+    branches.keep("s", 7, marks("a"))
+    branches.extend("s", "x", said)
+    assert branches.beginning("s", ["a", "b", "c"]) == (7, marks("a"))
+    branches.extend("s", "a", said)
+    assert [mark.node for mark in branches.beginning("s", ["a", "b", "c", "d"])[1]] == ["a", "b", "c"]
+
+
+async def test_what_an_exchange_stored_is_known_as_it_would_be_read(store: Store) -> None:
+    talk = Talk(store=store)
+    first = await talk.say("one", "1", kind="resend")
+    told = [message("user", "one"), message("assistant", "1"), message("user", "two")]
+    await ask(talk, *told)  # what the first exchange stored is read, and remembered
+    change = Change(position=2, edit="keep_first", reason="long", message=told[0], tokens_before=9, tokens_after=4)
+    asked, answer = body("user", "two", tokens=9), body("assistant", "2", tokens=7)
+    exchange = await talk.begin(asked, base=first.head)
+    how: dict[str, Any] = {"at_head": False, "base": first.head, "arrivals": ((change,),)}
+    await talk.settle(exchange, asked, replies=(answer,), **how)
+
+    told += [message("assistant", "2"), message("user", "three")]
+    names = incoming(told).names
+    _, known = store._branches.beginning(talk.key, names)
+    assert len(known) == 4
+    assert (await ask(talk, *told)).marks == known
+    question = HistoryQuery(
+        tenant="tenant", session="session", incoming=incoming(told), messages=told, policy=None, agent=None
+    )
+    read = await store._database.read(partial(recall, question=question, branches=Branches()))
+    assert read.marks == known
+
+
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
     found = await ask(Talk(store=store), message("user", "hi"))
     assert found == HistorySnapshot(arrival=found.arrival)
