@@ -43,12 +43,13 @@ from uvicorn.config import STARTUP_FAILURE
 from proxy import __version__
 from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.dialects.generations import SharedRoom
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
 from proxy.pipeline import can_serve_without
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
-from proxy.server.limits import limited_http
+from proxy.server.limits import limited_http, room_of
 from proxy.store import CAN_FORK, Store, WriterProcess, fork_writer, set_up_process
 from proxy.telemetry import Meters, set_up_logging, shared_memory, tracing_class
 from proxy.tokens import TokenCounter
@@ -87,6 +88,7 @@ def serve(
         _LOG.warning("%s", line)
     if settings.telemetry.otlp_endpoint is not None:
         tracing_class()  # what is missing is said before anything begins
+    SharedRoom.times = room_of(settings.server)
     several = settings.server.workers > 1
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)

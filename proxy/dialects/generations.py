@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
+def scaled(size: int) -> int:
+    """Return how much this process may hold of what it holds `size` of on a small machine."""
+    return size * SharedRoom.times
+
+
 class SharedRoom:
     """Room that several caches share: where a process uses one of them alone, that one has it all."""
 
+    times: ClassVar[int] = 1  # as large as on a small machine; set once, before anything is served
+
     def __init__(self, size: int) -> None:
-        """Begin with all of it free."""
-        self.half: Final = size // 2
+        """Begin with all of it free. `size` is that on a small machine."""
+        self._size: Final = size
         self.taken = 0  # by the younger generations
         self.caches: Final[list[Generations[Any, Any]]] = []
+
+    @property
+    def half(self) -> int:
+        """The room of one generation."""
+        return scaled(self._size) // 2
 
     def make(self, size: int) -> None:
         """Make room for a value: where there is too little, all caches begin a new generation."""

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from proxy.dialects import Message, Request
+from proxy.dialects.generations import scaled
 from proxy.pipeline.background import compute
 from proxy.pipeline.context import ClientRequest
 from proxy.store import Mark
@@ -21,7 +22,7 @@ from proxy.trimming import Entry, PlannedStart
 Key: TypeAlias = tuple[str, str, str, bytes]
 """Dialect, tenant, and the header that names the session with its value: nobody else's request is ever met."""
 
-_ROOM: Final = 64 * 1024 * 1024  # bytes that one process keeps, about
+_ROOM: Final = 64 * 1024 * 1024  # bytes that a process keeps on a small machine, about
 _MESSAGE_BYTES: Final = 600  # what is kept of a message beside its text, about
 
 
@@ -39,10 +40,15 @@ class KnownRequest(Struct, frozen=True, kw_only=True):
 class KnownPrefixes:
     """The last long request of each session; those that were not asked for the longest go first."""
 
-    def __init__(self, names: Sequence[str], room: int = _ROOM) -> None:
-        """Keep about `room` bytes. `names` are those of the headers that name a session, the first one counts."""
+    def __init__(self, names: Sequence[str], room: int | None = None) -> None:
+        """Keep about `room` bytes; None: as many as there is memory for.
+
+        `names` are those of the headers that name a session, the first one counts.
+        """
         self._names: Final = [name.lower().encode() for name in names]
-        self._known: Final[LRUCache[Key, KnownRequest]] = LRUCache(room, getsizeof=_size_of)
+        self._known: Final[LRUCache[Key, KnownRequest]] = LRUCache(
+            scaled(_ROOM) if room is None else room, getsizeof=_size_of
+        )
 
     def key_of(self, call: ClientRequest) -> Key | None:
         """Return where the request before this one is kept; None where no header names a session."""

@@ -53,6 +53,8 @@ _LARGE: Final = 33_554_432
 _GIVE_BACK_SECONDS: Final = 0.5  # how soon
 _GIVE_BACK_PAUSE: Final = 5.0  # seconds between two times: each one looks through all of the heap
 _UNKNOWN_MEMORY: Final = 4 << 30
+_SMALL: Final = 2 << 30  # what bodies in work may take in a process on a small machine
+_MOST_ROOM: Final = 16
 _BODY_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
 
@@ -329,7 +331,7 @@ class MemoryBudget:
 
     def __init__(self, settings: ServerSettings, give_back: Callable[[int], object] | None = _malloc_trim) -> None:
         """Begin with nothing in work; `give_back` is the C library's `malloc_trim`, None where it has none."""
-        self.most: Final = (settings.max_memory or machine_memory() // 2) // settings.workers
+        self.most: Final = memory_of(settings)
         self.used = 0
         self._trim_heap: Final = give_back
         self._gives_back = False
@@ -415,6 +417,16 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
                 f"The request holds more than {self.values} JSON values. Send less, or raise server.max_json_values.",
                 code="too_many_values",
             )
+
+
+def memory_of(settings: ServerSettings) -> int:
+    """Return how many bytes the bodies in work may take in each process."""
+    return (settings.max_memory or machine_memory() // 2) // settings.workers
+
+
+def room_of(settings: ServerSettings) -> int:
+    """Return how many times as much as on a small machine each process may remember."""
+    return max(1, min(memory_of(settings) // _SMALL, _MOST_ROOM))
 
 
 def machine_memory() -> int:

@@ -216,9 +216,9 @@ def _changes_in(read: _Changes, dialect: Dialect) -> tuple[Change, ...]:
 # --------------------------------------------------------------------------------- cuts that were read lately
 
 MOST_LETTERS: Final = 16 * 1024 * 1024
-"""Letters of all the texts that are remembered in one process at most, with what is counted beside them. With what they
-say, and what is read of that, these are some 80 MB, or 140 MB where the texts are Chinese. The cut of a session with
-2,000 messages has 400,000."""
+"""Letters of all the texts that a process remembers on a small machine, with what is counted beside them. With what
+they say, and what is read of that, these are some 80 MB, or 140 MB where the texts are Chinese. The cut of a session
+with 2,000 messages has 400,000."""
 _ENTRY_LETTERS: Final = 500  # what an entry takes beside its text, in letters
 _ITEM_LETTERS: Final = 30
 """What a change or a gap takes beside its part of the text: 150 to 200 bytes, where it often has four."""

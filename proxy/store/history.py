@@ -35,6 +35,7 @@ from proxy.conversation import (
     place_append,
     reconcile,
 )
+from proxy.dialects.generations import scaled
 from proxy.errors import Conflict
 from proxy.store import tree
 from proxy.store.cuts import changes_of, cut_places, cut_row, decode_cut, newest_cut, standing_at
@@ -63,7 +64,7 @@ from proxy.trimming import Change, Summary
 # ------------------------------------------------------------------------------- branches that clients resend
 
 MARKS: Final = 50_000
-"""How many messages are remembered in one process at most: some 17 MB. What was forgotten is read from the store."""
+"""How many messages a process remembers on a small machine: some 17 MB. What was forgotten is read from the store."""
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""
@@ -73,9 +74,12 @@ _NONE: Final[_Branch] = (0, ())
 class Branches:
     """The branch of each session that was resent last; the oldest go first. Several threads may use it."""
 
-    def __init__(self, most: int = MARKS) -> None:
-        """Remember `most` messages at most, of all sessions together; the newest branch is remembered however long."""
-        self._most: Final = most
+    def __init__(self, most: int | None = None) -> None:
+        """Remember `most` messages at most, of all sessions together; None: as many as there is memory for.
+
+        The newest branch is remembered however long.
+        """
+        self._most: Final = scaled(MARKS) if most is None else most
         self._branches: OrderedDict[str, _Branch] = OrderedDict()
         self._held = 0
         self._lock = threading.Lock()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.generations import Generations, SharedRoom
+from proxy.dialects.generations import Generations, SharedRoom, scaled
 
 SIZE = 10
 ROOM = 5 * SIZE
@@ -104,6 +105,15 @@ def test_caches_that_share_room_hold_no_more_together_and_one_may_have_it_all() 
     for name in range(4):
         other.put(name, Value(name))
     assert (held(first, *range(20)), held(other, 2, 3)) == ([], [2, 3])
+
+
+def test_where_there_is_more_memory_more_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = holding()
+    monkeypatch.setattr(SharedRoom, "times", 3)
+    for name in range(100):
+        few.put(name, Value(name))
+    assert ROOM < few.size <= 3 * ROOM
+    assert scaled(7) == 21
 
 
 def test_many_threads_may_use_it_at_once() -> None:

@@ -136,6 +136,14 @@ def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:
     until(lambda: narrow.chat(None, "a" * 800_000).status_code == 200, "the memory is free again")
 
 
+@pytest.mark.parametrize(
+    ("memory", "workers", "room"),
+    [(512 * MEGABYTE, 1, 1), (4096 * MEGABYTE, 1, 2), (4096 * MEGABYTE, 4, 1), (2**50, 1, 16)],
+)
+def test_what_a_process_remembers_grows_with_the_memory_that_it_may_take(memory: int, workers: int, room: int) -> None:
+    assert limits.room_of(ServerSettings(max_memory=memory, workers=workers)) == room
+
+
 @pytest.mark.anyio
 async def test_memory_is_given_back_soon_but_not_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
