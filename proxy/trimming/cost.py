@@ -41,7 +41,7 @@ from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningC
 
 RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
 RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
-SOON: Final = 0.15  # more is risked if the rest is paid back within this part of the requests so far;
+SOON: Final = 0.17  # more is risked if the rest is paid back within this part of the requests so far;
 HIGHEST_RISK: Final = 0.035  # never more than this,
 HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
