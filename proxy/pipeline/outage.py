@@ -355,6 +355,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             kind=arrival.kind,
             base=arrival.base,
             at_head=arrival.at_head,
+            yields=arrival.yields,
             moves_head=arrival.moves_head,
             messages=fresh,
             arrivals=arrivals,

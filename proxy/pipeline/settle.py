@@ -387,6 +387,7 @@ def settlement_of(
         at_head=arrival.at_head,
         moves_head=arrival.moves_head,
         resends=arrival.resends,
+        yields=arrival.yields,
         messages=history.fresh,
         arrivals=made.decided[len(history.nodes) :],
         policy_version=made.version,

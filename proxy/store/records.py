@@ -256,6 +256,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
     resends: bool = False  # whether the session is used by resending, though this request appends
+    yields: bool = False  # whether it stands aside if another question has begun the session; see `Arrival`
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""
