@@ -140,7 +140,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
     expanded: bool = False  # whether the history comes from the store in the place of a provider's state
     resends: bool = False  # whether the session is used by resending all the same: this brings results of calls alone
-    yields: bool = False  # whether it stands aside if a question with other instructions has begun the session meanwhile
+    yields: bool = False  # whether it stands aside if other instructions have begun the session meanwhile
 
     @property
     def moves_head(self) -> bool:

@@ -183,8 +183,8 @@ class Exchange:
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
-                if ids and self.prepared.request.keeps_reply:
-                    await keep_ids(services.store, settlement, settled, ids)
+                if kept := self._kept_ids(ids):
+                    await keep_ids(services.store, settlement, settled, kept)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
@@ -212,7 +212,7 @@ class Exchange:
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
             state=unplaced.state if unplaced is not None else "",
-            ids=tuple(ids) if self.prepared.request.keeps_reply else (),
+            ids=self._kept_ids(ids),
         )
         try:
             waits = await self._services.outage.keep(spooled, failed=not self._waits)
@@ -222,6 +222,16 @@ class Exchange:
         else:
             if waits:
                 self._services.counts.add("palimpsest_spooled")
+
+    def _kept_ids(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Return the ids by which later requests may name the reply.
+
+        Where the proxy expands a conversation, the provider does not say that the reply belongs to it.
+        """
+        request = self.prepared.request
+        if not request.keeps_reply:
+            return ()
+        return (*ids, request.conversation) if request.conversation else tuple(ids)
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""

@@ -658,10 +658,23 @@ def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: 
 def keep_provider_ids(
     connection: StoreConnection, key: str, *, tenant: str, dialect: str, names: Collection[str], node: str
 ) -> None:
-    """Keep that these ids came with the reply at a node of a session."""
+    """Keep that these ids came with the reply at a node of a session.
+
+    The id of a conversation comes with each of its replies: the last one counts. What became no node changes nothing.
+    """
     pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
     if session_of(connection, key) is not None:
-        insert_new(connection, PROVIDER_IDS, [{"session": key, "piece": piece, "node": node} for piece in pieces])
+        rows = [{"session": key, "piece": piece, "node": node} for piece in pieces]
+        if node:
+            connection.execute(_keep_ids(connection.dialect.name), rows)
+        else:
+            insert_new(connection, PROVIDER_IDS, rows)
+
+
+@cache
+def _keep_ids(dialect: str) -> Executable:
+    insert = insert_into(dialect, PROVIDER_IDS)
+    return insert.on_conflict_do_update(index_elements=["session", "piece"], set_={"node": insert.excluded.node})
 
 
 def _piece(tenant: str, dialect: str, name: str) -> int:

@@ -333,6 +333,32 @@ def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
 
 
+@pytest.mark.parametrize("state", ["upstream", "proxy"])
+def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy], api: Provider, state: str) -> None:
+    proxy = serves(responses={"state": state})
+    told = {} if state == "proxy" else {"conversation": {"id": "conv_1"}}  # what expands it does not name it upstream
+    api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}]
+    api.answers += [{"output": [said(text, at)], **told} for at, text in enumerate("bcd", 2)]
+    for text in ("one", "two", "three", "four"):
+        session = ask(proxy, text, None, conversation="conv_1").headers["x-session-id"]
+    if state == "proxy":
+        asked = [each["content"] for each in api.sent["input"] if each["role"] == "user"]
+        assert asked == ["one", "two", "three", "four"]
+    stored = proxy.messages(session)
+    assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
+
+
+def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[..., Proxy], api: Provider) -> None:
+    """Its output is fetched later, and not stored: sent without it, a request would lose what came before."""
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [{"id": "resp_late", "status": "queued", "output": []}]
+    assert ask(proxy, "one", None, background=True).json()["status"] == "queued"
+    answer = ask(proxy, "two", None, previous_response_id="resp_late")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "previous_response_not_found"
+    assert "Send the whole history" in answer.json()["error"]["message"]
+
+
 def test_where_nothing_is_stored_the_provider_holds_the_state(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(responses={"state": "proxy"}, sessions={"missing": "stateless"})
     api.answers += [[said("a", 1)], [said("b", 2)]]

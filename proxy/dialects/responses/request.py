@@ -177,6 +177,7 @@ def _request(
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
         untouched=bool(state) or values.get("background") is True,
         state=state,
+        conversation="" if values.get(STATE_FIELDS[0]) else state,
         references=(state, *references) if state else references,
         pointers=_ids([item for item in turns if kind_of(item) == "item_reference"]),
     )
