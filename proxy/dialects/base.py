@@ -746,6 +746,7 @@ class Replies(Struct, frozen=True, kw_only=True):
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
+    kept: bool = True  # whether it does; it may say that it keeps nothing
 
 
 class StreamReader(Protocol):

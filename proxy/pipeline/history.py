@@ -111,7 +111,7 @@ class HistoryLoader:
 
     def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
         """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
-        self._expands = expands
+        self.expands = expands
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
@@ -196,7 +196,7 @@ class HistoryLoader:
         """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
         fields = context.dialect.requests.state_fields
-        expands, field = self._expands and bool(fields), next(iter(fields), "")
+        expands, field = self.expands and bool(fields), next(iter(fields), "")
         if expands and (place is None or not place.node):
             if request.field(field) == request.state:
                 why = "" if place is None else " Its output did not come through the proxy. Send the whole history."
@@ -232,7 +232,7 @@ class HistoryLoader:
     def is_full(self, request: Request, context: RequestContext) -> bool:
         """Tell whether a request surely brings its whole history, or goes on from what the provider holds of it."""
         if request.state:
-            return not (self._expands and context.dialect.requests.state_fields)
+            return not (self.expands and context.dialect.requests.state_fields)
         if context.mode is Mode.APPEND:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:

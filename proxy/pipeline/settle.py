@@ -150,10 +150,10 @@ class Exchange:
         # Not counted before: what cannot be settled so is settled, and counted, as failed.
         self._count(figures, answered.status)
         try:
-            await self._store(settlement, answered.ids, then)
+            await self._store(settlement, self._kept_ids(answered), then)
         except asyncio.CancelledError:
             # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
-            services.background.start(self._store(settlement, answered.ids, then))
+            services.background.start(self._store(settlement, self._kept_ids(answered), then))
             raise
 
     async def _settle_apart(
@@ -173,7 +173,7 @@ class Exchange:
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
         self._count(figures, answered.status)
-        await self._store(settlement, answered.ids, then)
+        await self._store(settlement, self._kept_ids(answered), then)
 
     async def _store(self, settlement: Settlement, ids: Sequence[str], then: Callable[[Settled], None]) -> None:
         """Store how the exchange ended; where the store cannot be used, let that wait in the spool."""
@@ -183,8 +183,8 @@ class Exchange:
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
-                if kept := self._kept_ids(ids):
-                    await keep_ids(services.store, settlement, settled, kept)
+                if ids:
+                    await keep_ids(services.store, settlement, settled, ids)
             except StoreUnavailable:
                 self._warn(WAITS)
             else:
@@ -212,7 +212,7 @@ class Exchange:
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
             state=unplaced.state if unplaced is not None else "",
-            ids=self._kept_ids(ids),
+            ids=tuple(ids),
         )
         try:
             waits = await self._services.outage.keep(spooled, failed=not self._waits)
@@ -223,15 +223,17 @@ class Exchange:
             if waits:
                 self._services.counts.add("palimpsest_spooled")
 
-    def _kept_ids(self, ids: Sequence[str]) -> tuple[str, ...]:
+    def _kept_ids(self, answered: Answered) -> tuple[str, ...]:
         """Return the ids by which later requests may name the reply.
 
-        Where the proxy expands a conversation, the provider does not say that the reply belongs to it.
+        Where the proxy expands them, the provider need not keep anything, and does not say to which conversation the
+        reply belongs.
         """
         request = self.prepared.request
         if not request.keeps_reply:
             return ()
-        return (*ids, request.conversation) if request.conversation else tuple(ids)
+        ids = answered.ids if answered.kept or self._services.loader.expands else ()
+        return (*ids, request.conversation) if request.conversation else ids
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""

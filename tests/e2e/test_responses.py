@@ -348,6 +348,17 @@ def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy]
     assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"store": False}])
+def test_the_proxy_holds_the_state_of_a_provider_that_keeps_none(
+    serves: Callable[..., Proxy], api: Provider, fields: dict[str, Any]
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [{"output": [said("a", 1)], "store": False}, {"output": [said("b", 2)], "store": False}]
+    name = ask(proxy, "one", None, **fields).json()["id"]
+    assert ask(proxy, "two", None, previous_response_id=name, **fields).status_code == 200
+    assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
+
+
 def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[..., Proxy], api: Provider) -> None:
     """Its output is fetched later, and not stored: sent without it, a request would lose what came before."""
     proxy = serves(responses={"state": "proxy"})
