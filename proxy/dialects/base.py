@@ -747,6 +747,7 @@ class Replies(Struct, frozen=True, kw_only=True):
     error: str | None  # what the error says, where it is one
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
     kept: bool = True  # whether it does; it may say that it keeps nothing
+    later: bool = False  # whether the provider only says that it will have a reply
 
 
 class StreamReader(Protocol):

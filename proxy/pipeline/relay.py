@@ -60,6 +60,7 @@ class Answered(Struct, kw_only=True):
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
     kept: bool = True  # whether it does
+    later: bool = False  # whether the provider only said that it will have a reply: what was asked is stored
 
 
 Settle = Callable[[Answered], Awaitable[None]]
@@ -95,6 +96,15 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
         error = f"the proxy could not read the answer: {type(why).__name__}"
         return Answered(status=Status.FAILED, error=error, upstream_status=status)
+    if found.later:
+        return Answered(
+            status=Status.COMPLETE,
+            model=found.model,
+            upstream_status=status,
+            ids=found.ids,
+            kept=found.kept,
+            later=True,
+        )
     if not found.messages:
         error = found.error or _NO_REPLY
         return Answered(

@@ -417,7 +417,7 @@ def settlement_of(
         heard=history.heard if prepared.context.policy is not None else None,
         relayed=history.relayed,
         scale=scale,
-        finished=finished,
+        finished=finished or answered.later,
         cost=cost,
         carried=history.carried,
         figures=figures,

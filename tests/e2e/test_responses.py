@@ -359,6 +359,26 @@ def test_the_proxy_holds_the_state_of_a_provider_that_keeps_none(
     assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
 
 
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+@pytest.mark.parametrize("names", [True, False], ids=["by its id", "resent"])
+def test_what_was_asked_in_the_background_is_stored(
+    serves: Callable[..., Proxy], api: Provider, session: str | None, names: bool
+) -> None:
+    proxy = serves()
+    api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}, [said("c", 3)]]
+    first = ask(proxy, "one", session)
+    late = ask(proxy, "two", session, background=True, previous_response_id=first.json()["id"])
+    assert "its output is not stored" in late.headers["x-context-warning"]
+    if names:
+        last = ask(proxy, "three", session, previous_response_id="resp_late")
+    else:
+        last = ask(proxy, [user("one"), said("a", 1), user("two"), said("b", 2), user("three")], session)
+    used = last.headers["x-session-id"]
+    assert used == first.headers["x-session-id"] == late.headers["x-session-id"]
+    assert [each["content"] for each in proxy.messages(used) if each["role"] == "user"] == ["one", "two", "three"]
+    assert {each["status"] for each in proxy.exchanges(used)} == {"complete"}
+
+
 def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[..., Proxy], api: Provider) -> None:
     """Its output is fetched later, and not stored: sent without it, a request would lose what came before."""
     proxy = serves(responses={"state": "proxy"})

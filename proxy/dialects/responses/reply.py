@@ -74,6 +74,7 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         error=error,
         ids=_ids(data, output),
         kept=data.get("store") is not False,
+        later=status in _RUNNING and not output,
     )
 
 

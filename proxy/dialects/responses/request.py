@@ -50,6 +50,8 @@ from proxy.errors import InvalidRequest
 
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
 """Fields that name a state which the provider keeps: the request says only what is new."""
+LATER: Final = "made in the background: its output is not stored"
+"""What the receipt says of a request whose reply is fetched later, past the store."""
 _LISTED: Final = "input"
 _KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
@@ -179,6 +181,7 @@ def _request(
         state=state,
         conversation="" if values.get(STATE_FIELDS[0]) else state,
         references=(state, *references) if state else references,
+        notes=(LATER,) if values.get("background") is True and not common["stream"] else (),
         pointers=_ids([item for item in turns if kind_of(item) == "item_reference"]),
     )
 
