@@ -113,6 +113,16 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
     assert await store.session("a", "gone") is None
 
 
+async def test_an_id_of_the_provider_s_leads_to_the_last_reply_that_came_with_it(store: Store) -> None:
+    talk = Talk(store=store)
+    heads = [(await say(talk, text, reply("a"))).head for text in ("one", "two")]
+    for node in ("", heads[0], heads[1], ""):
+        await store.keep_provider_ids(talk.tenant, talk.session, "chat", ["conv_1", f"resp_{node}"], node)
+    place = await store.provider_place(talk.tenant, "chat", "conv_1")
+    assert place is not None
+    assert place.node == heads[1]
+
+
 async def test_opening_a_session_makes_it_once_and_tells_its_newest_instructions(store: Store) -> None:
     talk = Talk(store=store)
     unit = partial(open_sessions, openings=[opening("exc_new", body("user", "hello"))])
