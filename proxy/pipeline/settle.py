@@ -323,6 +323,8 @@ def _observe(counts: Meters, place: int, seconds: float) -> None:
 def opening_of(prepared: Prepared, now: int) -> Opening:
     """Return what is stored of a request before its answer is here; `now` is in milliseconds since 1970."""
     request, history, report = prepared.request, prepared.history, prepared.report
+    # What goes on from an expanded request needs all that was sent.
+    instructions = history.instructions if history.arrival.expanded else request.instructions
     return Opening(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
@@ -332,7 +334,7 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
         kind=history.arrival.kind,
         base=history.arrival.base,
         messages=history.fresh,
-        instructions=request.instructions or None,
+        instructions=instructions or None,
         instructions_tokens=prepared.instructions_tokens if request.instructions else 0,
         digest=history.digest,
         model=request.model,

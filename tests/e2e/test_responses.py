@@ -348,6 +348,24 @@ def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy]
     assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
 
 
+def test_what_is_expanded_has_the_instructions_of_its_own_branch(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said(text, at)] for at, text in enumerate("abcdef", 1)]
+
+    def follow(text: str, before: httpx.Response | None, *told: str) -> tuple[httpx.Response, list[str]]:
+        state = {} if before is None else {"previous_response_id": before.json()["id"]}
+        answer = ask(proxy, [*({"role": "developer", "content": each} for each in told), user(text)], **state)
+        return answer, [each["content"] for each in api.sent["input"] if each["role"] == "developer"]
+
+    first, _ = follow("one", None, "be brief")
+    other, _ = follow("another one", None, "be kind")
+    second, told = follow("two", first, "be quick")
+    assert told == ["be brief", "be quick"]
+    assert follow("three", second)[1] == ["be brief", "be quick"]
+    assert follow("two, otherwise", first)[1] == ["be brief"]
+    assert follow("another two", other)[1] == ["be kind"]
+
+
 @pytest.mark.parametrize("fields", [{}, {"store": False}])
 def test_the_proxy_holds_the_state_of_a_provider_that_keeps_none(
     serves: Callable[..., Proxy], api: Provider, fields: dict[str, Any]
