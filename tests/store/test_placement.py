@@ -76,9 +76,11 @@ async def test_a_title_asked_for_at_the_same_moment_stands_aside(store: Store, t
     main = await talk.begin(asked, instructions=(message("system", "be good"),), tools=b"[1]", **first)
     beside = await talk.begin(title, instructions=(message("system", "find a title"),), **first)
     ends = [(main, asked, body("assistant", "done")), (beside, title, body("assistant", "Work"))]
-    for exchange, question, said in reversed(ends) if title_first else ends:
-        settled = await talk.settle(exchange, question, replies=(said,), yields=True, **first)
-    assert await talk.texts(settled.head) == ["work", "done"]
+    settled = [
+        await talk.settle(exchange, question, replies=(said,), yields=True, **first)
+        for exchange, question, said in (reversed(ends) if title_first else ends)
+    ]
+    assert await talk.texts(settled[-1].head) == ["work", "done"]
     assert sorted([branch.depth for branch in await store.branches(talk.key)]) == [2, 2]
 
 
