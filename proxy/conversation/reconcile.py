@@ -140,6 +140,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     beside: bool = False  # whether the session has gone on from elsewhere: the head stays
     expanded: bool = False  # whether the history comes from the store in the place of a provider's state
     resends: bool = False  # whether the session is used by resending all the same: this brings results of calls alone
+    yields: bool = False  # whether it stands aside if other instructions have begun the session meanwhile
 
     @property
     def moves_head(self) -> bool:
@@ -161,7 +162,8 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         last = log.last
         twice = last is not None and last.pending and last.digest == incoming.digest
         at_head = not incoming.speaks and incoming.mode is not Mode.FULL and not twice
-        return Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=at_head)
+        yields = at_head and incoming.mode is Mode.AUTO and incoming.manner is not None
+        return Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=at_head, yields=yields)
     appends = incoming.mode is Mode.APPEND
     if incoming.mode is Mode.AUTO:  # as the session is used
         appends = log.arrival in APPENDING and not incoming.speaks

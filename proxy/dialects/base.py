@@ -595,6 +595,7 @@ class Request(Struct, frozen=True, kw_only=True):
     kept: int = 0  # how many messages, instructions among them, are the very objects of the request before
     untouched: bool = False  # whether it goes upstream as it is: the provider holds what it goes on from
     state: str = ""  # the id of what the provider holds, a response, conversation or thread, from which it goes on
+    conversation: str = ""  # that id where it is a conversation's: each of its replies comes with it
     keeps_reply: bool = True  # whether the provider may keep the reply, for later requests to name
     references: tuple[str, ...] = ()  # ids of all that it names and the provider holds, `state` among them
     pointers: tuple[str, ...] = ()  # those of them that stand in the place of items of replies
@@ -745,6 +746,8 @@ class Replies(Struct, frozen=True, kw_only=True):
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
+    kept: bool = True  # whether it does; it may say that it keeps nothing
+    later: bool = False  # whether the provider only says that it will have a reply
 
 
 class StreamReader(Protocol):

@@ -147,7 +147,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: Session
         if value:
             return valid_id(value, name)
     for path in settings.body_fields:
-        value = request.field(path)
+        value = request.field(path) or request.field(f"{path}.id")  # `conversation` may be an object
         if value:
             return valid_id(value, path)
     if settings.missing == "reject":

@@ -111,7 +111,7 @@ class HistoryLoader:
 
     def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
         """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
-        self._expands = expands
+        self.expands = expands
         self._store = store
         self._counter = counter
         self._reasoning: ReasoningMode = reasoning
@@ -191,18 +191,21 @@ class HistoryLoader:
     ) -> History:
         """Find the place of a request that goes on from what the provider holds.
 
-        A conversation of which nothing came here yet is the provider's: its client may have put something there.
-        Raises `NotFound` for a response that did not come here, where the proxy is to expand it.
+        A conversation of which no reply came here yet is the provider's: its client may have put something there.
+        Raises `NotFound` for a response whose reply did not come here, where the proxy is to expand it.
         """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
         fields = context.dialect.requests.state_fields
-        expands, field = self._expands and bool(fields), next(iter(fields), "")
-        if expands and place is None and request.field(field) == request.state:
-            raise NotFound(
-                f"Previous response with id '{request.state}' not found.",
-                param=field,
-                code="previous_response_not_found",
-            )
+        expands, field = self.expands and bool(fields), next(iter(fields), "")
+        if expands and (place is None or not place.node):
+            if request.field(field) == request.state:
+                why = "" if place is None else " Its output did not come through the proxy. Send the whole history."
+                raise NotFound(
+                    f"Previous response with id '{request.state}' not found.{why}",
+                    param=field,
+                    code="previous_response_not_found",
+                )
+            expands = False
         # What is to be sent is stored at its place, whatever session the client names.
         if place is not None and (expands or context.session in {None, place.session}):
             session, state = place.session, ProviderState(node=place.node, expands=expands)
@@ -229,7 +232,7 @@ class HistoryLoader:
     def is_full(self, request: Request, context: RequestContext) -> bool:
         """Tell whether a request surely brings its whole history, or goes on from what the provider holds of it."""
         if request.state:
-            return not (self._expands and context.dialect.requests.state_fields)
+            return not (self.expands and context.dialect.requests.state_fields)
         if context.mode is Mode.APPEND:
             return False
         if request.replies or context.session is None or context.mode is Mode.FULL:

@@ -293,9 +293,11 @@ async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
 async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
     """Keep the ids under which later requests may go on from the reply of an exchange that is stored.
 
-    After an answer from the store, which is no new reply, they go on from the last message of its request.
+    After an answer from the store, which is no new reply, they go on from the last message of its request. A reply that
+    is still to come has no node.
     """
-    node = next(iter(settled.replies or settled.nodes[-1:]), "")
+    from_store = settlement.receipt.get("finished")
+    node = next(iter(settled.replies or (settled.nodes[-1:] if from_store else ())), "")
     await store.keep_provider_ids(settlement.tenant, settlement.session, settlement.dialect, ids, node)
 
 
@@ -355,6 +357,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             kind=arrival.kind,
             base=arrival.base,
             at_head=arrival.at_head,
+            yields=arrival.yields,
             moves_head=arrival.moves_head,
             messages=fresh,
             arrivals=arrivals,

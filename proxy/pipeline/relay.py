@@ -59,6 +59,8 @@ class Answered(Struct, kw_only=True):
     first_usage: JsonObject | None = None
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
+    kept: bool = True  # whether it does
+    later: bool = False  # whether the provider only said that it will have a reply: what was asked is stored
 
 
 Settle = Callable[[Answered], Awaitable[None]]
@@ -94,9 +96,20 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
         error = f"the proxy could not read the answer: {type(why).__name__}"
         return Answered(status=Status.FAILED, error=error, upstream_status=status)
+    if found.later:
+        return Answered(
+            status=Status.COMPLETE,
+            model=found.model,
+            upstream_status=status,
+            ids=found.ids,
+            kept=found.kept,
+            later=True,
+        )
     if not found.messages:
         error = found.error or _NO_REPLY
-        return Answered(status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids)
+        return Answered(
+            status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids, kept=found.kept
+        )
     return Answered(
         status=Status.COMPLETE,
         replies=tuple([(message, False) for message in found.messages]),
@@ -105,6 +118,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         model=found.model,
         upstream_status=status,
         ids=found.ids,
+        kept=found.kept,
     )
 
 
@@ -167,6 +181,7 @@ class StreamRelay:
             model=found.model,
             upstream_status=self._answer.status,
             ids=found.ids,
+            kept=found.kept,
         )
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(found.error, left=left)

@@ -150,10 +150,10 @@ class Exchange:
         # Not counted before: what cannot be settled so is settled, and counted, as failed.
         self._count(figures, answered.status)
         try:
-            await self._store(settlement, answered.ids, then)
+            await self._store(settlement, self._kept_ids(answered), then)
         except asyncio.CancelledError:
             # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
-            services.background.start(self._store(settlement, answered.ids, then))
+            services.background.start(self._store(settlement, self._kept_ids(answered), then))
             raise
 
     async def _settle_apart(
@@ -173,7 +173,7 @@ class Exchange:
             work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
         )
         self._count(figures, answered.status)
-        await self._store(settlement, answered.ids, then)
+        await self._store(settlement, self._kept_ids(answered), then)
 
     async def _store(self, settlement: Settlement, ids: Sequence[str], then: Callable[[Settled], None]) -> None:
         """Store how the exchange ended; where the store cannot be used, let that wait in the spool."""
@@ -183,7 +183,7 @@ class Exchange:
             counts.values[counts.queue] += 1
             try:
                 settled = await services.store.settle(settlement, self._opening)
-                if ids and self.prepared.request.keeps_reply:
+                if ids:
                     await keep_ids(services.store, settlement, settled, ids)
             except StoreUnavailable:
                 self._warn(WAITS)
@@ -212,7 +212,7 @@ class Exchange:
             incoming=unplaced.incoming if unplaced is not None else None,
             infers=unplaced is not None and unplaced.infers,
             state=unplaced.state if unplaced is not None else "",
-            ids=tuple(ids) if self.prepared.request.keeps_reply else (),
+            ids=tuple(ids),
         )
         try:
             waits = await self._services.outage.keep(spooled, failed=not self._waits)
@@ -222,6 +222,18 @@ class Exchange:
         else:
             if waits:
                 self._services.counts.add("palimpsest_spooled")
+
+    def _kept_ids(self, answered: Answered) -> tuple[str, ...]:
+        """Return the ids by which later requests may name the reply.
+
+        Where the proxy expands them, the provider need not keep anything, and does not say to which conversation the
+        reply belongs.
+        """
+        request = self.prepared.request
+        if not request.keeps_reply:
+            return ()
+        ids = answered.ids if answered.kept or self._services.loader.expands else ()
+        return (*ids, request.conversation) if request.conversation else ids
 
     def _remember(self, replies: Iterable[str]) -> None:
         """Remember where a conversation without a name stands: the store may be away at its next turn."""
@@ -311,6 +323,8 @@ def _observe(counts: Meters, place: int, seconds: float) -> None:
 def opening_of(prepared: Prepared, now: int) -> Opening:
     """Return what is stored of a request before its answer is here; `now` is in milliseconds since 1970."""
     request, history, report = prepared.request, prepared.history, prepared.report
+    # What goes on from an expanded request needs all that was sent.
+    instructions = history.instructions if history.arrival.expanded else request.instructions
     return Opening(
         dialect=prepared.call.dialect.name,
         tenant=prepared.call.tenant,
@@ -320,7 +334,7 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
         kind=history.arrival.kind,
         base=history.arrival.base,
         messages=history.fresh,
-        instructions=request.instructions or None,
+        instructions=instructions or None,
         instructions_tokens=prepared.instructions_tokens if request.instructions else 0,
         digest=history.digest,
         model=request.model,
@@ -387,6 +401,7 @@ def settlement_of(
         at_head=arrival.at_head,
         moves_head=arrival.moves_head,
         resends=arrival.resends,
+        yields=arrival.yields,
         messages=history.fresh,
         arrivals=made.decided[len(history.nodes) :],
         policy_version=made.version,
@@ -404,7 +419,7 @@ def settlement_of(
         heard=history.heard if prepared.context.policy is not None else None,
         relayed=history.relayed,
         scale=scale,
-        finished=finished,
+        finished=finished or answered.later,
         cost=cost,
         carried=history.carried,
         figures=figures,

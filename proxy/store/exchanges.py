@@ -602,6 +602,10 @@ class ExchangeEnd:
         """Return where the messages of an answered request go, and whether the head goes to its reply."""
         settlement, head = self._settlement, self._session.head
         planned, moves_head = settlement.base, settlement.moves_head
+        if settlement.yields and head != ROOT and self._state.instructions not in {None, self._session.instructions}:
+            # A title, asked for at the same moment as the first question, or that question. A title offers no tools.
+            has_tools = self._state.tools is not None and self._session.tools is None
+            return Placement(base=planned), moves_head and has_tools
         # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
         twins = self._twins() if head != planned and settlement.kind in APPENDING else []
         if twins:

@@ -257,8 +257,8 @@ class HistoryReader:
         if not state.expands:
             return found
         rows, cut = self._rows_and_cut(arrival.base, depth)
-        known = tree.instructions_of(self._connection, self._key, None)
-        found = replace(found, rows=rows, cut=cut, instructions=known.messages if known is not None else ())
+        instructions = tree.instructions_at(self._connection, self._key, arrival.base)
+        found = replace(found, rows=rows, cut=cut, instructions=instructions)
         return self._with_hidden_and_summaries(session, found)
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:

@@ -251,11 +251,12 @@ class Settlement(Struct, frozen=True, kw_only=True):
     scale: float | None = None
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False
-    """Whether a stored reply answered the request. `messages` become nodes, there are no `replies`, no cut is kept. If
-    `moves_head`, the head goes to the last message (to `base` if there is none). For an append: results already
-    there are not stored again; the head stays if the session went on."""
+    """Whether a stored reply answered the request, or one that is not stored will. `messages` become nodes, there are
+    no `replies`, no cut is kept. If `moves_head`, the head goes to the last message (to `base` if there is none). For
+    an append: results already there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
     resends: bool = False  # whether the session is used by resending, though this request appends
+    yields: bool = False  # whether it stands aside if another question has begun the session; see `Arrival`
     carried: tuple[str, ...] = ()
     """The nodes that it was planned to carry along: what was said since the calls that its `messages` answer, and
     behind that the block of the calls and the results that it had, in their new order."""

@@ -312,6 +312,12 @@ _NEWEST: Final = (
     .where(*matching(INSTRUCTIONS), INSTRUCTIONS.c.version == SESSIONS.c.instructions)
 )
 
+_BEHIND: Final = (
+    select(EXCHANGES.c.instructions)
+    .join_from(NODES, EXCHANGES, and_(EXCHANGES.c.session == NODES.c.session, EXCHANGES.c.id == NODES.c.exchange))
+    .where(*matching(NODES, "node"))
+)
+
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
     """Store messages by the names of their texts; those that are there stay as they are."""
@@ -442,6 +448,15 @@ def instructions_of(connection: StoreConnection, key: str, version: str | None) 
         return None
     messages = messages_in(row.messages, dialect_of(key))
     return InstructionsRow(version=row.version, messages=messages, tokens=row.tokens, created_at=row.created_at)
+
+
+def instructions_at(connection: StoreConnection, key: str, node: str) -> tuple[Message, ...]:
+    """Return the instructions behind which a reply was given; the newest where that is not known, as of an import."""
+    row = connection.execute(_BEHIND, {"key": key, "node": node}).one_or_none()
+    if row is not None and row.instructions is None:
+        return ()
+    known = instructions_of(connection, key, None if row is None else row.instructions)
+    return () if known is None else known.messages
 
 
 def messages_in(text: str, dialect: Dialect) -> tuple[Message, ...]:
@@ -658,10 +673,23 @@ def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: 
 def keep_provider_ids(
     connection: StoreConnection, key: str, *, tenant: str, dialect: str, names: Collection[str], node: str
 ) -> None:
-    """Keep that these ids came with the reply at a node of a session."""
+    """Keep that these ids came with the reply at a node of a session.
+
+    The id of a conversation comes with each of its replies: the last one counts. What became no node changes nothing.
+    """
     pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
     if session_of(connection, key) is not None:
-        insert_new(connection, PROVIDER_IDS, [{"session": key, "piece": piece, "node": node} for piece in pieces])
+        rows = [{"session": key, "piece": piece, "node": node} for piece in pieces]
+        if node:
+            connection.execute(_keep_ids(connection.dialect.name), rows)
+        else:
+            insert_new(connection, PROVIDER_IDS, rows)
+
+
+@cache
+def _keep_ids(dialect: str) -> Executable:
+    insert = insert_into(dialect, PROVIDER_IDS)
+    return insert.on_conflict_do_update(index_elements=["session", "piece"], set_={"node": insert.excluded.node})
 
 
 def _piece(tenant: str, dialect: str, name: str) -> int:

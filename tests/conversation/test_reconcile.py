@@ -50,6 +50,14 @@ def test_an_empty_log_makes_everything_first() -> None:
         assert reconcile(incoming, _EMPTY) == Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=True)
 
 
+def test_of_first_requests_only_one_that_may_be_a_question_beside_the_conversation_yields() -> None:
+    manner = Manner(instructions="i1", tools=None, model="m")
+    asked = Incoming(names=["u1"], manner=manner)
+    assert reconcile(asked, _EMPTY).yields
+    for changed in ({"manner": None}, {"mode": Mode.APPEND}, {"mode": Mode.FULL}, {"replies": (0,)}):
+        assert not reconcile(replace(asked, **changed), _EMPTY).yields
+
+
 def test_of_two_first_messages_at_once_one_follows_the_other_unless_they_are_the_same() -> None:
     log = Log(stored=_Tree(()), last=Last(digest="u1", kind="first", base=ROOT, complete=False, pending=True))
     assert reconcile(Incoming(names=["x1"]), log).at_head

@@ -221,6 +221,12 @@ def test_the_env_example_names_every_secret_and_gives_none() -> None:
         assert f"# {name}={default}" in lines
 
 
+def test_keys_of_both_providers_reach_the_proxy() -> None:
+    for name in ("PALIMPSEST_UPSTREAM__API_KEY", "PALIMPSEST_UPSTREAM__ANTHROPIC_API_KEY"):
+        assert environment(PROXY, SECRETS | {name: "sk-mine"})[name] == "sk-mine"
+    assert not environment(PROXY, SECRETS)["PALIMPSEST_UPSTREAM__ANTHROPIC_API_KEY"]  # as if it were not set
+
+
 def test_database_and_proxy_agree() -> None:
     url = httpx.URL(environment(PROXY, SECRETS)["PALIMPSEST_STORE__URL"])
     theirs, ours = environment(DATABASE, SECRETS), environment(PROXY, SECRETS)

@@ -333,6 +333,81 @@ def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
 
 
+@pytest.mark.parametrize("state", ["upstream", "proxy"])
+def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy], api: Provider, state: str) -> None:
+    proxy = serves(responses={"state": state})
+    told = {} if state == "proxy" else {"conversation": {"id": "conv_1"}}  # what expands it does not name it upstream
+    api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}]
+    api.answers += [{"output": [said(text, at)], **told} for at, text in enumerate("bcd", 2)]
+    texts = ("one", "two", "three", "four")
+    session = [ask(proxy, text, None, conversation="conv_1").headers["x-session-id"] for text in texts][-1]
+    if state == "proxy":
+        asked = [each["content"] for each in api.sent["input"] if each["role"] == "user"]
+        assert asked == ["one", "two", "three", "four"]
+    stored = proxy.messages(session)
+    assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
+
+
+def test_what_is_expanded_has_the_instructions_of_its_own_branch(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said(text, at)] for at, text in enumerate("abcdef", 1)]
+
+    def follow(text: str, before: httpx.Response | None, *told: str) -> tuple[httpx.Response, list[str]]:
+        state = {} if before is None else {"previous_response_id": before.json()["id"]}
+        answer = ask(proxy, [*({"role": "developer", "content": each} for each in told), user(text)], **state)
+        return answer, [each["content"] for each in api.sent["input"] if each["role"] == "developer"]
+
+    first, _ = follow("one", None, "be brief")
+    other, _ = follow("another one", None, "be kind")
+    second, told = follow("two", first, "be quick")
+    assert told == ["be brief", "be quick"]
+    assert follow("three", second)[1] == ["be brief", "be quick"]
+    assert follow("two, otherwise", first)[1] == ["be brief"]
+    assert follow("another two", other)[1] == ["be kind"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"store": False}])
+def test_the_proxy_holds_the_state_of_a_provider_that_keeps_none(
+    serves: Callable[..., Proxy], api: Provider, fields: dict[str, Any]
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [{"output": [said("a", 1)], "store": False}, {"output": [said("b", 2)], "store": False}]
+    name = ask(proxy, "one", None, **fields).json()["id"]
+    assert ask(proxy, "two", None, previous_response_id=name, **fields).status_code == 200
+    assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two"]
+
+
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+@pytest.mark.parametrize("names", [True, False], ids=["by its id", "resent"])
+def test_what_was_asked_in_the_background_is_stored(
+    serves: Callable[..., Proxy], api: Provider, session: str | None, names: bool
+) -> None:
+    proxy = serves()
+    api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}, [said("c", 3)]]
+    first = ask(proxy, "one", session)
+    late = ask(proxy, "two", session, background=True, previous_response_id=first.json()["id"])
+    assert "its output is not stored" in late.headers["x-context-warning"]
+    if names:
+        last = ask(proxy, "three", session, previous_response_id="resp_late")
+    else:
+        last = ask(proxy, [user("one"), said("a", 1), user("two"), said("b", 2), user("three")], session)
+    used = last.headers["x-session-id"]
+    assert used == first.headers["x-session-id"] == late.headers["x-session-id"]
+    assert [each["content"] for each in proxy.messages(used) if each["role"] == "user"] == ["one", "two", "three"]
+    assert {each["status"] for each in proxy.exchanges(used)} == {"complete"}
+
+
+def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[..., Proxy], api: Provider) -> None:
+    """Its output is fetched later, and not stored: sent without it, a request would lose what came before."""
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [{"id": "resp_late", "status": "queued", "output": []}]
+    assert ask(proxy, "one", None, background=True).json()["status"] == "queued"
+    answer = ask(proxy, "two", None, previous_response_id="resp_late")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "previous_response_not_found"
+    assert "Send the whole history" in answer.json()["error"]["message"]
+
+
 def test_where_nothing_is_stored_the_provider_holds_the_state(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(responses={"state": "proxy"}, sessions={"missing": "stateless"})
     api.answers += [[said("a", 1)], [said("b", 2)]]

@@ -118,6 +118,11 @@ def test_a_header_comes_before_a_field_and_the_first_header_before_the_second() 
     assert _session({}, extra, **how) == "from-body"
 
 
+@pytest.mark.parametrize("told", ["conv_1", {"id": "conv_1"}])
+def test_a_conversation_names_the_session_in_both_of_its_forms(told: Any) -> None:
+    assert _session({}, {"conversation": told}, body_fields=("conversation",), missing="reject") == "conv_1"
+
+
 def test_a_request_may_name_no_session() -> None:
     assert _session({}) is None
 

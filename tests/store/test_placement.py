@@ -67,6 +67,23 @@ async def test_what_was_planned_after_the_calls_goes_on_under_them(store: Store)
     assert len(await store.branches(talk.key)) == 1
 
 
+@pytest.mark.parametrize("title_first", [True, False])
+@pytest.mark.parametrize("words", ["title?", "work"])
+async def test_a_title_asked_for_at_the_same_moment_stands_aside(store: Store, title_first: bool, words: str) -> None:
+    talk = Talk(store=store)
+    asked, title = body("user", "work"), body("user", words)
+    first = {"kind": "first", "base": ROOT}
+    main = await talk.begin(asked, instructions=(message("system", "be good"),), tools=b"[1]", **first)
+    beside = await talk.begin(title, instructions=(message("system", "find a title"),), **first)
+    ends = [(main, asked, body("assistant", "done")), (beside, title, body("assistant", "Work"))]
+    settled = [
+        await talk.settle(exchange, question, replies=(said,), yields=True, **first)
+        for exchange, question, said in (reversed(ends) if title_first else ends)
+    ]
+    assert await talk.texts(settled[-1].head) == ["work", "done"]
+    assert sorted([branch.depth for branch in await store.branches(talk.key)]) == [2, 2]
+
+
 @pytest.mark.parametrize("between", [1, 20])
 async def test_a_late_result_goes_to_its_calls_and_not_to_the_head(store: Store, between: int) -> None:
     talk = Talk(store=store)

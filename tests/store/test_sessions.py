@@ -17,7 +17,7 @@ from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
 from proxy.store.store import Store
-from proxy.store.tree import open_sessions
+from proxy.store.tree import instructions_at, open_sessions
 from proxy.trimming import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message, opening
@@ -111,6 +111,32 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
     assert await store._database.read(rows) == {stays.key: before[stays.key]}
     assert not await store.delete(gone.key)
     assert await store.session("a", "gone") is None
+
+
+async def test_an_id_of_the_provider_s_leads_to_the_last_reply_that_came_with_it(store: Store) -> None:
+    talk = Talk(store=store)
+    heads = [(await say(talk, text, reply("a"))).head for text in ("one", "two")]
+    for node in ("", heads[0], heads[1], ""):
+        await store.keep_provider_ids(talk.tenant, talk.session, "chat", ["conv_1", f"resp_{node}"], node)
+    place = await store.provider_place(talk.tenant, "chat", "conv_1")
+    assert place is not None
+    assert place.node == heads[1]
+
+
+async def test_a_reply_was_given_behind_the_instructions_of_its_own_request(store: Store) -> None:
+    talk = Talk(store=store)
+    heads = []
+    for number, told in enumerate(["be brief", None, "be kind"]):
+        asked = body("user", str(number))
+        exchange = await talk.begin(asked, instructions=None if told is None else (message("system", told),))
+        heads.append((await talk.settle(exchange, asked, replies=(body("assistant", "a"),))).head)
+
+    async def told_at(node: str) -> list[str]:
+        found = await store._database.read(partial(instructions_at, key=talk.key, node=node))
+        return [each.text for each in found]
+
+    assert [await told_at(head) for head in heads] == [["be brief"], [], ["be kind"]]
+    assert await told_at("ab" * 20) == ["be kind"]  # the newest
 
 
 async def test_opening_a_session_makes_it_once_and_tells_its_newest_instructions(store: Store) -> None:

@@ -73,13 +73,13 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         model=data["model"] if isinstance(data.get("model"), str) else None,
         error=error,
         ids=_ids(data, output),
+        kept=data.get("store") is not False,
+        later=status in _RUNNING and not output,
     )
 
 
 def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
-    """Return the ids under which the provider keeps a response and its items."""
-    if data.get("store") is False:
-        return ()
+    """Return the ids under which the provider may keep a response and its items."""
     conversation = data.get("conversation")
     named = [data.get("id"), conversation.get("id") if is_object(conversation) else conversation]
     named += [orjson.loads(raw).get("id") for raw in output]

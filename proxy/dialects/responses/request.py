@@ -50,6 +50,8 @@ from proxy.errors import InvalidRequest
 
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
 """Fields that name a state which the provider keeps: the request says only what is new."""
+LATER: Final = "made in the background: its output is not stored"
+"""What the receipt says of a request whose reply is fetched later, past the store."""
 _LISTED: Final = "input"
 _KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
@@ -177,7 +179,9 @@ def _request(
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
         untouched=bool(state) or values.get("background") is True,
         state=state,
+        conversation="" if values.get(STATE_FIELDS[0]) else state,
         references=(state, *references) if state else references,
+        notes=(LATER,) if values.get("background") is True and not common["stream"] else (),
         pointers=_ids([item for item in turns if kind_of(item) == "item_reference"]),
     )
 

@@ -48,7 +48,8 @@ def test_a_body_is_one_reply() -> None:
     assert found.messages == (turn(REASONING, said("a", id="msg_1")),)
     assert (found.finish_reasons, found.usage, found.model, found.error) == (("completed",), TOLD, "m", None)
     assert found.ids == ("resp_1", "conv_1", "rs_1", "msg_1")
-    assert read(response(said("a"), store=False)).ids == ()
+    assert found.kept
+    assert not read(response(said("a"), store=False)).kept
     assert read(response(said("a"), conversation="conv_2")).ids == ("resp_1", "conv_2")
 
 
