@@ -120,7 +120,8 @@ _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
 _SHORTEST_WRAPPED: Final = 60
-_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
+# Of so many lines the last one always fits the end, as a line of a mail does too: else each beginning is tried in vain.
+_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}(?=\r?$)", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
@@ -132,7 +133,7 @@ def without_blobs(text: str) -> str:
 
 
 def _marked(found: re.Match[str]) -> str:
-    kind = _kind_of_bytes(found[0][:_SAMPLE].replace("\n", ""))
+    kind = _kind_of_bytes("".join(found[0][:_SAMPLE].split()))
     return found[0] if kind is None else omitted(f"{len(found[0])} characters of {kind}")
 
 
@@ -338,7 +339,7 @@ def _fold(text: str, which: Callable[[Sequence[str]], tuple[list[bool], str]]) -
 #
 # A page is read once, tag by tag, without a tree: the usual parsers take quadratic time on deep nesting.
 
-_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)([^<>]*)>")
+_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
 _ATTRIBUTE: Final = re.compile(r"(?<![^\s\"'])([A-Za-z-]+)=(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
 _SPACE: Final = re.compile(r"\s+")
 _HIDDEN: Final = re.compile(r"<(?:(script|style|svg|noscript|template|head)\b|!--)", re.IGNORECASE)

@@ -125,6 +125,14 @@ def test_many_lines_of_bytes_are_one() -> None:
     assert without_blobs(text) == f"… ({len(text)} characters of base64 omitted)"
 
 
+def test_a_long_attachment_of_a_mail_takes_time_in_proportion() -> None:
+    bytes_in_lines = "\r\n".join(wrap(BASE64.rstrip("=") * 700, 76))
+    start = process_time()
+    shown = without_blobs(f"{bytes_in_lines}==\r\n--boundary--\r\n")
+    assert shown == f"… ({len(bytes_in_lines) + 2} characters of base64 omitted)\r\n--boundary--\r\n"
+    assert process_time() - start < 5
+
+
 # --------------------------------------------------------------------------------------------- log
 
 
@@ -422,6 +430,13 @@ def test_a_menu_that_stands_on_a_page_twice_is_shown_once() -> None:
     page = shown(f"<html><body><ul>{menu}</ul><p>Text</p><ul>{menu}</ul></body></html>")
     assert page.count("Shop") == 2  # its address and its name
     assert page.endswith("Text\n… (3 lines omitted: as above)")
+
+
+def test_a_tag_that_never_ends_takes_time_in_proportion() -> None:
+    start = process_time()
+    page = f"<html><p>Text</p><{'a' * 200_000}"
+    assert shown(page) == f"Text\n<{'a' * 200_000}"
+    assert process_time() - start < 5
 
 
 @pytest.mark.parametrize(
