@@ -87,6 +87,10 @@ _BLANK_ENDS: Final = (" \n", "\t\n")
 _EMPTY_LINES: Final = re.compile(r"(?<!\n)\n{3,}")
 _STATE: Final = re.compile(r"[\d.,:/%|#=<>~*+\-\s\\━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]+")
 """What changes from one state of a progress bar to the next."""
+_PROGRESS: Final = re.compile(
+    r"%|/s\b|(?<![\d./])\d[\d.]*+[A-Za-z ]{0,4}/ ?\d[\d.]*+(?!/)|[━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]|[|=#]{2}"
+)
+"""What tells a progress bar; elsewhere a carriage return ends a line, as in some tables."""
 _UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")  # a unit of measure between two numbers (kB, MiB, eta, s)
 
 
@@ -105,6 +109,8 @@ def tidied(text: str) -> str:
 def _last_state(line: str) -> str:
     """Return a line without the states that were overwritten by one of the same kind."""
     states = line.split("\r")
+    if _PROGRESS.search(line) is None:
+        return "\r".join(filter(None, states))
     kinds = [_UNIT.sub("", _STATE.sub("#", state)).replace("#", "") for state in states]
     kept = [
         state

@@ -48,6 +48,10 @@ from proxy.tokens import TokenCounter
         pytest.param("1.5 MB/s eta 3s\r22.5 kB/s eta 11s", "22.5 kB/s eta 11s", id="units change too"),
         pytest.param("⠋ wait\r⠙ wait\rdone", "⠙ wait\rdone", id="a spinner"),
         pytest.param("one line\rsecond line\rthe third", "one line\rsecond line\rthe third", id="other line ends"),
+        pytest.param(
+            "day,n\r1/2/2024,1\r2/2/2024,2", "day,n\r1/2/2024,1\r2/2/2024,2", id="a table with other line ends"
+        ),
+        pytest.param("1.2/9.5 MB\r9.5/9.5 MB\n", "9.5/9.5 MB\n", id="parts of a whole"),
         pytest.param("10%\rfailed: no space\r20%", "10%\rfailed: no space\r20%", id="a word between"),
         pytest.param("a\r\r\rb", "a\rb", id="nothing between"),
     ],
