@@ -16,6 +16,7 @@ Leading system and developer messages are the instructions. The time of a messag
 from __future__ import annotations
 
 import gzip
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -123,7 +124,7 @@ def read_file(path: Path) -> list[SessionHistory]:
     try:
         text = path.read_bytes()
         text = gzip.decompress(text) if path.suffix == _PACKED else text
-    except (OSError, EOFError) as why:
+    except (OSError, EOFError, zlib.error) as why:
         raise InvalidRequest(f"{path} cannot be read: {getattr(why, 'strerror', None) or why}.") from why
     try:
         value = read(text)

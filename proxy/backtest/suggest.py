@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from msgspec import Struct
@@ -31,7 +31,8 @@ class Suggestion(Struct, frozen=True, kw_only=True):
     @property
     def yaml(self) -> str:
         """The policy as it stands in a configuration file."""
-        return yaml.safe_dump({"policies": {"default": _short(self.policy)}}, sort_keys=False, default_flow_style=None)
+        policies = {"default": self.policy.written()}
+        return yaml.safe_dump({"policies": policies}, sort_keys=False, default_flow_style=None)
 
 
 def candidates() -> Iterator[PolicyStrategy]:
@@ -71,12 +72,3 @@ def suggested(
 def _recall(each: StrategyResult) -> float:
     far = each.figures.recall.far.recall if each.figures.recall is not None else None
     return 1.0 if far is None else far
-
-
-def _short(policy: Policy) -> dict[str, Any]:
-    """Return what a policy sets that is not the default."""
-    made: dict[str, Any] = policy.model_dump(mode="json", exclude_defaults=True, exclude={"match"})
-    made["edits"] = [
-        {"type": edit.type, **edit.model_dump(mode="json", exclude_defaults=True)} for edit in policy.edits
-    ]
-    return made

@@ -180,6 +180,8 @@ def _print_suggestion(result: BacktestResult, tried: Sequence[PolicyStrategy], b
     """Print what was tried, cheapest first, and the cheapest policy that keeps enough."""
     prices = main_prices(result)
     best, every = suggested(result, tried, prices, bound)
+    if not every:
+        raise InvalidRequest("There is nothing to suggest by: these sessions hold no request.")
     if as_json:
         rows = [{"name": each.name, "ratio": each.ratio, "recall": each.recall} for each in every]
         found = None if best is None else {"name": best.name, "yaml": best.yaml}

@@ -194,7 +194,17 @@ def extended(name: str, policies: Written) -> Any:
     merged = _inherited(BUILT_INS.get(first or ""))
     for each in reversed(line):
         merged = laid_over(merged, policies[each] if each == name else _inherited(policies[each]))
-    return merged
+    # Whom it serves is its own: there is nothing to remove.
+    return {**_without_nulls(merged), **{key: merged[key] for key in _OWN if key in merged}}
+
+
+def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that `null` removed: their defaults hold."""
+    return {
+        key: _without_nulls(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if value is not None
+    }
 
 
 def _inherited(policy: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def policies_page(
 
 
 def _policy_line(name: str, policy: Policy, only_for: str | None, used: Mapping[str, Any] | None) -> dict[str, Any]:
-    written = policy.model_dump(mode="json", exclude_defaults=True)
+    written = policy.written()
     whole = policy.model_dump(mode="json")
     match = whole["match"]
     if only_for is not None:  # whom else it serves is nobody's business

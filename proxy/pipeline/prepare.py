@@ -153,7 +153,7 @@ class Preparer:
             if is_added_to or history.unplaced is not None:
                 own, offered_tools = (), request.tools  # what they do needs the history
             removed = await self._removed(call, request, history, policy)
-            tools, without = without_tools(call.dialect, offered_tools, request, removed, history.entries)
+            tools, without = without_tools(call.dialect, offered_tools, request, removed, history.entries, own)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
@@ -488,11 +488,17 @@ def _masked(history: History) -> tuple[str, ...]:
 
 
 def without_tools(
-    dialect: Dialect, tools: bytes | None, request: Request, names: Collection[str], entries: Sequence[Entry]
+    dialect: Dialect,
+    tools: bytes | None,
+    request: Request,
+    names: Collection[str],
+    entries: Sequence[Entry],
+    own: Collection[str] = (),
 ) -> tuple[bytes | None, tuple[str, ...]]:
     """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
 
-    What is left is the same at every request of a session: a tool that is not offered is not called.
+    Where none of the client's would be left beside the proxy's `own`, all stay. What is left is the same at every
+    request of a session: a tool that is not offered is not called.
     """
     if tools is None or not names:
         return tools, ()
@@ -500,12 +506,14 @@ def without_tools(
     choice = request.fields.get("tool_choice") or b""
     kept: list[Raw] = []
     removed: list[str] = []
+    is_any_left = False
     for name, text in dialect.requests.declared(tools):
         if name is None or name not in names or name in called or msgspec.json.encode(name) in choice:
             kept.append(text)
+            is_any_left = is_any_left or name not in own
         else:
             removed.append(name)
-    return (msgspec.json.encode(kept), tuple(removed)) if kept else (tools, ())
+    return (msgspec.json.encode(kept), tuple(removed)) if is_any_left else (tools, ())
 
 
 def resemblance(doubt: Doubt, request: Request, header: str) -> str:

@@ -23,7 +23,7 @@ _TAG: Final = re.compile(r"</?(?:transcript|summary|record)-[0-9a-f]{8,}>")
 _CONTROL: Final = re.compile(
     r"<[|｜][^|｜<>\n]{1,60}[|｜]>|\[/?INST\]|<</?SYS>>|</?(?:start_of_turn|end_of_turn)>"
     r"|^[ \t]*(?:human|user|assistant|system|developer|tool)[ \t]*[:：]"
-    r"|^[ \t]*#{2,6}[ \t]*(?:instructions?|response|input|human|user|assistant|system)[ \t]*:?[ \t]*$",
+    r"|^[ \t]*#{2,6}[ \t]*(?:instructions?|response|input|human|user|assistant|system)[ \t]*+:?[ \t]*+$",
     re.IGNORECASE | re.MULTILINE,
 )
 """Control tokens of chat templates, and lines that imitate a turn."""
@@ -58,10 +58,10 @@ _SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kK
 _SCALES: Final = {"k": 1e3, "m": 1e6, "b": 1e9, "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _DATE: Final = re.compile(r"\b(\d{4}[-/.])\d{1,2}([-/.]\d{1,2})\b|\b\d{1,2}:(\d{2})\b")
 """The month of a date may be spelled out elsewhere; the hour may be counted otherwise."""
-_ITEM: Final = re.compile(r"^\s*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", re.MULTILINE)
+_ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", re.MULTILINE)
 """The bullet or number of a line."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
-_QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]+)+|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
+_QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]++)++|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
 """A number with its unit, or words with a number (24-hour, 5GB, step-2)."""
 _SHORTEST: Final = 3  # characters of the shortest identifier that is checked (Q3 is not)
 _JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")

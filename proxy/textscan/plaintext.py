@@ -87,6 +87,10 @@ _BLANK_ENDS: Final = (" \n", "\t\n")
 _EMPTY_LINES: Final = re.compile(r"(?<!\n)\n{3,}")
 _STATE: Final = re.compile(r"[\d.,:/%|#=<>~*+\-\s\\━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]+")
 """What changes from one state of a progress bar to the next."""
+_PROGRESS: Final = re.compile(
+    r"%|/s\b|(?<![\d./])\d[\d.]*+[A-Za-z ]{0,4}/ ?\d[\d.]*+(?!/)|[━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]|[|=#]{2}"
+)
+"""What tells a progress bar; elsewhere a carriage return ends a line, as in some tables."""
 _UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")  # a unit of measure between two numbers (kB, MiB, eta, s)
 
 
@@ -105,6 +109,8 @@ def tidied(text: str) -> str:
 def _last_state(line: str) -> str:
     """Return a line without the states that were overwritten by one of the same kind."""
     states = line.split("\r")
+    if _PROGRESS.search(line) is None:
+        return "\r".join(filter(None, states))
     kinds = [_UNIT.sub("", _STATE.sub("#", state)).replace("#", "") for state in states]
     kept = [
         state
@@ -120,7 +126,8 @@ _SAMPLE: Final = 2000
 # One attempt for each run of these characters: it begins where the run begins.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
 _SHORTEST_WRAPPED: Final = 60
-_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}$", re.MULTILINE)
+# Of so many lines the last one always fits the end, as a line of a mail does too: else each beginning is tried in vain.
+_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}(?=\r?$)", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
@@ -132,7 +139,7 @@ def without_blobs(text: str) -> str:
 
 
 def _marked(found: re.Match[str]) -> str:
-    kind = _kind_of_bytes(found[0][:_SAMPLE].replace("\n", ""))
+    kind = _kind_of_bytes("".join(found[0][:_SAMPLE].split()))
     return found[0] if kind is None else omitted(f"{len(found[0])} characters of {kind}")
 
 
@@ -338,7 +345,7 @@ def _fold(text: str, which: Callable[[Sequence[str]], tuple[list[bool], str]]) -
 #
 # A page is read once, tag by tag, without a tree: the usual parsers take quadratic time on deep nesting.
 
-_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)([^<>]*)>")
+_TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
 _ATTRIBUTE: Final = re.compile(r"(?<![^\s\"'])([A-Za-z-]+)=(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
 _SPACE: Final = re.compile(r"\s+")
 _HIDDEN: Final = re.compile(r"<(?:(script|style|svg|noscript|template|head)\b|!--)", re.IGNORECASE)

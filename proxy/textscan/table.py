@@ -37,7 +37,6 @@ from proxy.textscan.document import CONTAINERS, OBJECTS, JsonValue, Members, Num
 KEY: Final = "<key>"  # stands for the key of a row
 PER_LINE: Final = " per line"  # ends the heading of records that were a line each
 
-_HEADING: Final = re.compile(r"\{.*\}(?: per line)?\Z", re.DOTALL)
 _ENDS: Final = ("\\", '}"', f'{PER_LINE}"')  # a document with a heading has one of these in its text
 _NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
 """A name that can stand in a heading."""
@@ -279,7 +278,7 @@ def _has_table(value: JsonValue) -> bool:
         value = left.pop()
         if type(value) in OBJECTS:
             for name, held in value:
-                if "{" in name and _HEADING.search(name):
+                if "{" in name and name.removesuffix(PER_LINE).endswith("}"):
                     return True
                 if type(held) in CONTAINERS:
                     left.append(held)

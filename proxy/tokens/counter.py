@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from proxy.config import TokenMethod
 from proxy.dialects import Message, body_id
+from proxy.dialects.jsontext import read, write
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
 MESSAGE_TOKENS: Final = 4  # tokens of a message beside its text: its role and what separates it from the next message
@@ -51,6 +52,14 @@ def learnt(scale: float | None, counted: int, reported: int) -> float | None:
         return scale
     ratio = reported / counted
     return ratio if scale is None else scale + _WEIGHT * (ratio - scale)
+
+
+def _compact(raw: bytes) -> bytes:
+    """Return a JSON text without white space and escapes, which no model is shown; any other text as it is."""
+    try:
+        return write(read(raw))
+    except ValueError:
+        return raw
 
 
 def rounded(scale: float) -> float:
@@ -147,12 +156,15 @@ class TokenCounter:
         return counts
 
     def json(self, raw: bytes, model: str) -> int:
-        """Return the tokens of a JSON text for `model`, such as a request's tools. The count is cached."""
+        """Return the tokens of a JSON text for `model`, such as a request's tools, however it is written.
+
+        The count is cached.
+        """
         encoding = encoding_of(model)
         key = (encoding, blake2b(raw, digest_size=16).digest())
         count = self._json.get(key)
         if count is None:
-            count = self._vocabularies[encoding].count(raw.decode("utf-8", "replace"))
+            count = self._vocabularies[encoding].count(_compact(raw).decode("utf-8", "replace"))
             with self._lock:
                 self._json[key] = count
                 if len(self._json) > _JSON_COUNTS:

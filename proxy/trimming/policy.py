@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import orjson
 from pydantic import AfterValidator, Field, model_validator
@@ -192,6 +192,16 @@ class Policy(Section, frozen=True):
         beside = {"match", "extends", "trim_at", "agents", "mode", "share", "tools"}
         content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
+
+    def written(self) -> dict[str, Any]:
+        """Return what is set otherwise than by default, each edit with its type, as a configuration file has it."""
+        made = self.model_dump(mode="json", exclude_defaults=True)
+        for name, edits in (("on_arrival", self.on_arrival), ("edits", self.edits)):
+            if edits:
+                made[name] = [
+                    {"type": edit.type, **edit.model_dump(mode="json", exclude_defaults=True)} for edit in edits
+                ]
+        return made
 
     @cached_property
     def uses_cost(self) -> bool:

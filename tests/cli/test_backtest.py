@@ -149,6 +149,19 @@ def test_packed_files_are_read(run: Run, file: Path) -> None:
     code, _, errors = run("backtest", "--file", packed)
     assert code == 2
     assert "cannot be read: Not a gzipped file" in errors
+    spoilt = bytearray(gzip.compress(file.read_bytes()))
+    spoilt[10:14] = b"\xff" * 4
+    packed.write_bytes(spoilt)
+    code, _, errors = run("backtest", "--file", packed)
+    assert code == 2
+    assert "cannot be read: Error -3" in errors
+
+
+def test_without_a_request_nothing_is_suggested(run: Run, file: Path) -> None:
+    file.write_text(json.dumps([{"role": "assistant", "content": "Hello"}]))
+    code, _, errors = run("backtest", "--file", file, "--suggest")
+    assert code == 2
+    assert "these sessions hold no request" in errors
 
 
 def test_the_html_report(run: Run, file: Path) -> None:

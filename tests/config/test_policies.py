@@ -141,6 +141,10 @@ def test_null_removes_a_key() -> None:
     assert (policy.target.tokens, policy.target.ratio) == (None, 0.5)
     with pytest.raises(ValidationError, match="drop_oldest needs a target"):
         merged(base=BASE, a={"extends": "base", "target": None})
+    policy = merged(base=BASE, a={"extends": "base", "pin": None, "keep": {"rounds": None}, "on_arrival": None})
+    assert (policy.pin, policy.keep.rounds, policy.on_arrival) == ((), 1, ())
+    with pytest.raises(ValidationError, match="match"):
+        merged(base=BASE, a={"extends": "base", "match": None})
 
 
 def test_chains_are_followed_in_any_order() -> None:

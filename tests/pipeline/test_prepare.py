@@ -104,6 +104,19 @@ async def test_tool_calls_in_the_history_without_tools_in_the_request_are_warned
     assert "x-context-warning" not in (await house.ask(messages=said, tools=tools)).headers
 
 
+async def test_a_client_whose_only_tools_would_go_keeps_them_beside_those_of_the_proxy(
+    provider: Provider, tmp_path: Path
+) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("f", "g")]
+    slim = {"slim": {"tools": {"remove": ["f"]}}}
+    async with opened(provider, tmp_path, policies=slim, virtual_tools={"recall_context": True}) as house:
+        preparer = Preparer(house.settings, house.services, "0123abcd")
+        for offered, removed in ((tools[:1], ()), (tools, ("f",))):
+            prepared = await preparer.prepare(call(tools=offered))
+            assert prepared.own_tools == ("recall_context",)
+            assert prepared.removed_tools == removed
+
+
 async def test_branches_of_a_long_history_share_the_trim_of_the_first(house: House, provider: Provider) -> None:
     lean = {"trigger": {"tokens": 2_000}, "target": {"tokens": 1_000}, "edits": [{"type": "drop_oldest"}]}
     house.chat.policies.current = {"lean": Policy.model_validate(lean)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
 
@@ -237,6 +238,21 @@ def test_ungrounded_identifiers_and_numbers_are_found(text: str, named: str) -> 
 )
 def test_other_spellings_are_grounded(text: str) -> None:
     assert list(ungrounded(text, FLIGHT)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("It made 01anintroductionandoverviewofthewholeproduct.md then.", id="a number and a long word"),
+        pytest.param(f"It made 7{'a-b' * 60}_x.", id="a number and words with hyphens"),
+        pytest.param(f"It was done.{chr(10) * 200_000}All of it.", id="empty lines"),
+        pytest.param(f"## user{' ' * 200_000}x", id="blanks in a heading"),
+    ],
+)
+def test_odd_narratives_take_time_in_proportion(text: str) -> None:
+    start = process_time()
+    judged(text)
+    assert process_time() - start < 5
 
 
 def test_scaled_numbers_are_compared_by_value() -> None:

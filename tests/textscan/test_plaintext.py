@@ -48,6 +48,10 @@ from proxy.tokens import TokenCounter
         pytest.param("1.5 MB/s eta 3s\r22.5 kB/s eta 11s", "22.5 kB/s eta 11s", id="units change too"),
         pytest.param("⠋ wait\r⠙ wait\rdone", "⠙ wait\rdone", id="a spinner"),
         pytest.param("one line\rsecond line\rthe third", "one line\rsecond line\rthe third", id="other line ends"),
+        pytest.param(
+            "day,n\r1/2/2024,1\r2/2/2024,2", "day,n\r1/2/2024,1\r2/2/2024,2", id="a table with other line ends"
+        ),
+        pytest.param("1.2/9.5 MB\r9.5/9.5 MB\n", "9.5/9.5 MB\n", id="parts of a whole"),
         pytest.param("10%\rfailed: no space\r20%", "10%\rfailed: no space\r20%", id="a word between"),
         pytest.param("a\r\r\rb", "a\rb", id="nothing between"),
     ],
@@ -123,6 +127,14 @@ def test_words_stay(text: str) -> None:
 def test_many_lines_of_bytes_are_one() -> None:
     text = "\n".join(wrap(BASE64.rstrip("=") * 700, 76))
     assert without_blobs(text) == f"… ({len(text)} characters of base64 omitted)"
+
+
+def test_a_long_attachment_of_a_mail_takes_time_in_proportion() -> None:
+    bytes_in_lines = "\r\n".join(wrap(BASE64.rstrip("=") * 700, 76))
+    start = process_time()
+    shown = without_blobs(f"{bytes_in_lines}==\r\n--boundary--\r\n")
+    assert shown == f"… ({len(bytes_in_lines) + 2} characters of base64 omitted)\r\n--boundary--\r\n"
+    assert process_time() - start < 5
 
 
 # --------------------------------------------------------------------------------------------- log
@@ -422,6 +434,13 @@ def test_a_menu_that_stands_on_a_page_twice_is_shown_once() -> None:
     page = shown(f"<html><body><ul>{menu}</ul><p>Text</p><ul>{menu}</ul></body></html>")
     assert page.count("Shop") == 2  # its address and its name
     assert page.endswith("Text\n… (3 lines omitted: as above)")
+
+
+def test_a_tag_that_never_ends_takes_time_in_proportion() -> None:
+    start = process_time()
+    page = f"<html><p>Text</p><{'a' * 200_000}"
+    assert shown(page) == f"Text\n<{'a' * 200_000}"
+    assert process_time() - start < 5
 
 
 @pytest.mark.parametrize(

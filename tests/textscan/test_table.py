@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from time import process_time
 from typing import Any
 
 import pytest
@@ -341,3 +342,10 @@ def test_any_document_can_be_read_back(value: Any) -> None:
     assert compact(table) == table
     assert compact(text) == table
     assert len(table) <= len(write(read(text) or []))
+
+
+def test_a_name_of_nothing_but_braces_takes_time_in_proportion() -> None:
+    start = process_time()
+    text = json.dumps({"{" * 300_000: "\\"})
+    assert compact(text) == text.replace(": ", ":")
+    assert process_time() - start < 5

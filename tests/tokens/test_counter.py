@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -96,6 +97,14 @@ def test_json_is_counted_as_text() -> None:
     raw = b'[{"type":"function","function":{"name":"get_weather"}}]'
     assert COUNTER.json(raw, MODEL) == words(raw.decode())
     assert COUNTER.json(b'"\xff"', MODEL) > 0
+    assert COUNTER.json(b"[1, ", MODEL) > 0
+
+
+@pytest.mark.parametrize("written", [{}, {"indent": 2}, {"ensure_ascii": False}])
+def test_json_counts_alike_however_it_is_written(written: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "查询天气", "parameters": {}}}]
+    compact = json.dumps(tools, ensure_ascii=False, separators=(",", ":"))
+    assert COUNTER.json(json.dumps(tools, **written).encode(), MODEL) == words(compact)
 
 
 def test_a_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,15 @@ def test_a_full_policy_is_read() -> None:
     assert policy.keep.first_user
 
 
+def test_what_is_written_of_a_policy_can_stand_in_a_file() -> None:
+    policy = Policy.model_validate(FULL)
+    written = policy.written()
+    assert written["edits"] == [{"type": "keep_tool_calls", "when": {"messages": 10}}, {"type": "drop_oldest"}]
+    assert written["on_arrival"] == FULL["on_arrival"]
+    assert Policy.model_validate(written) == policy
+    assert Policy().written() == {}
+
+
 def test_an_empty_policy_sends_everything() -> None:
     policy = Policy.model_validate({})
     assert (policy.trigger, policy.edits, policy.on_arrival, policy.pin) == (None, (), (), ())
