@@ -86,6 +86,19 @@ def test_a_stream_without_end_is_passed_on_and_not_kept(served: Served, seeds: S
     assert (receipt["status"], "too long to be stored whole" in receipt["error"]) == ("partial", True)
 
 
+def test_what_follows_the_last_event_without_an_end_is_not_kept(
+    served: Served, provider: HostileProvider, seeds: Seeds
+) -> None:
+    async def does(writer: Any, seeds: Seeds, streams: bool) -> None:
+        writer.write(EVENTS + LAST + seeds.streamed([(name, orjson.dumps(data)) for name, data in seeds.events]))
+        for _ in range(1000):
+            writer.write(b": more\n\n" * 131_072)
+            await writer.drain()
+
+    provider.does["no end"] = does
+    assert len(asked(served, seeds, "no end", stream=True).content) < 4 * MEGABYTE
+
+
 @pytest.mark.parametrize("model", ["deep", "digits", "members", "raw deflate"])
 def test_an_odd_answer_that_can_be_relayed_is_relayed(served: Served, seeds: Seeds, model: str) -> None:
     assert asked(served, seeds, model).status_code == 200
