@@ -11,10 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from tests.hostile.measure import DOES, endless_stream
+from tests.hostile.measure import DOES, answers, endless_stream
 from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
 from tests.hostile.seeds import DIALECTS, MESSAGES, RESPONSES, Seeds
-from tests.support.raw_socket import chat, sent
+from tests.support.raw_socket import chat, seconds_of, sent
 from tests.support.served import Served, config_file, peak, resident
 from tests.support.stores import empty_store
 from tests.support.waiting import until
@@ -97,6 +97,20 @@ def test_what_follows_the_last_event_without_an_end_is_not_kept(
 
     provider.does["no end"] = does
     assert len(asked(served, seeds, "no end", stream=True).content) < 4 * MEGABYTE
+
+
+def test_others_are_served_while_a_long_error_is_read(
+    served: Served, provider: HostileProvider, seeds: Seeds
+) -> None:
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n"
+    provider.does["long error"] = answers(*[b"<p>not found</p>" * 65_536] * 60, head=head)
+    port, waited = int(served.url.rpartition(":")[2]), list[float]()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asked, served, seeds, "long error")
+        while not answer.done():
+            waited.append(seconds_of(port))
+    assert answer.result().status_code == 400
+    assert max(waited) < 1
 
 
 @pytest.mark.parametrize("model", ["deep", "digits", "members", "raw deflate"])
