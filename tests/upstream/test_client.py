@@ -451,6 +451,7 @@ async def test_a_server_that_does_not_read_the_request_is_a_time_out() -> None:
     [
         (b"", "broke before"),
         (b"nonsense\r\n\r\n", "valid HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Le" + Provider.CUT, "broke before|valid HTTP"),
         (OK + b"nonsense", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nxyz\r\n", "valid HTTP"),
