@@ -227,3 +227,22 @@ def test_the_output_of_a_call_may_be_a_list_of_texts(served: Served) -> None:
     result = {"type": "function_call_output", "call_id": "c1", "output": ["line 1\n" * 2_000, {"type": "input_text"}]}
     body = RESPONSES.body([{"role": "user", "content": "a"}, call, result], {"model": "plain"})
     assert httpx.post(served.url + RESPONSES.path, json=body, timeout=60, trust_env=False).status_code != 500
+
+
+@pytest.mark.parametrize("odd", ["a block that never begins", "blocks from 1 on", "a block twice"])
+def test_blocks_are_shown_as_they_come_beside_tools_of_the_proxy(
+    served: Served, provider: HostileProvider, odd: str
+) -> None:
+    events = [(name, orjson.dumps(data)) for name, data in MESSAGES.events]
+    begins = next(at for at, (name, _) in enumerate(events) if name == "content_block_start")
+    if odd == "a block that never begins":
+        del events[begins]
+    elif odd == "a block twice":
+        events.insert(begins, events[begins])
+    else:
+        events = [
+            (name, data.replace(b'"index":1', b'"index":2').replace(b'"index":0', b'"index":1')) for name, data in events
+        ]
+    stream = MESSAGES.streamed(events)
+    provider.does["odd blocks"] = told(stream)
+    assert asked_with_tools(served, MESSAGES, "odd blocks", stream=True).content == stream

@@ -123,9 +123,9 @@ class MessagesStreamFilter:
             if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
                 self._shown[index] = None
             else:
-                self._shown[index] = self._next
-                self._next += 1
-        known = self._shown.get(index)
+                known = self._shown[index] = self._next if self.hides else index
+                self._next = max(self._next, known + 1)
+        known = self._shown.get(index, None if self.hides else index)  # of a block that never began: as it came
         if known is None:
             return b""
         self.said = True
