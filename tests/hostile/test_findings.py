@@ -246,3 +246,13 @@ def test_blocks_are_shown_as_they_come_beside_tools_of_the_proxy(
     stream = MESSAGES.streamed(events)
     provider.does["odd blocks"] = told(stream)
     assert asked_with_tools(served, MESSAGES, "odd blocks", stream=True).content == stream
+
+
+def test_of_a_long_error_a_receipt_keeps_the_beginning(served: Served, provider: HostileProvider, seeds: Seeds) -> None:
+    words = "cannot read " + "what you asked " * 100_000
+    body = orjson.dumps({"error": {"message": words}})
+    provider.does["words"] = told(body, b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+    answer = asked(served, seeds, "words")
+    assert answer.content == body
+    receipt = httpx.get(f"{served.url}/exchanges/{answer.headers['x-exchange-id']}", trust_env=False).json()
+    assert receipt["error"] == words[:4_000]
