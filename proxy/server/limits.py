@@ -216,7 +216,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refusal = self._over_limit()
                 raise self._refusal
         if len(self.pipeline) >= MAX_WAITING:
-            self._refusal = Overloaded(f"More than {MAX_WAITING} requests wait on this connection. Await answers first.")
+            self._refusal = Overloaded(f"More than {MAX_WAITING} requests wait on this connection. Await answers.")
             raise self._refusal
         self._stop_timer()
         self._in_head = False

@@ -28,7 +28,7 @@ from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
-FIRST_STATUS: Final = 200  # 101 changes the protocol, which nobody has asked for; other informational ones are passed over
+FIRST_STATUS: Final = 200  # 101 changes the protocol, which nobody has asked for; others are passed over
 LAST_STATUS: Final = 599
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")

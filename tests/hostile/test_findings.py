@@ -99,9 +99,7 @@ def test_what_follows_the_last_event_without_an_end_is_not_kept(
     assert len(asked(served, seeds, "no end", stream=True).content) < 4 * MEGABYTE
 
 
-def test_others_are_served_while_a_long_error_is_read(
-    served: Served, provider: HostileProvider, seeds: Seeds
-) -> None:
+def test_others_are_served_while_a_long_error_is_read(served: Served, provider: HostileProvider, seeds: Seeds) -> None:
     head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n"
     provider.does["long error"] = answers(*[b"<p>not found</p>" * 65_536] * 60, head=head)
     port, waited = int(served.url.rpartition(":")[2]), list[float]()
@@ -240,9 +238,9 @@ def test_blocks_are_shown_as_they_come_beside_tools_of_the_proxy(
     elif odd == "a block twice":
         events.insert(begins, events[begins])
     else:
-        events = [
-            (name, data.replace(b'"index":1', b'"index":2').replace(b'"index":0', b'"index":1')) for name, data in events
-        ]
+        for index in (1, 0):
+            old, new = b'"index":%d' % index, b'"index":%d' % (index + 1)
+            events = [(name, data.replace(old, new)) for name, data in events]
     stream = MESSAGES.streamed(events)
     provider.does["odd blocks"] = told(stream)
     assert asked_with_tools(served, MESSAGES, "odd blocks", stream=True).content == stream
