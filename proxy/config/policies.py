@@ -87,8 +87,10 @@ class Policies:
             )
         known = {**self._known, BUILT_IN_NAME: BUILT_IN}
         if name not in known:
+            # Names of policies for others alone may tell who they are.
+            listed = [each for each, policy in known.items() if policy.match.covers_tenant(tenant)]
             raise InvalidRequest(
-                f"There is no policy named {name!r}. Use one of {', '.join(known)}; '{OFF}' trims nothing.",
+                f"There is no policy named {name!r}. Use one of {', '.join(listed)}; '{OFF}' trims nothing.",
                 param="X-Context-Policy",
                 code="unknown_policy",
             )

@@ -18,6 +18,8 @@ MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_LONGEST_MODEL: Final = 2048
+"""Characters of a model's name. Clients choose it, and much is remembered and counted by it; an ARN has so many."""
 
 
 def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[msgspec.Raw]]:
@@ -130,6 +132,12 @@ def _model_of(values: Mapping[str, Any]) -> str:
     if _CONTROL.search(model):
         raise InvalidRequest(
             "Invalid 'model': it holds control characters. Send the name alone.", param="model", code="invalid_value"
+        )
+    if len(model) > _LONGEST_MODEL:
+        raise InvalidRequest(
+            f"Invalid 'model': it is longer than {_LONGEST_MODEL} characters. Send the name alone.",
+            param="model",
+            code="string_above_max_length",
         )
     if not model and "model" in values:
         raise InvalidRequest(

@@ -34,6 +34,7 @@ from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
 _DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
+_EVENTS: Final = b"text/event-stream"
 _UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams so
 _OPENING_SECONDS: Final = 2.0  # how long an answer of such a type waits for the byte that tells
 
@@ -233,12 +234,13 @@ async def _settle_left(relay: StreamRelay | WholeRelay, settle: Settle, *, stopp
 
 
 async def _is_stream(answer: Answer, *, asked: bool) -> bool:
-    """Tell whether the answer is a stream of events; some servers do not say so, where one was asked for."""
+    """Tell whether the answer is a stream of events; some servers do not say so where one was asked for, or else do."""
     if answer.status == 204:  # it has no body
         return False
-    if answer.media_type == b"text/event-stream":
-        return True
-    if not asked or answer.media_type not in _UNTYPED:
+    if answer.media_type == _EVENTS:
+        if asked:
+            return True
+    elif not asked or answer.media_type not in _UNTYPED:
         return False
     return not answer.readable or await answer.opening(_first_byte, _OPENING_SECONDS) != b"{"
 

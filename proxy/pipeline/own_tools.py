@@ -131,8 +131,10 @@ class Rounds:
             self._asks += 1
             answer = await self._ask_again(self.messages)
             try:
-                overflow_of = self.dialect.requests.overflow_of
-                too_long = answer.status >= 400 and overflow_of(answer.status, await answer.read()) is not None
+                too_long = False
+                if answer.status >= 400:
+                    body, overflow_of = await answer.read(), self.dialect.requests.overflow_of
+                    too_long = await compute(len(body), overflow_of, answer.status, body) is not None
             except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
                 await answer.aclose()
                 raise

@@ -28,7 +28,7 @@ _LOG: Final = logging.getLogger("palimpsest.relay")
 AFTER_DONE_SECONDS: Final = 1.0
 """How long an upstream may take to close after the last event; the client has everything by then."""
 MAX_EVENT_BYTES: Final = 16_777_216  # longest event of a stream
-_LARGE_EVENT: Final = 1_048_576  # an event up to this size takes no memory that is counted
+_LARGE_EVENT: Final = 1_048_576  # an event up to this size, and what follows the last one, takes no counted memory
 _FRAME: Final = 4  # as a rule an event is so many times as long as what it adds to the reply, or more
 
 
@@ -287,7 +287,7 @@ class StreamRelay:
             return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
-                while chunk := await self._answer.chunk(plain=self._answer.readable):
+                while len(rest) < _LARGE_EVENT and (chunk := await self._answer.chunk(plain=self._answer.readable)):
                     rest += chunk
             except UpstreamError:
                 pass

@@ -8,12 +8,11 @@ where an upstream refuses it trimmed for any reason that lies in the request its
 from __future__ import annotations
 
 import hmac
-import re
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 from msgspec import Struct
@@ -23,7 +22,7 @@ from proxy.config import Settings
 from proxy.conversation import Kind
 from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
 from proxy.dialects.jsontext import write
-from proxy.pipeline.background import OFF_LOOP_BYTES
+from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of
 from proxy.trimming import Plan, Policy, merged
@@ -39,8 +38,8 @@ REFUSED_BOTH: Final = "upstream refused the trimmed request, and the original to
 """The warning of a request that was refused either way."""
 UNBOUND: Final = "upstream refused reasoning that was made behind another view: all reasoning so far is left out"
 """The warning of a request that went through without older reasoning."""
-_OF_REASONING: Final = re.compile(rb"reasoning|thinking|signature|encrypted", re.IGNORECASE)
-"""What a refusal of reasoning speaks of."""
+_OF_REASONING: Final = (b"reasoning", b"thinking", b"signature", b"encrypted")
+"""What a refusal of reasoning speaks of, in lower case."""
 _OF_A_FIELD: Final = frozenset({400, 422})  # how a field that is not known is refused
 _NOT_OF_THE_BODY: Final = frozenset({401, 403, 407, 413, 429})
 """Refusals that the original would get too: of credentials, of too many bytes, and of too many requests."""
@@ -62,6 +61,9 @@ the two counts of it may differ by a fourth; and the next turns need room too.""
 _OPENING_SECONDS: Final = 2.0  # how long the first events of a stream wait for the one that shows that all is well
 _TRIALS: Final = 2  # plans that are made after an overflow: a second one where the first seems too long by its bytes
 _LEAST_STEP: Final = 0.5  # by how much less the second one may aim. (An image has many bytes and few tokens.)
+
+
+Found = TypeVar("Found")
 
 
 class _Instructed(Struct, frozen=True, kw_only=True):
@@ -206,7 +208,7 @@ class UpstreamSender:
         refusing: LRUCache[tuple[str, str], bool] | None = None
         if attempt.adds_usage and answer.status in _OF_A_FIELD and api.refuses_usage(refusal):
             attempt.adds_usage, refusing = False, self._refuses_usage
-        elif attempt.caches_newest and (named or self._may_refuse_our_mark(attempt, answer.status, refusal)):
+        elif attempt.caches_newest and (named or await self._may_refuse_our_mark(attempt, answer)):
             sent = self._body(attempt, attempt.orders)
             attempt.caches_newest = False
             if self._body(attempt, attempt.orders) == sent:  # the mark that is refused is the client's
@@ -224,16 +226,16 @@ class UpstreamSender:
         return answer
 
     @staticmethod
-    def _may_refuse_our_mark(attempt: Attempt, status: int, refusal: bytes) -> bool:
+    async def _may_refuse_our_mark(attempt: Attempt, answer: Answer) -> bool:
         """Tell whether a request is to be sent without our mark: untrimmed, it might go through without the proxy."""
         prepared, api = attempt.prepared, attempt.prepared.call.dialect.requests
         untrimmed = attempt.report.plan.view == prepared.request.messages
-        return status in _OF_A_FIELD and untrimmed and api.overflow_of(status, refusal) is None
+        return answer.status in _OF_A_FIELD and untrimmed and await _told(answer, api.overflow_of) is None
 
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
         while answer.status >= 400:
-            order = attempt.prepared.call.dialect.requests.demanded_order(answer.status, await _read(answer))
+            order = await _told(answer, attempt.prepared.call.dialect.requests.demanded_order)
             if order is None or order in attempt.orders:
                 return answer
             demanded: frozenset[RoleOrder] = frozenset({*attempt.orders, order})
@@ -251,8 +253,7 @@ class UpstreamSender:
         """
         if not 400 <= answer.status < 500 or answer.status in _NOT_OF_THE_BODY:
             return False
-        overflow_of = attempt.prepared.call.dialect.requests.overflow_of
-        return overflow_of(answer.status, await _read(answer)) is None
+        return await _told(answer, attempt.prepared.call.dialect.requests.overflow_of) is None
 
     async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer, replanned: Replanned) -> Answer:
         """Ask again, for less, where a stream begins with the error that the request is too long."""
@@ -271,8 +272,8 @@ class UpstreamSender:
 
         `error` is the body of an error that came in a stream.
         """
-        status, body = (answer.status, await _read(answer)) if error is None else (400, error)
-        overflow = attempt.prepared.call.dialect.requests.overflow_of(status, body)
+        overflow_of = attempt.prepared.call.dialect.requests.overflow_of
+        overflow = await _told(answer, overflow_of) if error is None else overflow_of(400, error)
         if overflow is None:
             return False
         async with _closed_on_error(answer):
@@ -298,7 +299,7 @@ class UpstreamSender:
         Only an original that goes through shows that trimming was the cause: then its plan is kept for the session.
         """
         prepared, first = attempt.prepared, attempt.report
-        if prepared.call.dialect.requests.overflow_of(answer.status, await _read(answer)) is not None:
+        if await _told(answer, prepared.call.dialect.requests.overflow_of) is not None:
             return answer
         async with _closed_on_error(answer):
             original = await original_of(prepared)
@@ -321,7 +322,7 @@ class UpstreamSender:
 
     async def _unbound(self, attempt: Attempt, answer: Answer, replanned: Replanned, unbound_of: UnboundOf) -> Answer:
         """Send once without older reasoning where upstream refused that; if it refuses again, the first one holds."""
-        if answer.status not in _OF_A_FIELD or _OF_REASONING.search(await _read(answer)) is None:
+        if answer.status not in _OF_A_FIELD or not await _told(answer, _speaks_of_reasoning):
             return answer
         first, prepared = attempt.report, attempt.prepared
         async with _closed_on_error(answer):
@@ -507,6 +508,19 @@ def cache_key(secret: bytes, tenant: str, session: str) -> str:
     most; 32 do not meet by chance.
     """
     return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:32]
+
+
+async def _told(answer: Answer, of: Callable[[int, bytes], Found]) -> Found:
+    """Return what `of` says of an error, found in a thread where that is long: some repeat the request."""
+    async with _closed_on_error(answer):
+        body = await answer.read()
+        return await compute(len(body), of, answer.status, body)
+
+
+def _speaks_of_reasoning(_: int, body: bytes) -> bool:
+    """Tell whether an error speaks of reasoning. A pattern would take a second for what may be read of one."""
+    said = body.lower()
+    return any([word in said for word in _OF_REASONING])
 
 
 async def _read(answer: Answer) -> bytes:

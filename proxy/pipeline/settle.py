@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
+_LONGEST_ERROR: Final = 4_000  # characters of an error that a receipt keeps: some repeat the request
 _CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
 _LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
 
@@ -375,7 +376,7 @@ def settlement_of(
         "finish_reasons": list(answered.finish_reasons),
         "upstream_model": answered.model,
         "upstream_status": answered.upstream_status,
-        "error": answered.error,
+        "error": answered.error if answered.error is None else answered.error[:_LONGEST_ERROR],
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,

@@ -7,6 +7,7 @@ uvicorn's parser takes heads of any length and waits for ever. `LimitedProtocol`
     no complete head 10 s after its first byte          408; without a byte the connection is closed
     less than 1 kB/s of a body over 30 s                408
     too many connections of one address                 503
+    over 16 requests that wait behind another one       the connection is closed
 
 Trailers are read and forgotten: a field that comes after the body decides nothing.
 """
@@ -35,6 +36,7 @@ from proxy.errors import HeadersTooLarge, InvalidRequest, LineTooLong, Overloade
 MAX_LINE_BYTES: Final = 16_384
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 200
+MAX_WAITING: Final = 16  # requests of one connection that wait for an answer to the one before
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 BODY_RATE: Final = 1_000  # bytes a second
@@ -126,6 +128,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _counted = ""  # the address under which this connection is counted
     _refusal: PalimpsestError | None = None
+    _running: RequestResponseCycle | None = None  # the request that is answered; `cycle` is the newest
     _stops = False  # whether no further request is awaited after the next one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -147,6 +150,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_timer()
+        if self._running is not None and self._running is not self.cycle:
+            self._running.disconnected = True
+            self._running.message_event.set()
         if self._counted:
             self.open_by_address[self._counted] -= 1
             if not self.open_by_address[self._counted]:
@@ -172,6 +178,17 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self._stops = True
             self.loop.call_later(self.last_call_seconds, super().shutdown)
+
+    def on_response_complete(self) -> None:
+        """Begin with the next request, if one has come. What comes behind those that wait is not read yet."""
+        self._running = None
+        super().on_response_complete()
+        if self.pipeline and not self.transport.is_closing():
+            self.flow.pause_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def declines_upgrade(self) -> bool:
         """Whether the request offers another protocol that is passed over.
@@ -200,6 +217,9 @@ class LimitedProtocol(HttpToolsProtocol):
             if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
                 self._refusal = self._over_limit()
                 raise self._refusal
+        if len(self.pipeline) >= MAX_WAITING:
+            self._refusal = Overloaded(f"More than {MAX_WAITING} requests wait on this connection. Await answers.")
+            raise self._refusal
         self._stop_timer()
         self._in_head = False
         super().on_headers_complete()

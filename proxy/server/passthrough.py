@@ -44,6 +44,7 @@ _BODY: Final = msgspec.json.Decoder(_Body)
 _MESSAGES: Final = b"/messages/"
 _COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
 _VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
+_NOT_MODIFIED: Final = 304
 _PREFLIGHT: Final = b"access-control-request-method"
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 """What a shared key may be used for: nobody deletes or replaces what belongs to all."""
@@ -191,7 +192,8 @@ def _model_in(body: bytes) -> str:
 async def _return(answer: Answer, connection: ClientConnection) -> None:
     """Relay the answer as it comes. If it breaks, so does the connection: nothing else can say so."""
     back = headers.to_client(answer.headers)
-    if (length := answer.header(b"content-length")) is not None:
+    # A 304 may say how long the body is that it does not have; uvicorn would wait for it.
+    if (length := answer.header(b"content-length")) is not None and answer.status != _NOT_MODIFIED:
         back.append((b"content-length", length))
     await connection.start(answer.status, back)
     try:

@@ -28,6 +28,7 @@ from proxy.upstream.connections import RequestBody, open_session, origin_of
 
 Headers = list[tuple[bytes, bytes]]
 
+FIRST_STATUS: Final = 200  # 101 changes the protocol, which nobody has asked for; others are passed over
 LAST_STATUS: Final = 599
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
@@ -429,7 +430,8 @@ class Upstream:
             )
         except _FAILURES as why:
             raise error_of(why) from why
-        if response.status > LAST_STATUS or _CONTROL.search(b"".join(chain.from_iterable(response.raw_headers))):
+        odd = not FIRST_STATUS <= response.status <= LAST_STATUS
+        if odd or _CONTROL.search(b"".join(chain.from_iterable(response.raw_headers))):
             response.close()
             raise UpstreamUnreachable(
                 f"{origin_of(destination.base_url).name} did not answer with valid HTTP. Check {destination.setting}."

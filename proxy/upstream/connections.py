@@ -30,9 +30,11 @@ from yarl import URL
 from proxy.errors import UpstreamBusy
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
+    from aiohttp.http import RawResponseMessage
     from aiohttp.tracing import Trace
     from aiohttp.typedefs import LooseHeaders
 
@@ -47,6 +49,8 @@ _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECA
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
 _MOST_HEADERS: Final = 1000  # of an answer; aiohttp takes 128
+_HEAD_BYTES: Final = 1_048_576  # longest head of an answer, with the informational ones before it
+_FINAL_STATUS: Final = 200  # those below inform, and another head follows
 _BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
 _SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
@@ -168,7 +172,35 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Protocol(ResponseHandler):
-    """A connection on which a body that becomes invalid HTTP ends in an error: aiohttp's own waits for more of it."""
+    """A connection on which no head is endless, and nothing is waited for without a limit of time.
+
+    aiohttp's own takes heads of any length, has no limit of time after an informational one, and waits for more of a
+    body that becomes invalid HTTP.
+    """
+
+    _head_bytes = 0  # of the head that is awaited
+    _informed = False  # whether the last head was an informational one
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a head, or of a body."""
+        if self._payload is None or self._payload.is_eof():
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES:
+                if self.transport is not None:
+                    self.transport.close()
+                self.set_exception(HttpProcessingError(message="The head is too long."))
+                return
+        super().data_received(data)
+        if self._informed:
+            self._informed = False
+            self.start_timeout()
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Hand a head on."""
+        self._informed = data[0].code < _FINAL_STATUS
+        if not self._informed:
+            self._head_bytes = 0
+        super().feed_data(data, size)
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         """Fail what is awaited from this connection, the body too that it was reading."""

@@ -84,11 +84,18 @@ def test_a_reload_replaces_all_policies() -> None:
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        Policies({"small": SMALL}).select("x", "y", "big")
+        Policies({"small": SMALL}).select("team-a", "y", "big")
     assert refusal.value.status == 400
     assert refusal.value.param == "X-Context-Policy"
     for word in ("'big'", "small", "default", "built-in", OFF):
         assert word in refusal.value.message
+
+
+def test_a_refused_name_tells_nothing_of_policies_for_others_alone() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        Policies({"of-team-a": SMALL, "all": ALL}).select("x", "y", "big")
+    assert "of-team-a" not in refusal.value.message
+    assert "all" in refusal.value.message
 
 
 BASE: dict[str, Any] = {

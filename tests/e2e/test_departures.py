@@ -6,9 +6,11 @@ import threading
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.e2e.conftest import Serve
+from tests.support.raw_socket import RawClient, chat, request
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
@@ -67,6 +69,18 @@ def leave_in_the_middle(proxy: Proxy, session: str, model: str) -> bytes:
             if b"word3" in seen:
                 break
     return seen
+
+
+def test_a_client_that_leaves_while_its_next_request_waits_frees_the_provider(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    body, headers = asked(proxy, session, "hold", stream=False)
+    first = chat(orjson.dumps(body), *[f"{name}: {value}".encode() for name, value in headers.items()])
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(first.replace(b"Connection: close\r\n", b"") + request(b"GET", b"/healthz"))
+        until(lambda: upstream.open == 1, "the provider is asked")
+    until(lambda: upstream.open == 0, "the provider is free")
+    until(lambda: status(proxy, session) == "cancelled", "it is stored")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])

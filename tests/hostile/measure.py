@@ -316,6 +316,12 @@ async def _(target: Target) -> str:
     return told(answers)
 
 
+@attack("20 connections of 4 MB of requests", once=True)
+async def _(target: Target) -> str:
+    begun = b"GET / HTTP/1.1\r\n\r\n" * 200_000
+    return told(await asyncio.gather(*[ask(target.port, begun, patience=5) for _ in range(20)]))
+
+
 @attack("48 MB of tiny messages")
 async def _(target: Target) -> str:
     body = target.seeds.raw_body(b",".join([TINY] * (48 * MEGABYTE // 30)))

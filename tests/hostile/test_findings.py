@@ -11,10 +11,10 @@ import httpx
 import orjson
 import pytest
 
-from tests.hostile.measure import DOES, endless_stream
+from tests.hostile.measure import DOES, answers, endless_stream
 from tests.hostile.provider import EVENTS, JSON, LAST, Does, HostileProvider
 from tests.hostile.seeds import DIALECTS, MESSAGES, RESPONSES, Seeds
-from tests.support.raw_socket import chat, sent
+from tests.support.raw_socket import chat, seconds_of, sent
 from tests.support.served import Served, config_file, peak, resident
 from tests.support.stores import empty_store
 from tests.support.waiting import until
@@ -84,6 +84,31 @@ def test_a_stream_without_end_is_passed_on_and_not_kept(served: Served, seeds: S
     until(lambda: httpx.get(place, trust_env=False).status_code == 200, "its receipt is there")
     receipt = httpx.get(place, trust_env=False).json()
     assert (receipt["status"], "too long to be stored whole" in receipt["error"]) == ("partial", True)
+
+
+def test_what_follows_the_last_event_without_an_end_is_not_kept(
+    served: Served, provider: HostileProvider, seeds: Seeds
+) -> None:
+    async def does(writer: Any, seeds: Seeds, streams: bool) -> None:
+        writer.write(EVENTS + LAST + seeds.streamed([(name, orjson.dumps(data)) for name, data in seeds.events]))
+        for _ in range(1000):
+            writer.write(b": more\n\n" * 131_072)
+            await writer.drain()
+
+    provider.does["no end"] = does
+    assert len(asked(served, seeds, "no end", stream=True).content) < 4 * MEGABYTE
+
+
+def test_others_are_served_while_a_long_error_is_read(served: Served, provider: HostileProvider, seeds: Seeds) -> None:
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n"
+    provider.does["long error"] = answers(*[b"<p>not found</p>" * 65_536] * 60, head=head)
+    port, waited = int(served.url.rpartition(":")[2]), list[float]()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asked, served, seeds, "long error")
+        while not answer.done():
+            waited.append(seconds_of(port))
+    assert answer.result().status_code == 400
+    assert max(waited) < 1
 
 
 @pytest.mark.parametrize("model", ["deep", "digits", "members", "raw deflate"])
@@ -200,3 +225,32 @@ def test_the_output_of_a_call_may_be_a_list_of_texts(served: Served) -> None:
     result = {"type": "function_call_output", "call_id": "c1", "output": ["line 1\n" * 2_000, {"type": "input_text"}]}
     body = RESPONSES.body([{"role": "user", "content": "a"}, call, result], {"model": "plain"})
     assert httpx.post(served.url + RESPONSES.path, json=body, timeout=60, trust_env=False).status_code != 500
+
+
+@pytest.mark.parametrize("odd", ["a block that never begins", "blocks from 1 on", "a block twice"])
+def test_blocks_are_shown_as_they_come_beside_tools_of_the_proxy(
+    served: Served, provider: HostileProvider, odd: str
+) -> None:
+    events = [(name, orjson.dumps(data)) for name, data in MESSAGES.events]
+    begins = next(at for at, (name, _) in enumerate(events) if name == "content_block_start")
+    if odd == "a block that never begins":
+        del events[begins]
+    elif odd == "a block twice":
+        events.insert(begins, events[begins])
+    else:
+        for index in (1, 0):
+            old, new = b'"index":%d' % index, b'"index":%d' % (index + 1)
+            events = [(name, data.replace(old, new)) for name, data in events]
+    stream = MESSAGES.streamed(events)
+    provider.does["odd blocks"] = told(stream)
+    assert asked_with_tools(served, MESSAGES, "odd blocks", stream=True).content == stream
+
+
+def test_of_a_long_error_a_receipt_keeps_the_beginning(served: Served, provider: HostileProvider, seeds: Seeds) -> None:
+    words = "cannot read " + "what you asked " * 100_000
+    body = orjson.dumps({"error": {"message": words}})
+    provider.does["words"] = told(body, b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n")
+    answer = asked(served, seeds, "words")
+    assert answer.content == body
+    receipt = httpx.get(f"{served.url}/exchanges/{answer.headers['x-exchange-id']}", trust_env=False).json()
+    assert receipt["error"] == words[:4_000]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -13,7 +14,7 @@ import pytest
 from proxy.server import limits
 from tests.e2e.conftest import Serve
 from tests.support.raw_socket import RawClient, chat, request, sent
-from tests.support.served import Served, resident
+from tests.support.served import Served, peak, resident
 from tests.support.server import Proxy
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
@@ -79,6 +80,26 @@ def test_an_endless_head_is_refused_and_takes_no_memory(
 def test_limits_of_a_head_that_is_complete(proxy: Proxy, line: int, headers: int, status: int) -> None:
     fields = [b"X-A: b"] * headers if headers > 0 else [b"X-A: " + b"b" * -headers]
     assert sent(proxy.port, request(b"GET", b"/" + b"a" * line, b"", *fields))[0] == status
+
+
+def test_requests_that_wait_behind_another_one_take_no_memory(served: Served) -> None:
+    before = resident(served.process.pid)
+    Path(f"/proc/{served.process.pid}/clear_refs").write_text("5")  # forget the peak
+    with RawClient(port_of(served)) as client, suppress(OSError):
+        client.socket.sendall((BEGIN + b"\r\n") * 50_000)
+        while client.socket.recv(65_536):
+            pass
+    assert peak(served.process.pid) - before < 32 * MEGABYTE
+    assert sent(port_of(served), request(b"GET", b"/healthz"))[0] == 200
+
+
+def test_a_few_requests_sent_at_once_are_answered_in_their_order(proxy: Proxy) -> None:
+    paths = [b"/healthz", b"/nowhere"] * (limits.MAX_WAITING // 2)
+    asked = [request(b"GET", path).replace(b"Connection: close\r\n", b"") for path in paths]
+    with RawClient(proxy.port) as client:
+        client.socket.sendall(b"".join(asked) + request(b"GET", b"/healthz"))
+        _, _, rest = client.answer()
+    assert re.findall(rb"HTTP/1.1 (\d+)", rest) == [b"404", b"200"] * (limits.MAX_WAITING // 2)
 
 
 @pytest.mark.parametrize("stream", [True, False])

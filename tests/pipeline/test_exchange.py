@@ -254,9 +254,10 @@ async def test_a_stream_is_known_by_its_type_or_by_what_was_asked(kind: str | No
 
 
 @pytest.mark.parametrize("body", [b'{"id":"x"}', b' \n{"id":"x"}'])
-async def test_json_without_a_type_is_no_stream_though_one_was_asked_for(body: bytes) -> None:
-    answer = answer_of(body, 200, {})
-    assert not await _is_stream(answer, asked=True)
+@pytest.mark.parametrize(("kind", "asked"), [("", True), ("text/event-stream", False)])
+async def test_json_of_no_type_or_of_the_wrong_one_is_no_stream(body: bytes, kind: str, asked: bool) -> None:
+    answer = answer_of(body, 200, {"Content-Type": kind} if kind else {})
+    assert not await _is_stream(answer, asked=asked)
     assert await answer.read() == body  # none of it was lost by looking
     assert await _is_stream(answer_of(body, 200, {"Content-Encoding": "br"}), asked=True)  # nobody can look
 

@@ -66,6 +66,14 @@ def test_an_answer_that_breaks_breaks_for_the_client_too(serve: Serve, answer: b
     assert got == b"half"
 
 
+def test_not_modified_says_how_long_a_body_is_that_it_does_not_have(serve: Serve) -> None:
+    with answering(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 100\r\nETag: "a"\r\n\r\n') as base:
+        proxy = serve(upstream={"base_url": base})
+        for _ in range(2):  # the connection is kept
+            answer = proxy.client.get("/v1/files/a", headers={"if-none-match": '"a"'})
+            assert (answer.status_code, answer.headers["etag"], answer.content) == (304, '"a"', b"")
+
+
 def test_an_answer_before_the_end_of_the_upload_is_told(serve: Serve) -> None:
     with answering(b"HTTP/1.1 413 Large\r\nContent-Length: 8\r\n\r\ntoo much") as base:
         proxy = serve(upstream={"base_url": base})

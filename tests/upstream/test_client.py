@@ -446,11 +446,30 @@ async def test_a_server_that_does_not_read_the_request_is_a_time_out() -> None:
     server.close()
 
 
+async def test_after_an_informational_head_the_time_is_limited_too() -> None:
+    finished = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await finished.wait()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    upstream = Upstream(UpstreamSettings(base_url=url, read_timeout=0.2), shares_key=False)
+    with pytest.raises(UpstreamTimeout):
+        await asyncio.wait_for(ask(upstream), 5)
+    await upstream.aclose()
+    finished.set()
+    server.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
         (b"", "broke before"),
         (b"nonsense\r\n\r\n", "valid HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Le" + Provider.CUT, "broke before|valid HTTP"),
         (OK + b"nonsense", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nxyz\r\n", "valid HTTP"),
@@ -462,6 +481,8 @@ async def test_a_server_that_does_not_read_the_request_is_a_time_out() -> None:
         (b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 2000 + b"\r\n", "valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 1_000_000, "valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + (b"X: " + b"a" * 60_000 + b"\r\n") * 30 + b"\r\n", "valid HTTP"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50_000 + OK, "valid HTTP"),
     ],
 )
 async def test_what_is_no_answer_is_an_error_that_names_the_upstream(answer: bytes, words: str) -> None:

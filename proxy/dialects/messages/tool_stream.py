@@ -44,7 +44,7 @@ class MessagesStreamFilter:
     def _begin(self) -> None:
         self._whole = MessageReader()  # all that the round says
         self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
-        self.ended = self.again = False
+        self.ended = self.again = self._has_hidden = False
 
     @property
     def _round(self) -> ReplyRound:
@@ -62,7 +62,7 @@ class MessagesStreamFilter:
 
     @property
     def hides(self) -> bool:
-        return self.rounds > 0 or None in self._shown.values()
+        return self.rounds > 0 or self._has_hidden
 
     @property
     def usage(self) -> JsonObject | None:
@@ -121,11 +121,11 @@ class MessagesStreamFilter:
         if kind == "content_block_start":
             begun = data.get("content_block")
             if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
-                self._shown[index] = None
+                self._shown[index], self._has_hidden = None, True
             else:
-                self._shown[index] = self._next
-                self._next += 1
-        known = self._shown.get(index)
+                known = self._shown[index] = self._next if self.hides else index
+                self._next = max(self._next, known + 1)
+        known = self._shown.get(index, None if self.hides else index)  # of a block that never began: as it came
         if known is None:
             return b""
         self.said = True

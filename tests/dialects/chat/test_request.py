@@ -148,11 +148,12 @@ def test_unknown_fields_pass(message: bytes) -> None:
         (body(rest=b',"model":5'), "model", "but got an integer"),
         (body(rest=b',"model":""'), "model", "empty string"),
         (body(rest=b',"model":"g\\u0000"'), "model", "control characters"),
+        (body(rest=b',"model":"' + b"g" * 2049 + b'"'), "model", "longer than 2048 characters"),
         (body(rest=b',"stream":"true"'), "stream", "expected a boolean or null, but got a string"),
         (body(rest=b',"stream":1'), "stream", "but got an integer"),
         (body(rest=b',"tools":{}'), "tools", "expected an array of objects, but got an object"),
     ],
-    ids=range(29),
+    ids=range(30),
 )
 def test_a_wrong_field_is_refused_by_name(raw: bytes, param: str | None, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -327,6 +327,13 @@ def test_a_body_that_is_no_message_is_shown_as_it_is() -> None:
     assert b"cut off before" in other.take(orjson.dumps(nameless))
 
 
+def test_a_block_that_never_began_is_not_shown_once_something_is_hidden() -> None:
+    found = MessagesStreamFilter(NAMES, False)
+    raw = event(type="content_block_start", index=0, content_block=use("recall", "r"))
+    raw += event(type="content_block_delta", index=7, delta={})
+    assert b"".join(map(found.take, EventDecoder().feed(raw))) == b""
+
+
 def test_events_that_say_nothing_are_shown_as_they_came() -> None:
     found = MessagesStreamFilter(NAMES, False)
 
@@ -336,7 +343,8 @@ def test_events_that_say_nothing_are_shown_as_they_came() -> None:
     for raw in (b": hello\n\n", b"data: {\n\n", event(type="ping"), event(type="new")):
         assert take(raw) == raw
     assert (found.said, found.hides, found.usage) == (False, False, None)
-    assert take(event(type="content_block_delta", index=7, delta={})) == b""
+    unbegun = event(type="content_block_delta", index=7, delta={})
+    assert take(unbegun) == unbegun
     early = event(type="message_delta", delta={}, usage={"output_tokens": 1})
     assert take(early) == early
     failed = event(type="error", error={"message": "no"})
