@@ -106,6 +106,24 @@ async def test_one_damaged_record_does_not_take_those_behind_it(spool: Spool) ->
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("damage", ["state", "length", "two records"])
+async def test_a_damaged_part_does_not_take_what_is_behind_it(spool: Spool, damage: str) -> None:
+    for number in range(5):
+        await spool.append("key", b"record %d" % number)
+    records = spool.read()
+    begins, ends = records[0].after, records[1].after
+    with spool._path.open("r+b") as file:
+        file.seek(begins + {"state": 0, "length": 4, "two records": ends - begins - 2}[damage])
+        file.write({"state": b"\x07", "length": b"\xff\xff", "two records": b"\xff" * 20}[damage])
+    again = another(spool)
+    kept = [0, 3, 4] if damage == "two records" else [0, 2, 3, 4]
+    assert contents(again) == [b"record %d" % number for number in kept]
+    await again.append("key", b"after")
+    assert contents(again)[-1] == b"after"
+    again.close()
+
+
+@pytest.mark.anyio
 async def test_what_waits_of_a_session_can_be_erased(spool: Spool) -> None:
     for number in range(4):
         await spool.append(f"key-{number % 2}", b"secret %d" % number)
