@@ -106,6 +106,29 @@ def test_every_worker_follows_the_file_and_so_does_a_replacement(config: Path) -
         assert {ask(served) for _ in range(20)} == {("small", "1")}
 
 
+def test_a_key_that_was_taken_away_opens_no_replacement(tmp_path: Path, upstream: Upstream) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("the-first-key-of-all")
+    auth = {"mode": "keys", "keys": [{"key_file": str(secret), "tenant": "a"}]}
+    store = empty_store(tmp_path / "palimpsest.db")
+    config = config_file(tmp_path, upstream, store, auth=auth, upstream={"api_key": "sk-of-the-provider"})
+    with Served(config, "--workers", "2").wait() as served:
+        assert _listed(served, "the-first-key-of-all") == 200
+        secret.write_text("the-second-key-of-all")
+        served.process.send_signal(signal.SIGHUP)
+        until(lambda: served.log.count("again; changed: auth.keys") == 2, "both read it", SECONDS)
+        for process in served.workers:
+            os.kill(process, signal.SIGKILL)
+        until(lambda: served.log.count("again; changed: auth.keys") == 4, "they read it before they serve", SECONDS)
+        assert _listed(served, "the-first-key-of-all") == 401
+        assert _listed(served, "the-second-key-of-all") == 200
+
+
+def _listed(served: Served, key: str) -> int:
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client:
+        return client.get("/sessions", headers={"authorization": f"Bearer {key}"}).status_code
+
+
 def _is_quiet(served: Served) -> bool:
     before = served.log
     ask(served)
