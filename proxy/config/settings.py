@@ -65,6 +65,19 @@ SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
 _LAST_PORT: Final = 65535
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
+CONNECT_TIMEOUT: Final = "connect_timeout"
+SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+LIBPQ_OPTIONS: Final = frozenset(
+    {
+        *("application_name", "options", "sslcert", "sslcrl", "sslkey", "sslnegotiation", "sslpassword", "sslrootcert"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+    }
+)
+"""Options of a URL that asyncpg knows in its own URL only."""
+_ASYNCPG_OPTIONS: Final = LIBPQ_OPTIONS | {
+    *("host", "port", "user", "password", "passfile", "service", "servicefile", "target_session_attrs"),
+    *("ssl", "sslmode", "krbsrvname", "gsslib", CONNECT_TIMEOUT, STATEMENT_CACHE, "prepared_statement_cache_size"),
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -176,10 +189,25 @@ def store_url(url: str) -> str:
         raise ValueError(f"this database or driver is not supported: {_STORES}")
     else:
         _check_ports(parsed)
-        size = parsed.query.get(STATEMENT_CACHE, "0")
-        if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
-            raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
+        _check_options(parsed)
     return url
+
+
+def _check_options(parsed: URL) -> None:
+    """Raise `ValueError` where what stands behind the question mark of a PostgreSQL server's URL is wrong."""
+    query = parsed.query
+    size, seconds = query.get(STATEMENT_CACHE, "0"), query.get(CONNECT_TIMEOUT, "0")
+    if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
+        raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
+    if not (isinstance(seconds, str) and _NUMBER.fullmatch(seconds)):
+        raise ValueError(f"{CONNECT_TIMEOUT} is a number of seconds")
+    if query.get("sslmode", "prefer") not in SSL_MODES:
+        raise ValueError(f"sslmode can be: {', '.join(SSL_MODES)}")
+    if POSTGRES_DRIVERS[parsed.drivername] == "asyncpg" and not _ASYNCPG_OPTIONS.issuperset(query):
+        raise ValueError(
+            f"an option is unknown to asyncpg, which takes {', '.join(sorted(_ASYNCPG_OPTIONS))}. "
+            "postgresql+psycopg://… takes all of libpq's"
+        )
 
 
 def _header_name(name: str) -> str:

@@ -312,6 +312,8 @@ SUPPORTED = [
     "postgresql+asyncpg://host/db?statement_cache_size=0",
     "postgresql+psycopg://host/db?statement_cache_size=100",
     "postgresql+psycopg_async:///db?host=/run/postgresql",
+    "postgresql://host/db?sslmode=verify-full&sslrootcert=/ca.pem&application_name=palimpsest&connect_timeout=10",
+    "postgresql+psycopg://host/db?sslmode=require&channel_binding=require&connect_timeout=10",
 ]
 UNSUPPORTED = [
     ("palimpsest.db", "no database URL"),
@@ -334,7 +336,17 @@ UNSUPPORTED = [
     ("postgresql://me:secret@host/db?statement_cache_size=none", "is a number"),
     ("postgresql://me:secret@host/db?statement_cache_size=0&statement_cache_size=1", "is a number"),
     ("postgresql+psycopg://me:secret@host/db?statement_cache_size=-1", "is a number"),
+    ("postgresql+psycopg://me:secret@host/db?connect_timeout=secret", "number of seconds"),
+    ("postgresql://me:secret@host/db?sslmode=secret", "sslmode can be: disable, "),
+    ("postgresql://me:secret@host/db?channel_binding=require", r"takes all of libpq's"),
+    ("postgresql://me@host/db?secret=1", "unknown to asyncpg"),
 ]
+
+
+def test_an_option_that_libpq_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"store\.url: .* unknown to libpq") as raised:
+        address_of("postgresql+psycopg://host/db?secret=1")
+    assert "secret" not in raised.value.message
 
 
 @pytest.mark.parametrize("url", SUPPORTED)
