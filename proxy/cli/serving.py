@@ -92,7 +92,7 @@ def serve(
     sockets = _bound(settings.server.host, settings.server.port)
     try:
         prepared = asyncio.run(_prepare_store(settings, gives_up=several))
-        show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
+        show_banner = partial(_show, settings, sockets[0].getsockname()[1])
         if several:
             if CAN_FORK:
                 _load_for_all(settings)
@@ -281,6 +281,16 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
     finally:
         await store.close()
     return True
+
+
+def _show(settings: Settings, port: int) -> None:
+    """Say where the proxy listens: as text, or in lines of the log where machines read that."""
+    banner = _banner(settings, port)
+    if settings.telemetry.log_format == "text":
+        typer.echo(banner, err=True)
+        return
+    for line in banner.splitlines():
+        _LOG.info("%s", line.strip())
 
 
 def _banner(settings: Settings, port: int | None = None) -> str:

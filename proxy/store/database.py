@@ -302,9 +302,7 @@ def _psycopg(parsed: URL) -> PostgresServer:
     try:
         conninfo.make_conninfo(**dict.fromkeys(query, ""))
     except conninfo.e.ProgrammingError:
-        raise ConfigurationError(
-            "store.url: an option behind its question mark is unknown to libpq."
-        ) from None
+        raise ConfigurationError("store.url: an option behind its question mark is unknown to libpq.") from None
     return PostgresServer(url=parsed.set(drivername="postgresql+psycopg", query=query), options=options)
 
 

@@ -20,6 +20,7 @@ import pytest
 from proxy.server.limits import LimitedProtocol
 from tests.support.raw_socket import RawClient
 from tests.support.served import SECONDS, Served, config_file, environment
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -225,6 +226,16 @@ def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upst
         assert get(served.url, "/search", q="hi")["data"] == []
         told = get(served.url, "/stats")["total"]
         assert (told["requests"], told["sessions"]) == (8, 0)
+
+
+def test_a_log_in_json_is_json_from_the_first_line_to_the_last(tmp_path: Path, upstream: Upstream) -> None:
+    store = empty_store(tmp_path / "s.db")
+    config = config_file(tmp_path, upstream, store, telemetry={"log_format": "json"})
+    with Served(config, "--workers", "2").wait() as served:
+        assert call(served.url, "POST", "/v1/chat/completions", json={"model": "echo"}).status_code == 400
+        assert served.stop() == 0
+        lines = [json.loads(line) for line in served.log.splitlines()]
+    assert any("OPENAI_BASE_URL=" in line["message"] and line["level"] == "info" for line in lines)
 
 
 def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(
