@@ -120,8 +120,14 @@ def _parts_of(url: str) -> SplitResult:
     if not _VISIBLE.fullmatch(url):
         raise ValueError("an address has only visible ASCII characters")
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "\\" in parts.netloc:
         raise ValueError("an address begins with http:// or https:// and names a host")
+    try:
+        port = parts.port
+    except ValueError:  # its message shows what stands there, which may be a password
+        port = 0
+    if port == 0:
+        raise ValueError(f"the port of an address is a number from 1 to {_LAST_PORT}")
     return parts
 
 
@@ -132,8 +138,6 @@ def _base_url(url: str) -> str:
         raise ValueError("an address has no user name or password: put the key under api_key")
     if parts.query or parts.fragment or "?" in url or "#" in url:
         raise ValueError("an address has no query and no fragment")
-    if parts.port == 0:
-        raise ValueError("port 0 cannot be called")
     path = url.rstrip("/")
     if path.endswith("/chat/completions"):
         raise ValueError("leave out /chat/completions: the address is the part before it")
