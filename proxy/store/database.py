@@ -325,19 +325,25 @@ _SQLITE: Final = {
 }
 """By SQLite's primary result code."""
 
+_POOLED: Final = "A pooler gives its connections to others in between: add ?statement_cache_size=0 to store.url."
+
 _POSTGRES: Final = {
     "08": "The connection failed: look at whether the server runs and can be reached.",
     "25006": "The server is read-only (a standby?): name the primary in store.url.",
+    "26000": _POOLED,
     "28": "The server refused the user: look at user and password in store.url.",
     "3D": "There is no such database: create it, or name another one in store.url.",
     "40": "The transaction met another one again and again.",
     "42501": "The user may not do this: grant it the tables. Whoever migrates them must own them and their schema.",
     "42P01": _MIGRATE,
     "42703": _MIGRATE,
+    "42P05": _POOLED,
     "53": "The server has no connections, memory or disk left.",
+    "55000": "The database takes no connections: look at who closed it (ALTER DATABASE … ALLOW_CONNECTIONS).",
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",
     "58": "The server has trouble with its disk or system: look at its log.",
+    "XX000": "The server, or a pooler before it, has trouble: the log has its words.",
     "XX001": "The server found damaged data: look at its log.",
     "XX002": "The server found a damaged index: look at its log.",
 }

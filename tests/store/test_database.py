@@ -399,6 +399,10 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.InvalidPasswordError("no"), "user and password"),
         (asyncpg.exceptions.TooManyConnectionsError("no"), "no connections"),
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
+        (asyncpg.exceptions.ObjectNotInPrerequisiteStateError("not accepting connections"), "takes no connections"),
+        (asyncpg.exceptions.InternalServerError("Tenant or user not found"), "or a pooler before it"),
+        (asyncpg.exceptions.InvalidSQLStatementNameError("no such statement"), "statement_cache_size=0"),
+        (asyncpg.exceptions.DuplicatePreparedStatementError("exists"), "statement_cache_size=0"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
         (asyncpg.exceptions.InternalClientError("another operation is in progress"), "can be reached"),
         (
