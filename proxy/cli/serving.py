@@ -287,7 +287,8 @@ def _show(settings: Settings, port: int) -> None:
     """Say where the proxy listens: as text, or in lines of the log where machines read that."""
     banner = _banner(settings, port)
     if settings.telemetry.log_format == "text":
-        typer.echo(banner, err=True)
+        with suppress(OSError):  # a log that cannot be written, on a full disk, must not end the proxy
+            typer.echo(banner, err=True)
         return
     for line in banner.splitlines():
         _LOG.info("%s", line.strip())
