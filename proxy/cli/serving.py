@@ -45,7 +45,7 @@ from proxy.cli.commands import Config
 from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
-from proxy.pipeline import can_serve_without
+from proxy.pipeline import can_serve_without, warn_of_others
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http
@@ -92,6 +92,7 @@ def serve(
     sockets = _bound(settings.server.host, settings.server.port)
     try:
         prepared = asyncio.run(_prepare_store(settings, gives_up=several))
+        warn_of_others(settings)
         show_banner = partial(_show, settings, sockets[0].getsockname()[1])
         if several:
             if CAN_FORK:

@@ -412,6 +412,16 @@ class Spool:
         self.flag[0] = 1
 
 
+def waiting_beside(folder: Path, name: str) -> list[Path]:
+    """Return the other spools in the folder in which a record waits: those of other stores, or of other URLs."""
+    found: list[Path] = []
+    for path in sorted(folder.glob("*.spool")):
+        with suppress(OSError), path.open("rb") as file:
+            if path.stem != name and file.read(1 + len(_NAME)) == b"\1" + _NAME:
+                found.append(path)
+    return found
+
+
 def spool_name(url: str) -> str:
     """Return the name of the spool of the store at a URL, however that is written."""
     address = address_of(url)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import StoreUnavailable
-from proxy.store import Spool, spool_name
+from proxy.store import Spool, spool_name, waiting_beside
 from tests.support.forked import Forked, run_program
 from tests.support.waiting import until
 
@@ -229,6 +229,19 @@ def test_a_store_has_one_spool_however_its_url_is_written(tmp_path: Path) -> Non
     assert spool_name(f"sqlite:///{file}") == spool_name(f"sqlite+aiosqlite:///{file}") != spool_name("sqlite:///t.db")
     asked = "postgresql+psycopg://me:secret@db/one"
     assert spool_name(asked) == spool_name("postgresql://me:other@db/one") != spool_name("postgresql://me@db/two")
+
+
+@pytest.mark.anyio
+async def test_a_spool_of_another_store_in_which_something_waits_is_found(spool: Spool) -> None:
+    folder = spool._path.parent
+    (folder / "other.spool").write_bytes(b"\1 is no spool")
+    assert waiting_beside(folder, "n") == []
+    await spool.append("key", b"record")
+    assert waiting_beside(folder, "n") == [spool._path]
+    assert waiting_beside(folder, spool._path.stem) == []
+    spool.stored(spool.read()[-1].after)
+    assert spool.read() == []
+    assert waiting_beside(folder, "n") == []
 
 
 APPENDS = """
