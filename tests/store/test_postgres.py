@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import QueuePool, create_engine, make_url, select, text
+from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import PostgresServer, StoreConnection, address_of
@@ -78,6 +79,21 @@ async def test_an_option_that_only_the_driver_can_judge_is_an_outage_with_advice
     database = opened(f"postgresql://me@127.0.0.1:1/db?target_session_attrs=any&sslnegotiation={tmp_path.name}")
     with pytest.raises(StoreUnavailable, match=r"refuses an option of store\.url"):
         await database.read(one)
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_an_error_says_nothing_of_the_values_of_its_statement(empty_postgres: str, scheme: str) -> None:
+    database = opened(empty_postgres.replace("postgresql", scheme, 1))
+
+    def fails(connection: StoreConnection) -> None:
+        connection.execute(text("SELECT length(:said) / 0"), {"said": "a secret"})
+
+    for unit in (database.read, database.write):
+        with pytest.raises(DBAPIError) as raised:
+            await unit(fails)
+        assert "by zero" in str(raised.value)
+        assert "secret" not in str(raised.value)
     await database.close()
 
 
