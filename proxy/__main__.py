@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -43,6 +44,9 @@ def palimpsest(
 def main() -> None:
     """Run the command that the arguments name."""
     _open_standard_files()
+    if sys.argv[1:2] == ["serve"] and hasattr(signal, "SIGHUP") and not os.isatty(0):
+        # Until the proxy hears it: a reload must not end one that is about to read its configuration, or migrates.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with closing_output():
             app()

@@ -483,7 +483,7 @@ def _run(
 ) -> None:
     signal.set_wakeup_fd(-1)  # the parent's, where this process was forked
     if hears_hangup():
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the application hears it
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
