@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import Settings
+from proxy.config.settings import StoreSettings
 from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.pipeline import ClientRequest, erase_tenant
@@ -310,7 +311,8 @@ async def test_what_is_not_stored_is_not_sent_on_from_amid_a_history_either(hous
 
 async def test_what_waits_for_another_store_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, after = (
-        Settings(store={"url": f"postgresql://me:secret@{host}/db", "spool": str(tmp_path)}) for host in ("old", "new")
+        Settings(store=StoreSettings(url=f"postgresql://me:secret@{host}/db", spool=str(tmp_path)))
+        for host in ("old", "new")
     )
     spool = spool_of(before)
     await spool.append("key", b"record")

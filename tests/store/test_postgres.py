@@ -69,7 +69,10 @@ async def test_options_that_providers_put_into_a_url_are_taken(empty_postgres: s
     database = opened(url + ("&" if "?" in url else "?") + more)
 
     def settings(connection: StoreConnection) -> list[str]:
-        return [str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in ("application_name", "work_mem")]
+        return [
+            str(connection.execute(text(f"SHOW {name}")).scalar_one_or_none())
+            for name in ("application_name", "work_mem")
+        ]
 
     assert await database.read(settings) == ["one two", "5MB"]
     await database.close()
