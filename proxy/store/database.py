@@ -343,7 +343,6 @@ _POSTGRES: Final = {
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",
     "58": "The server has trouble with its disk or system: look at its log.",
-    "XX000": "The server, or a pooler before it, has trouble: the log has its words.",
     "XX001": "The server found damaged data: look at its log.",
     "XX002": "The server found a damaged index: look at its log.",
 }
@@ -380,7 +379,9 @@ def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
         return ("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
-        if error.connection_invalidated:
+        # A pooler that has no server says so by a state which elsewhere is a fault of one statement.
+        refused = error.statement is None and getattr(cause, "sqlstate", None) == "XX000"
+        if error.connection_invalidated or refused:
             return (_POSTGRES["08"], cause or error)
         return None if cause is None else outage_of(cause)
     if isinstance(error, sqlite3.Error):

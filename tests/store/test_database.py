@@ -19,7 +19,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, func, insert, select, true, update
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
-from sqlalchemy.exc import IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.config.settings import StoreUrl
@@ -400,7 +400,7 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.TooManyConnectionsError("no"), "no connections"),
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
         (asyncpg.exceptions.ObjectNotInPrerequisiteStateError("not accepting connections"), "takes no connections"),
-        (asyncpg.exceptions.InternalServerError("Tenant or user not found"), "or a pooler before it"),
+        (DBAPIError(None, None, asyncpg.exceptions.InternalServerError("no tenant")), "can be reached"),
         (asyncpg.exceptions.InvalidSQLStatementNameError("no such statement"), "statement_cache_size=0"),
         (asyncpg.exceptions.DuplicatePreparedStatementError("exists"), "statement_cache_size=0"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
@@ -459,6 +459,7 @@ def test_a_driver_that_says_nothing_is_logged_by_its_kind(caplog: pytest.LogCapt
         of_sqlite(sqlite3.SQLITE_ERROR, 'near "SELEC": syntax error'),
         IntegrityError("", {}, sqlite3.IntegrityError("nodes is append-only")),
         ProgrammingError("", {}, psycopg.errors.SyntaxError("no")),
+        DBAPIError("SELECT 1", {}, asyncpg.exceptions.InternalServerError("invalid memory alloc request size")),
         asyncpg.exceptions.InterfaceError("the server expects 1 argument"),
         ValueError("other"),
     ],
