@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -42,12 +43,28 @@ def palimpsest(
 
 def main() -> None:
     """Run the command that the arguments name."""
+    _open_standard_files()
+    if sys.argv[1:2] == ["serve"] and hasattr(signal, "SIGHUP") and not os.isatty(0):
+        # Until the proxy hears it: a reload must not end one that is about to read its configuration, or migrates.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with closing_output():
             app()
     except PalimpsestError as why:
         typer.echo(why.message, err=True)
         sys.exit(2 if isinstance(why, (ConfigurationError, RequestError)) else 1)
+
+
+def _open_standard_files() -> None:
+    """Take the numbers of standard files that were closed from the start: a socket with one of them breaks libuv."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    errors: TextIO | None = sys.stderr
+    if errors is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the life of the process
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
 from proxy.dialects.generations import SharedRoom
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
-from proxy.pipeline import can_serve_without
+from proxy.pipeline import can_serve_without, warn_of_others
 from proxy.server.app import Application, Worker, give_up_pending
 from proxy.server.budgets import budget_memory
 from proxy.server.limits import limited_http, room_of
@@ -94,7 +94,8 @@ def serve(
     sockets = _bound(settings.server.host, settings.server.port)
     try:
         prepared = asyncio.run(_prepare_store(settings, gives_up=several))
-        show_banner = partial(typer.echo, _banner(settings, sockets[0].getsockname()[1]), err=True)
+        warn_of_others(settings)
+        show_banner = partial(_show, settings, sockets[0].getsockname()[1])
         if several:
             if CAN_FORK:
                 _load_for_all(settings)
@@ -285,6 +286,17 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
     return True
 
 
+def _show(settings: Settings, port: int) -> None:
+    """Say where the proxy listens: as text, or in lines of the log where machines read that."""
+    banner = _banner(settings, port)
+    if settings.telemetry.log_format == "text":
+        with suppress(OSError):  # a log that cannot be written, on a full disk, must not end the proxy
+            typer.echo(banner, err=True)
+        return
+    for line in banner.splitlines():
+        _LOG.info("%s", line.strip())
+
+
 def _banner(settings: Settings, port: int | None = None) -> str:
     """Return the text that `serve` prints; `port` is the real one if the setting is 0."""
     host = settings.server.host
@@ -473,7 +485,7 @@ def _run(
 ) -> None:
     signal.set_wakeup_fd(-1)  # the parent's, where this process was forked
     if hears_hangup():
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the application hears it
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,7 +14,9 @@ from __future__ import annotations
 from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, with_built_in
 from proxy.config.reload import Reload, Takes, hears_hangup
 from proxy.config.settings import (
+    CONNECT_TIMEOUT,
     KEY_HASH,
+    LIBPQ_OPTIONS,
     POSTGRES_DRIVERS,
     STATEMENT_CACHE,
     AuthSettings,

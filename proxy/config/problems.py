@@ -210,7 +210,8 @@ def _right_form(found: str, location: Location, annotation: Any) -> str:
     if timed and (scale := 60 if unit == "m" else _SECONDS.get(unit)) is not None:
         return f": write {number * scale:.15g} (seconds)"
     scale = _SIZES.get(unit, 1 if not unit else None)
-    return f": write {number * scale:.15g}" if scale is not None else ""
+    form = f"{number * scale:.15g}" if scale is not None else found
+    return f": write {form}" if form != found else ""
 
 
 def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, type[BaseModel] | None, Any]:

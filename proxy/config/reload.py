@@ -52,9 +52,12 @@ class Reload:
         self._ended = threading.Event()
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        """Take changes since the settings were read, then follow the file until the block ends."""
-        await self.look()
+    async def running(self, *, again: bool = False) -> AsyncGenerator[None]:
+        """Take changes since the settings were read, then follow the file until the block ends.
+
+        `again`: they were read long ago. What they refer to, such as the file of a key, may be another one too.
+        """
+        await self.look(asked=again)
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
             if hears_hangup():

@@ -65,6 +65,19 @@ SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
 _LAST_PORT: Final = 65535
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
+CONNECT_TIMEOUT: Final = "connect_timeout"
+SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+LIBPQ_OPTIONS: Final = frozenset(
+    {
+        *("application_name", "options", "sslcert", "sslcrl", "sslkey", "sslnegotiation", "sslpassword", "sslrootcert"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+    }
+)
+"""Options of a URL that asyncpg knows in its own URL only."""
+_ASYNCPG_OPTIONS: Final = LIBPQ_OPTIONS | {
+    *("host", "port", "user", "password", "passfile", "service", "servicefile", "target_session_attrs"),
+    *("ssl", "sslmode", "krbsrvname", "gsslib", CONNECT_TIMEOUT, STATEMENT_CACHE, "prepared_statement_cache_size"),
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -107,8 +120,14 @@ def _parts_of(url: str) -> SplitResult:
     if not _VISIBLE.fullmatch(url):
         raise ValueError("an address has only visible ASCII characters")
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "\\" in parts.netloc:
         raise ValueError("an address begins with http:// or https:// and names a host")
+    try:
+        port = parts.port
+    except ValueError:  # its message shows what stands there, which may be a password
+        port = 0
+    if port == 0:
+        raise ValueError(f"the port of an address is a number from 1 to {_LAST_PORT}")
     return parts
 
 
@@ -119,8 +138,6 @@ def _base_url(url: str) -> str:
         raise ValueError("an address has no user name or password: put the key under api_key")
     if parts.query or parts.fragment or "?" in url or "#" in url:
         raise ValueError("an address has no query and no fragment")
-    if parts.port == 0:
-        raise ValueError("port 0 cannot be called")
     path = url.rstrip("/")
     if path.endswith("/chat/completions"):
         raise ValueError("leave out /chat/completions: the address is the part before it")
@@ -176,10 +193,25 @@ def store_url(url: str) -> str:
         raise ValueError(f"this database or driver is not supported: {_STORES}")
     else:
         _check_ports(parsed)
-        size = parsed.query.get(STATEMENT_CACHE, "0")
-        if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
-            raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
+        _check_options(parsed)
     return url
+
+
+def _check_options(parsed: URL) -> None:
+    """Raise `ValueError` where what stands behind the question mark of a PostgreSQL server's URL is wrong."""
+    query = parsed.query
+    size, seconds = query.get(STATEMENT_CACHE, "0"), query.get(CONNECT_TIMEOUT, "0")
+    if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
+        raise ValueError(f"{STATEMENT_CACHE} is a number; 0 switches prepared statements off")
+    if not (isinstance(seconds, str) and _NUMBER.fullmatch(seconds)):
+        raise ValueError(f"{CONNECT_TIMEOUT} is a number of seconds")
+    if query.get("sslmode", "prefer") not in SSL_MODES:
+        raise ValueError(f"sslmode can be: {', '.join(SSL_MODES)}")
+    if POSTGRES_DRIVERS[parsed.drivername] == "asyncpg" and not _ASYNCPG_OPTIONS.issuperset(query):
+        raise ValueError(
+            f"an option is unknown to asyncpg, which takes {', '.join(sorted(_ASYNCPG_OPTIONS))}. "
+            "postgresql+psycopg://… takes all of libpq's"
+        )
 
 
 def _header_name(name: str) -> str:

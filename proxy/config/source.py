@@ -388,12 +388,12 @@ class Environment(Struct, frozen=True, kw_only=True):
         return cls(data=_parsed(values), names={name.upper(): name for name in values})
 
     def variable(self, location: Location) -> str:
-        """Return the name of the variable that sets the value at `location`, or a value around it."""
-        for length in range(len(location), 0, -1):
-            name = _PREFIX + _LEVEL.join(str(step) for step in location[:length]).upper()
-            if name in self.names:
-                return self.names[name]
-        return "environment"
+        """Return the name of the variable that sets the value at `location`, or one around it, or something in it."""
+        path = [_PREFIX + _LEVEL.join(map(str, location[:length])).upper() for length in range(len(location), 0, -1)]
+        found = next((name for name in path if name in self.names), None)
+        if found is None:
+            found = next((name for name in self.names if path and name.startswith(path[0] + _LEVEL)), None)
+        return "environment" if found is None else self.names[found]
 
 
 def _parsed(values: dict[str, str]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from proxy.store import (
     UnnamedRequest,
     session_key,
     spool_name,
+    waiting_beside,
 )
 
 _LOG: Final = logging.getLogger("palimpsest.outage")
@@ -124,6 +125,18 @@ def spool_of(settings: Settings) -> Spool:
     except StoreUnavailable as why:
         _LOG.warning("nothing can wait for the store while it is away: %s", why)
     return spool
+
+
+def warn_of_others(settings: Settings) -> None:
+    """Say which other spools hold what waits: nobody would look for it after a change of `store.url`."""
+    name = spool_name(settings.store.url)
+    for path in waiting_beside(Path(settings.store.spool), name):
+        _LOG.warning(
+            "%s holds exchanges that wait for a store with another store.url. If it is the same database, rename the "
+            "file to %s.spool while no proxy runs",
+            path,
+            name,
+        )
 
 
 def can_serve_without(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 from proxy.errors import InvalidRequest
-from proxy.store import HOUR, SUMS, Group, SessionListQuery, Sort, StatsQuery, StatsRow, Store
+from proxy.store import HOUR, HOURLY, SUMS, Group, SessionListQuery, Sort, StatsQuery, StatsRow, Store
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
@@ -46,10 +46,12 @@ def stats_query(
 ) -> StatsQuery:
     """Return which sums are asked for; `more` are the other fields of the query.
 
-    Without `since`, from the beginning; without `until`, up to now. Times are whole hours: those in which `since` and
-    `until` lie belong to it.
+    Without `since`, from the beginning; without `until`, up to now. Times are whole hours, and days after a month:
+    those in which `since` and `until` lie belong to it.
     """
     first = _LONG_AGO if since is None else _hour_of(moment_of(since, "since", now))
+    if first < _hour_of(now) - HOURLY:  # the sums of a whole day may be in its first hour
+        first -= first % 24
     end = now if until is None else moment_of(until, "until", now) - timedelta(microseconds=1)
     last = _hour_of(end) + 1
     if last <= first:

@@ -220,7 +220,8 @@ class Application:
                 self._endpoint.tracing = tracing
             self._passthrough = Passthrough(settings, authenticator, app, budget, budgets)
             if reload is not None:
-                await stack.enter_async_context(reload.running())
+                # A worker that takes the place of another one has the settings that the parent was started with.
+                await stack.enter_async_context(reload.running(again=bool(self._ended)))
             ended = self._ended or ()
             await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=number == 0))
             yield

@@ -67,9 +67,9 @@ from proxy.store.records import (
     SummaryStatus,
     session_key,
 )
-from proxy.store.rollups import HOUR, Group, StatsQuery, StatsRow
+from proxy.store.rollups import HOUR, HOURLY, Group, StatsQuery, StatsRow
 from proxy.store.schema import METADATA, SUMS
 from proxy.store.search import FoundTexts
-from proxy.store.spool import Room, Spool, SpooledRecord, spool_name
+from proxy.store.spool import Room, Spool, SpooledRecord, spool_name, waiting_beside
 from proxy.store.store import Store
 from proxy.store.writer import CAN_FORK, WriterProcess, fork_writer, set_up_process

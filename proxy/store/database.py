@@ -18,6 +18,7 @@ from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlencode
 from uuid import uuid4
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ from sqlalchemy import URL, Delete, Executable, Insert, Update, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from proxy.config import POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
+from proxy.config import CONNECT_TIMEOUT, LIBPQ_OPTIONS, POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.store.statements import NO_ROWS
 
@@ -273,9 +274,11 @@ def address_of(url: str) -> Address:
 
 def _asyncpg(parsed: URL) -> PostgresServer:
     query: dict[str, Any] = dict(parsed.query)
-    options: dict[str, Any] = {"timeout": _CONNECT_SECONDS}
+    options: dict[str, Any] = {"timeout": int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS)) or None}
     if "sslmode" in query:
         options["ssl"] = query.pop("sslmode")  # libpq's word, in every hosted database's URL
+    if more := {name: query.pop(name) for name in sorted(LIBPQ_OPTIONS.intersection(query))}:
+        options["dsn"] = f"postgresql://?{urlencode(more)}"
     if STATEMENT_CACHE in query:
         options["statement_cache_size"] = options["prepared_statement_cache_size"] = int(query.pop(STATEMENT_CACHE))
         # The server connection may have been another client's a moment ago: no name may be taken twice.
@@ -286,15 +289,20 @@ def _asyncpg(parsed: URL) -> PostgresServer:
 def _psycopg(parsed: URL) -> PostgresServer:
     try:
         import_module("psycopg")
+        conninfo: Any = import_module("psycopg.conninfo")
     except ImportError as why:
         raise ConfigurationError(
             "store.url names psycopg, which is not installed (or cannot be loaded): "
             "pip install 'palimpsest[psycopg]', or name no driver (postgresql://…) to use asyncpg."
         ) from why
     query: dict[str, Any] = dict(parsed.query)
-    options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+    options: dict[str, Any] = {CONNECT_TIMEOUT: int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS))}
     if int(query.pop(STATEMENT_CACHE, 1)) == 0:
         options["prepare_threshold"] = None
+    try:
+        conninfo.make_conninfo(**dict.fromkeys(query, ""))
+    except conninfo.e.ProgrammingError:
+        raise ConfigurationError("store.url: an option behind its question mark is unknown to libpq.") from None
     return PostgresServer(url=parsed.set(drivername="postgresql+psycopg", query=query), options=options)
 
 
@@ -317,16 +325,21 @@ _SQLITE: Final = {
 }
 """By SQLite's primary result code."""
 
+_POOLED: Final = "A pooler gives its connections to others in between: add ?statement_cache_size=0 to store.url."
+
 _POSTGRES: Final = {
     "08": "The connection failed: look at whether the server runs and can be reached.",
     "25006": "The server is read-only (a standby?): name the primary in store.url.",
+    "26000": _POOLED,
     "28": "The server refused the user: look at user and password in store.url.",
     "3D": "There is no such database: create it, or name another one in store.url.",
     "40": "The transaction met another one again and again.",
     "42501": "The user may not do this: grant it the tables. Whoever migrates them must own them and their schema.",
     "42P01": _MIGRATE,
     "42703": _MIGRATE,
+    "42P05": _POOLED,
     "53": "The server has no connections, memory or disk left.",
+    "55000": "The database takes no connections: look at who closed it (ALTER DATABASE … ALLOW_CONNECTIONS).",
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",
     "58": "The server has trouble with its disk or system: look at its log.",
@@ -366,7 +379,9 @@ def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
         return ("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
-        if error.connection_invalidated:
+        # A pooler that has no server says so by a state which elsewhere is a fault of one statement.
+        refused = error.statement is None and getattr(cause, "sqlstate", None) == "XX000"
+        if error.connection_invalidated or refused:
             return (_POSTGRES["08"], cause or error)
         return None if cause is None else outage_of(cause)
     if isinstance(error, sqlite3.Error):
@@ -379,6 +394,8 @@ def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
         return None if advice is None else (advice, error)
     if _is_failed_connection(error):
         return (_POSTGRES["08"], error)
+    if type(error.__cause__).__name__ == "ClientConfigurationError":  # of asyncpg, which is known by name
+        return ("The driver refuses an option of store.url: the log says which.", error)
     return None
 
 

@@ -289,7 +289,7 @@ def _run(url: str, migration: Callable[[Engaged], Result]) -> Result:
 async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], Result]) -> Result:
     from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - it brings SQLAlchemy's ORM along
 
-    engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool)
+    engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool, hide_parameters=True)
     try:
         async with engine.begin() as connection:
             await connection.execute(text(f"SET LOCAL lock_timeout = '{_TURN}'"))

@@ -96,6 +96,7 @@ class PostgresDatabase:
         self._engine: AsyncEngine = create_async_engine(
             server.url,
             connect_args=options,
+            hide_parameters=True,
             pool_size=_CONNECTIONS,
             max_overflow=_MORE_CONNECTIONS,
             pool_timeout=_POOL_SECONDS,
@@ -108,7 +109,7 @@ class PostgresDatabase:
         self._reading = self._engine if pooled else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
         # Without a pool: after a loss, a connection that was kept there may be lost too.
-        connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool)
+        connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool, hide_parameters=True)
         self._connecting = connecting
         self._probing: asyncio.Task[None] | None = None
         self._readers = _Readers(connecting, self._tasks, pooled=pooled)

@@ -90,7 +90,7 @@ def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[
 # ------------------------------------------------------------------------------------------------------ fold
 
 _OVER: Final = 2  # hours after which nobody adds to an hour any more, but for what had to wait
-_HOURLY: Final = 30 * 24  # hours that are told apart
+HOURLY: Final = 30 * 24  # hours that are told apart
 
 
 def fold(connection: StoreConnection, now: int) -> bool:
@@ -100,7 +100,7 @@ def fold(connection: StoreConnection, now: int) -> bool:
     of them, which adds what it held to another.
     """
     hour, slot = ROLLUPS.c.hour, ROLLUPS.c.slot
-    old = (hour < now - _HOURLY) & ((hour % 24 != 0) | (slot != 0))
+    old = (hour < now - HOURLY) & ((hour % 24 != 0) | (slot != 0))
     over = (hour < now - _OVER) & (slot != 0)
     due = connection.execute(select(hour, slot).where(old | over).limit(1)).one_or_none()
     if due is None:
@@ -111,7 +111,7 @@ def fold(connection: StoreConnection, now: int) -> bool:
     rows = [row._asdict() for row in gone]
     for row in rows:
         row["slot"] = 0
-        if row["hour"] < now - _HOURLY:
+        if row["hour"] < now - HOURLY:
             row["hour"] -= row["hour"] % 24
     if rows:
         _add_rows(connection, ROLLUPS, rows)

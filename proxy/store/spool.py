@@ -18,6 +18,7 @@ import asyncio
 import logging
 import mmap
 import os
+import re
 import struct
 import sys
 import threading
@@ -43,6 +44,8 @@ _STATE_AT: Final = 32
 _SECRETS_AT: Final = 64
 _SECRETS: Final = struct.Struct("<8sH")  # checksum and length of what follows
 _RECORD: Final = struct.Struct("<BBHI8s")  # state, nothing, length of the key, length of the content, checksum
+_BEGINNING: Final = re.compile(rb"\x01\x00[\x01-\x80]\x00", re.DOTALL)
+"""How a record that waits begins: its key is short."""
 _WAITS: Final = 1
 _DROPPED: Final = 2
 _ROOM: Final = 1_048_576  # bytes that the file grows by at least
@@ -302,17 +305,33 @@ class Spool:
             self.flag[0] = 1
 
     def _records(self, start: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
-        """Yield start, state, key, content and end of each record from `start` on, as far as they are whole."""
-        while (found := self._record(start)) is not None:
-            state, key, content, after = found
-            if content is None:
-                following = self._record(after)
-                if following is None or following[2] is None:  # half a record at the end
+        """Yield start, state, key, content and end of each record from `start` on, as far as there are whole ones.
+
+        What lies before a whole one and is none is damaged: it has no content.
+        """
+        while True:
+            found = self._record(start)
+            if found is None or found[2] is None:
+                whole = self._next_whole(start)
+                if whole is None:  # half a record at the end, or nothing
                     return
-                _LOG.error("a record of the spool is damaged and left out: %s at %d", self._path, start)
-                state = _DROPPED
+                _LOG.error("a part of the spool is damaged and left out: %s from %d to %d", self._path, start, whole)
+                found = _DROPPED, "", None, whole
+            state, key, content, after = found
             yield start, state, key, content, after
             start = after
+
+    def _next_whole(self, start: int) -> int | None:
+        """Return where the next record that waits begins, behind what is none at `start`."""
+        if not os.pread(self._file, _PAGE, start).strip(b"\0"):
+            return None
+        size = os.fstat(self._file).st_size
+        with mmap.mmap(self._file, size, access=mmap.ACCESS_READ) as whole:
+            for found in _BEGINNING.finditer(whole, start + 1):
+                record = self._record(found.start())
+                if record is not None and record[2] is not None:
+                    return found.start()
+        return None
 
     def _record(self, start: int) -> tuple[int, str, bytes | None, int] | None:
         """Return state, key, content and end of the record at `start`; without content where that is damaged."""
@@ -391,6 +410,16 @@ class Spool:
         self._end = start + len(text)
         self._size = max(self._size, self._end)
         self.flag[0] = 1
+
+
+def waiting_beside(folder: Path, name: str) -> list[Path]:
+    """Return the other spools in the folder in which a record waits: those of other stores, or of other URLs."""
+    found: list[Path] = []
+    for path in sorted(folder.glob("*.spool")):
+        with suppress(OSError), path.open("rb") as file:
+            if path.stem != name and file.read(1 + len(_NAME)) == b"\1" + _NAME:
+                found.append(path)
+    return found
 
 
 def spool_name(url: str) -> str:

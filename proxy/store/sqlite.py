@@ -167,7 +167,7 @@ def empty_log(path: Path) -> bool:
 
 def sqlite_engine(path: Path) -> Engine:
     """Return SQLAlchemy's engine for the file; its transactions take SQLite's write lock as they begin."""
-    engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool)
+    engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool, hide_parameters=True)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]  # the event calls it

@@ -495,5 +495,6 @@ def _failed(number: int, why: BaseException) -> _Written:
     if isinstance(why, PalimpsestError):
         return _Written(number=number, error=type(why).__name__, message=why.message)
     _LOG.error("an exchange could not be written", exc_info=why)
-    told = f"An exchange could not be written. {type(why).__name__}: {why}"
+    # A client hears nothing of the database: what failed may hold other clients' exchanges too.
+    told = "An exchange could not be written. The proxy's log has the details; please report it."
     return _Written(number=number, error=InternalError.__name__, message=told)

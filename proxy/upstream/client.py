@@ -52,6 +52,11 @@ _VALUE_BYTES: Final = 64  # memory of a small JSON value
 _MEMORY_SECONDS: Final = 30.0  # how long an answer waits for memory
 _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
 """What aiohttp raises where no answer came. `UnicodeError`: the host name is invalid."""
+_OF_PROXY: Final = (
+    *(aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError, aiohttp.ClientConnectorDNSError),
+    UnicodeError,
+)
+"""What it raises where there is a proxy on the way, and that cannot be used: the proxy looks the server's name up."""
 
 
 class Destination(Struct, frozen=True, kw_only=True):
@@ -458,24 +463,25 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
         origin = origin_of(destination.base_url, settings.proxy)
     except ValueError:
         return UpstreamUnreachable(f"The upstream's address is not a URL. Check {setting}.")
-    name = origin.name
+    name, way = origin.name, origin.name
+    if origin.proxy is not None:
+        way = f"{name} through the proxy {origin.proxy_name}"
+        ways = "upstream.proxy" if settings.proxy is not None else "HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
+        if isinstance(why, _OF_PROXY):
+            cause = f"HTTP {why.status}" if isinstance(why, aiohttp.ClientHttpProxyError) else _cause_of(why)
+            return UpstreamUnreachable(f"Could not connect to {way} ({cause}). Check {ways}.")
+        setting = f"{setting} and {ways}"
     if isinstance(why, aiohttp.ConnectionTimeoutError):
         return UpstreamTimeout(
-            f"Could not connect to {name} within {settings.connect_timeout:g} s. "
+            f"Could not connect to {way} within {settings.connect_timeout:g} s. "
             f"Check {setting}, or raise upstream.connect_timeout."
         )
     if isinstance(why, TimeoutError) and not isinstance(why, aiohttp.ClientOSError):
         return UpstreamTimeout(
             f"{name} was silent for {settings.read_timeout:g} s. Try again, or raise upstream.read_timeout."
         )
-    if isinstance(why, (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError)):
-        cause = f"HTTP {why.status}" if isinstance(why, aiohttp.ClientHttpProxyError) else _cause_of(why)
-        return UpstreamUnreachable(
-            f"Could not connect to {name} through the proxy {origin.proxy_name} ({cause}). "
-            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY."
-        )
     if isinstance(why, (aiohttp.ClientConnectorError, UnicodeError)):
-        return UpstreamUnreachable(f"Could not connect to {name} ({_cause_of(why)}). Check {setting}.")
+        return UpstreamUnreachable(f"Could not connect to {way} ({_cause_of(why)}). Check {setting}.")
     if isinstance(why, aiohttp.ClientResponseError):
         return UpstreamUnreachable(f"{name} did not answer with valid HTTP. Check {setting}.")
     return UpstreamUnreachable(f"The connection to {name} broke before the answer was complete. Try again.")

@@ -27,7 +27,7 @@ from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import UpstreamBusy
+from proxy.errors import UpstreamBusy, UpstreamUnreachable
 
 if TYPE_CHECKING:
     from aiohttp import StreamReader
@@ -83,7 +83,10 @@ def origin_of(base_url: str, chosen: str | None = None) -> Origin:
     if proxy is None or proxy_bypass(url.host or "") or proxy_bypass(f"{url.host}:{url.port}"):
         return Origin(name=name)
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    return Origin(name=name, proxy=proxy, proxy_name=_name_of(URL(proxy)))
+    try:
+        return Origin(name=name, proxy=proxy, proxy_name=_name_of(URL(proxy)))
+    except ValueError:  # its message may show a password
+        raise UpstreamUnreachable("HTTP_PROXY or HTTPS_PROXY is no address of a proxy: http://HOST:PORT.") from None
 
 
 def _name_of(url: URL) -> str:

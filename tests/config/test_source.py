@@ -245,7 +245,19 @@ def test_the_variable_of_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Environment.read()
     assert environment.variable(("auth", "keys", 0, "tenant")) == "PALIMPSEST_AUTH__KEYS"
     assert environment.variable(("server", "port")) == "palimpsest_server__port"
-    assert environment.variable(("server", "host")) == "environment"
+    assert environment.variable(("server",)) == "palimpsest_server__port"
+    assert environment.variable(("server", "host")) == environment.variable(()) == "environment"
+
+
+def test_a_mistake_in_the_environment_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_SERVER__PORT", "99999")
+    monkeypatch.setenv("PALIMPSEST_BUDGETS__0__TENANT", "a")
+    with pytest.raises(ConfigurationError) as refusal:
+        ConfigSource().read()
+    assert refusal.value.message.splitlines() == [
+        "PALIMPSEST_SERVER__PORT: server.port: a number of at most 65535 is expected here (got '99999')",
+        "PALIMPSEST_BUDGETS__0__TENANT: budgets: a list is expected here (got a mapping): put it in brackets: [{…}]",
+    ]
 
 
 def test_a_match_after_a_catch_all_is_a_warning() -> None:

@@ -104,12 +104,12 @@ def stats(group: str, *rows: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def overview(**row: Any) -> dict[str, Any]:
+def overview(*, since: str = "2026-11-01T00:00:00Z", **row: Any) -> dict[str, Any]:
     row = {"requests": 10, "cost": 2.0, **row}
     found = OverviewData(
         asked=RangeQuery(),
         table=[],
-        times=stats("day", {"group": "2026-11-03", **row}),
+        times=stats("day", {"group": "2026-11-03", **row}) | {"since": since},
         groups={"policy": stats("policy", {"group": "one", **row}, {"group": "two", **row})["data"]},
         statuses=stats("status", {"group": "complete", "requests": 8}, {"group": "failed", "requests": 2})["data"],
     )
@@ -145,6 +145,12 @@ def test_days_without_requests_count_as_nothing_and_the_net_saving_adds_up() -> 
     assert chart["series"][2]["scale"] != chart["series"][1].get("scale", "y")
     assert chart["series"][2]["values"] == [0, 0, 1, 1, 1, 1, 1]
     assert "differences between such policies may be chance" in shown["html"]
+
+
+def test_of_very_many_days_the_newest_are_drawn() -> None:
+    chart = overview(since="1999-01-01T00:00:00Z", cost_saved=1.0, cost_saved_net=1.0)["charts"]["dollars"]
+    assert len(chart["x"]) == 2000
+    assert chart["series"][2]["values"][-7:] == [0, 0, 1, 1, 1, 1, 1]
 
 
 def test_a_tool_is_called_removable_only_after_enough_sessions() -> None:

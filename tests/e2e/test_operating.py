@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pytest
 from proxy.server.limits import LimitedProtocol
 from tests.support.raw_socket import RawClient
 from tests.support.served import SECONDS, Served, config_file, environment
+from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
 from tests.support.waiting import until
 
@@ -225,6 +229,37 @@ def test_sessions_that_are_too_old_or_too_many_go(tmp_path: Path, upstream: Upst
         assert get(served.url, "/search", q="hi")["data"] == []
         told = get(served.url, "/stats")["total"]
         assert (told["requests"], told["sessions"]) == (8, 0)
+
+
+def test_a_log_in_json_is_json_from_the_first_line_to_the_last(tmp_path: Path, upstream: Upstream) -> None:
+    store = empty_store(tmp_path / "s.db")
+    config = config_file(tmp_path, upstream, store, telemetry={"log_format": "json"})
+    with Served(config, "--workers", "2").wait() as served:
+        assert call(served.url, "POST", "/v1/chat/completions", json={"model": "echo"}).status_code == 400
+        assert served.stop() == 0
+        lines = [json.loads(line) for line in served.log.splitlines()]
+    assert any("OPENAI_BASE_URL=" in line["message"] and line["level"] == "info" for line in lines)
+
+
+@pytest.mark.parametrize("closed", ["2> /dev/full", "2>&-", "<&- >&- 2>&-"])
+def test_it_serves_where_its_log_cannot_be_written(tmp_path: Path, upstream: Upstream, closed: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = config_file(tmp_path, upstream, empty_store(tmp_path / "s.db"), server={"port": port})
+    command = f"exec {shlex.quote(sys.executable)} -m proxy serve --config {shlex.quote(str(config))} {closed}"
+    with subprocess.Popen(["/bin/sh", "-c", command], env=environment()) as process:  # noqa: S603 - our own
+        base = f"http://127.0.0.1:{port}"
+
+        def serves() -> bool:
+            assert process.poll() is None
+            with suppress(httpx.TransportError):
+                return call(base, "GET", "/readyz").status_code == 200
+            return False
+
+        until(serves, "it serves", SECONDS)
+        assert ask(base, "a", [user("hi")]).status_code == 200
+        process.terminate()
+        assert process.wait(SECONDS) == 0
 
 
 def test_a_stop_lets_running_streams_end_and_is_ready_for_nothing_new(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,47 @@ def test_every_worker_follows_the_file_and_so_does_a_replacement(config: Path) -
         until(lambda: len(served.workers) == 4, "others take their places", SECONDS)
         until(lambda: served.log.count("again; changed: policies") == 4, "they read it before they serve", SECONDS)
         assert {ask(served) for _ in range(20)} == {("small", "1")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process ignores is seen in /proc")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_reload_during_the_start_ends_nothing(config: Path, workers: str) -> None:
+    with Served(config, "--workers", workers, new_interpreter=True) as served:
+        process = served.process
+
+        def ignored() -> bool:  # the bit of signal 1 in what `proc` says
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return bool(int(status.partition("SigIgn:")[2].split()[0], 16) & 1)
+
+        until(ignored, "it has begun", SECONDS)
+        for _ in range(20):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        assert ask(served.wait()) == ("whole", "3")
+        assert served.stop() == 0
+
+
+def test_a_key_that_was_taken_away_opens_no_replacement(tmp_path: Path, upstream: Upstream) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("the-first-key-of-all")
+    auth = {"mode": "keys", "keys": [{"key_file": str(secret), "tenant": "a"}]}
+    store = empty_store(tmp_path / "palimpsest.db")
+    config = config_file(tmp_path, upstream, store, auth=auth, upstream={"api_key": "sk-of-the-provider"})
+    with Served(config, "--workers", "2").wait() as served:
+        assert _listed(served, "the-first-key-of-all") == 200
+        secret.write_text("the-second-key-of-all")
+        served.process.send_signal(signal.SIGHUP)
+        until(lambda: served.log.count("again; changed: auth.keys") == 2, "both read it", SECONDS)
+        for process in served.workers:
+            os.kill(process, signal.SIGKILL)
+        until(lambda: served.log.count("again; changed: auth.keys") == 4, "they read it before they serve", SECONDS)
+        assert _listed(served, "the-first-key-of-all") == 401
+        assert _listed(served, "the-second-key-of-all") == 200
+
+
+def _listed(served: Served, key: str) -> int:
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client:
+        return client.get("/sessions", headers={"authorization": f"Bearer {key}"}).status_code
 
 
 def _is_quiet(served: Served) -> bool:

@@ -12,11 +12,13 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from proxy.config import Settings
+from proxy.config.settings import StoreSettings
 from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.pipeline import ClientRequest, erase_tenant
-from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode
-from proxy.store import Settled, Settlement, Status, Withholder, session_key
+from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode, spool_of, warn_of_others
+from proxy.store import Settled, Settlement, Status, Withholder, session_key, spool_name
 from tests.support.house import Heard, House, opened
 from tests.support.story import LATER, SUMMARY
 from tests.support.talk import opening
@@ -305,6 +307,22 @@ async def test_what_is_not_stored_is_not_sent_on_from_amid_a_history_either(hous
     )
     with pytest.raises(InvalidRequest, match="is not stored"):
         await say(house, [user("and now?")], x_session_mode="append")
+
+
+async def test_what_waits_for_another_store_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after = (
+        Settings(store=StoreSettings(url=f"postgresql://me:secret@{host}/db", spool=str(tmp_path)))
+        for host in ("old", "new")
+    )
+    spool = spool_of(before)
+    await spool.append("key", b"record")
+    spool.close()
+    warn_of_others(before)
+    assert not caplog.records
+    warn_of_others(after)
+    (record,) = caplog.records
+    assert f"{spool_name(before.store.url)}.spool holds exchanges" in record.getMessage()
+    assert f"to {spool_name(after.store.url)}.spool while" in record.getMessage()
 
 
 async def test_a_record_is_read_as_it_was_written(house: House) -> None:

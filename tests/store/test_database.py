@@ -19,7 +19,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import bindparam, delete, func, insert, select, true, update
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
-from sqlalchemy.exc import IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, MultipleResultsFound, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.config.settings import StoreUrl
@@ -312,6 +312,8 @@ SUPPORTED = [
     "postgresql+asyncpg://host/db?statement_cache_size=0",
     "postgresql+psycopg://host/db?statement_cache_size=100",
     "postgresql+psycopg_async:///db?host=/run/postgresql",
+    "postgresql://host/db?sslmode=verify-full&sslrootcert=/ca.pem&application_name=palimpsest&connect_timeout=10",
+    "postgresql+psycopg://host/db?sslmode=require&channel_binding=require&connect_timeout=10",
 ]
 UNSUPPORTED = [
     ("palimpsest.db", "no database URL"),
@@ -334,7 +336,17 @@ UNSUPPORTED = [
     ("postgresql://me:secret@host/db?statement_cache_size=none", "is a number"),
     ("postgresql://me:secret@host/db?statement_cache_size=0&statement_cache_size=1", "is a number"),
     ("postgresql+psycopg://me:secret@host/db?statement_cache_size=-1", "is a number"),
+    ("postgresql+psycopg://me:secret@host/db?connect_timeout=secret", "number of seconds"),
+    ("postgresql://me:secret@host/db?sslmode=secret", "sslmode can be: disable, "),
+    ("postgresql://me:secret@host/db?channel_binding=require", r"takes all of libpq's"),
+    ("postgresql://me@host/db?secret=1", "unknown to asyncpg"),
 ]
+
+
+def test_an_option_that_libpq_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"store\.url: .* unknown to libpq") as raised:
+        address_of("postgresql+psycopg://host/db?secret=1")
+    assert "secret" not in raised.value.message
 
 
 @pytest.mark.parametrize("url", SUPPORTED)
@@ -387,6 +399,10 @@ def of_sqlite(code: int, text: str) -> OperationalError:
         (asyncpg.exceptions.InvalidPasswordError("no"), "user and password"),
         (asyncpg.exceptions.TooManyConnectionsError("no"), "no connections"),
         (asyncpg.exceptions.ReadOnlySQLTransactionError("no"), "read-only"),
+        (asyncpg.exceptions.ObjectNotInPrerequisiteStateError("not accepting connections"), "takes no connections"),
+        (DBAPIError(None, None, asyncpg.exceptions.InternalServerError("no tenant")), "can be reached"),
+        (asyncpg.exceptions.InvalidSQLStatementNameError("no such statement"), "statement_cache_size=0"),
+        (asyncpg.exceptions.DuplicatePreparedStatementError("exists"), "statement_cache_size=0"),
         (asyncpg.exceptions.InterfaceError("connection is closed"), "can be reached"),
         (asyncpg.exceptions.InternalClientError("another operation is in progress"), "can be reached"),
         (
@@ -443,6 +459,7 @@ def test_a_driver_that_says_nothing_is_logged_by_its_kind(caplog: pytest.LogCapt
         of_sqlite(sqlite3.SQLITE_ERROR, 'near "SELEC": syntax error'),
         IntegrityError("", {}, sqlite3.IntegrityError("nodes is append-only")),
         ProgrammingError("", {}, psycopg.errors.SyntaxError("no")),
+        DBAPIError("SELECT 1", {}, asyncpg.exceptions.InternalServerError("invalid memory alloc request size")),
         asyncpg.exceptions.InterfaceError("the server expects 1 argument"),
         ValueError("other"),
     ],

@@ -5,9 +5,11 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from sqlalchemy import QueuePool, create_engine, make_url, select, text
+from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
 from proxy.store.database import PostgresServer, StoreConnection, address_of
@@ -57,6 +59,44 @@ async def test_either_driver_reads_and_writes(empty_postgres: str, scheme: str, 
     for _ in range(3):
         assert await database.read(one) == 1
         assert await database.write(one) == 1
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_options_that_providers_put_into_a_url_are_taken(empty_postgres: str, scheme: str) -> None:
+    more = "sslmode=prefer&connect_timeout=5&application_name=one%20two&options=-cwork_mem%3D5MB"
+    url = empty_postgres.replace("postgresql", scheme, 1)
+    database = opened(url + ("&" if "?" in url else "?") + more)
+
+    def settings(connection: StoreConnection) -> list[str]:
+        return [
+            str(connection.execute(text(f"SHOW {name}")).scalar_one_or_none())
+            for name in ("application_name", "work_mem")
+        ]
+
+    assert await database.read(settings) == ["one two", "5MB"]
+    await database.close()
+
+
+async def test_an_option_that_only_the_driver_can_judge_is_an_outage_with_advice(tmp_path: Path) -> None:
+    database = opened(f"postgresql://me@127.0.0.1:1/db?target_session_attrs=any&sslnegotiation={tmp_path.name}")
+    with pytest.raises(StoreUnavailable, match=r"refuses an option of store\.url"):
+        await database.read(one)
+    await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_an_error_says_nothing_of_the_values_of_its_statement(empty_postgres: str, scheme: str) -> None:
+    database = opened(empty_postgres.replace("postgresql", scheme, 1))
+
+    def fails(connection: StoreConnection) -> None:
+        connection.execute(text("SELECT length(:said) / 0"), {"said": "a secret"})
+
+    for unit in (database.read, database.write):
+        with pytest.raises(DBAPIError) as raised:
+            await unit(fails)
+        assert "by zero" in str(raised.value)
+        assert "secret" not in str(raised.value)
     await database.close()
 
 

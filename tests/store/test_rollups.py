@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from sqlalchemy import insert, select
 
+from proxy.pipeline.statistics import stats_query
 from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
 from proxy.store.database import StoreConnection
 from proxy.store.rollups import fold, slot_of
@@ -179,6 +181,19 @@ async def test_folded_sums_are_the_same_sums(store: Store) -> None:
         pass
     assert (await store.stats_and_total(ALL))[1].sums["requests"] == 61
     assert len(await rows_of(store)) == len(folded) + 1
+
+
+async def test_a_time_long_ago_begins_with_its_day(store: Store) -> None:
+    now = datetime(2026, 11, 28, 6, 30, tzinfo=UTC)
+    for number, days in enumerate((60, 30)):
+        at = now - timedelta(days=days) + timedelta(hours=2)
+        await ask(store, f"exc_{number}0", settled_at=int(at.timestamp() * 1000))
+    while await store.fold(int(now.timestamp() * 1000)):
+        pass
+    for since, until, requests in (("60d", None, 2), ("59d", None, 1), ("2026-09-29T08:00Z", "2026-09-29T09:00Z", 1)):
+        query = stats_query(now, group="day", since=since, until=until)
+        assert (await store.stats_and_total(query))[1].sums["requests"] == requests
+    assert stats_query(now, group="day", since="30d").since % 24 == 6
 
 
 async def test_several_processes_fold_at_once(store_url: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import StoreUnavailable
-from proxy.store import Spool, spool_name
+from proxy.store import Spool, spool_name, waiting_beside
 from tests.support.forked import Forked, run_program
 from tests.support.waiting import until
 
@@ -102,6 +102,24 @@ async def test_one_damaged_record_does_not_take_those_behind_it(spool: Spool) ->
         file.write(b"\xff")
     again = another(spool)
     assert contents(again) == [b"record 0", b"record 2"]
+    again.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("damage", ["state", "length", "two records"])
+async def test_a_damaged_part_does_not_take_what_is_behind_it(spool: Spool, damage: str) -> None:
+    for number in range(5):
+        await spool.append("key", b"record %d" % number)
+    records = spool.read()
+    begins, ends = records[0].after, records[1].after
+    with spool._path.open("r+b") as file:
+        file.seek(begins + {"state": 0, "length": 4, "two records": ends - begins - 2}[damage])
+        file.write({"state": b"\x07", "length": b"\xff\xff", "two records": b"\xff" * 20}[damage])
+    again = another(spool)
+    kept = [0, 3, 4] if damage == "two records" else [0, 2, 3, 4]
+    assert contents(again) == [b"record %d" % number for number in kept]
+    await again.append("key", b"after")
+    assert contents(again)[-1] == b"after"
     again.close()
 
 
@@ -211,6 +229,19 @@ def test_a_store_has_one_spool_however_its_url_is_written(tmp_path: Path) -> Non
     assert spool_name(f"sqlite:///{file}") == spool_name(f"sqlite+aiosqlite:///{file}") != spool_name("sqlite:///t.db")
     asked = "postgresql+psycopg://me:secret@db/one"
     assert spool_name(asked) == spool_name("postgresql://me:other@db/one") != spool_name("postgresql://me@db/two")
+
+
+@pytest.mark.anyio
+async def test_a_spool_of_another_store_in_which_something_waits_is_found(spool: Spool) -> None:
+    folder = spool._path.parent
+    (folder / "other.spool").write_bytes(b"\1 is no spool")
+    assert waiting_beside(folder, "n") == []
+    await spool.append("key", b"record")
+    assert waiting_beside(folder, "n") == [spool._path]
+    assert waiting_beside(folder, spool._path.stem) == []
+    spool.stored(spool.read()[-1].after)
+    assert spool.read() == []
+    assert waiting_beside(folder, "n") == []
 
 
 APPENDS = """

@@ -185,6 +185,29 @@ async def test_a_proxy_is_asked_for_a_tunnel_to_an_encrypted_upstream(monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("proxy", "cause"),
+    [("http://nobody.invalid:8", "the host name is not known"), ("http://a..b:8", "the host name is invalid")],
+)
+async def test_a_proxy_of_the_configuration_that_cannot_be_reached_is_named(proxy: str, cause: str) -> None:
+    settings = UpstreamSettings(base_url="http://provider.example/v1", proxy=proxy)
+    upstream = Upstream(settings, shares_key=False)
+    with pytest.raises(UpstreamUnreachable) as raised:
+        await ask(upstream)
+    through = f"Could not connect to provider.example:80 through the proxy {proxy.removeprefix('http://')} ({cause})."
+    assert raised.value.message == f"{through} Check upstream.proxy."
+    await upstream.aclose()
+
+
+async def test_a_proxy_of_the_environment_that_is_none_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://anne:secret@host:port")
+    upstream = Upstream(UpstreamSettings(base_url="http://other.example/v1"), shares_key=False)
+    with pytest.raises(UpstreamUnreachable, match=r"HTTPS_PROXY is no address") as raised:
+        await ask(upstream)
+    assert "secret" not in raised.value.message
+    await upstream.aclose()
+
+
+@pytest.mark.parametrize(
     ("exempt", "direct"),
     [
         ("127.0.0.1", True),
