@@ -69,7 +69,8 @@ _SIGNS: Final = re.compile(
     r"|max_tokens must be at least 1, got -"
     r"|prompt_tokens\b[^.]{0,40} (?:less than|exceeds?|greater than)[^.]{0,40}max_seq_len"
     r"|max_total_tokens\b[^.]{0,80}max_seq_len"
-    r"|prompt ?超长|输入[^。，,;；]{0,20}超长"
+    r"|tokens in request more than max tokens|exceeds? max message tokens"
+    r"|prompt ?超长|输入[^。，,;；]{0,20}超长|超[过出][^。，,;；]{0,12}(?:上下文|输入|最大)(?:长度|窗口)"
 )
 """What is only said of an input that is too long. The last is an older vLLM's, which takes the input from the
 window and calls what is left `max_tokens`."""
