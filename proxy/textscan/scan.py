@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.textscan.document import OPENING, is_dust, read, read_ends, walk
+from proxy.textscan.document import OPENING, JsonValue, is_dust, read, read_ends, walk
 
 Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
 """How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
@@ -213,11 +213,11 @@ def values_of_document(
     """
     if is_dust(text):
         return [], []
-    document = read(text) if ends is None else read_ends(text, *ends)
+    document = _read(text, ends)
     if document is None:
         return [], []
     texts: list[str] = []
-    reading = _Reading(text, labels, texts)
+    reading = _Reading(text, labels, texts, ends)
     reading.add_document(document, "", _NESTED)
     return reading.taken(), texts
 
@@ -227,12 +227,23 @@ def is_text(leaf: str) -> bool:
     return leaf.count("\n") >= _LINES
 
 
+def _read(text: str, ends: tuple[int, int] | None) -> JsonValue:
+    """Return the document that a text is, or both `ends` of it; None where it is none."""
+    return read(text) if ends is None else read_ends(text, *ends)
+
+
 class _Reading:
     """One reading of one text: what was found so far."""
 
-    def __init__(self, text: str, labels: Labels, texts: list[str] | None = None) -> None:
-        """Begin to read `text`; `labels` says which values get one. `texts` takes the texts in a document."""
+    def __init__(
+        self, text: str, labels: Labels, texts: list[str] | None = None, ends: tuple[int, int] | None = None
+    ) -> None:
+        """Begin to read `text`; `labels` says which values get one.
+
+        `texts` takes the texts in a document; of a long document in a string both `ends` are read.
+        """
         self._texts = texts
+        self._ends = ends
         self._labels = labels
         self._most = _VALUES + len(text) // _DENSEST
         # Whether the text, or the JSON that it is, may hold a lone surrogate.
@@ -248,7 +259,7 @@ class _Reading:
 
     def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
         """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
-        document = read(text) if nested and not is_dust(text) else None
+        document = _read(text, self._ends) if nested and not is_dust(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=is_leaf)
         else:

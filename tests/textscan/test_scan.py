@@ -280,6 +280,14 @@ def test_texts_in_a_document_come_apart_from_its_values() -> None:
     assert texts == [printed, log]
 
 
+def test_of_a_document_in_a_string_both_ends_are_read_too() -> None:
+    rows = json.dumps([f"K{number}" for number in range(1000)])
+    values, _ = values_of_document(json.dumps({"content": [{"type": "text", "text": rows}]}), "all", (60, 40))
+    found = [value.text for value in values]
+    assert {"K0", "K999"} <= set(found)
+    assert len(found) < 30
+
+
 def test_of_a_leaf_that_is_no_value_the_first_one_inside_stands_for_it() -> None:
     text = json.dumps({"note": "first line\nowner: K78 and K79", "more": "second\nK80"})
     assert values_of(text, "numbers") == [
