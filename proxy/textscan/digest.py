@@ -294,7 +294,7 @@ def _add(found: dict[str, Candidate], value: str, kind: Kind | None, label: str,
 
 def _in_document(text: str) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {}
-    if text[:1] not in "{[" and text.lstrip()[:1] not in ("{", "["):
+    if not text.lstrip().startswith(OPENING):
         return found
     values, texts = values_of_document(text, "numbers", _DOCUMENT_ENDS)
     if len(text) > HEAD + TAIL:
@@ -578,7 +578,8 @@ def _error_line(text: str, most: int) -> str:
 
 def _printed(text: str) -> str:
     """Return the texts in a JSON document, one after the other; any other text as it is."""
-    document = read_ends(text, *_DOCUMENT_ENDS) if text.startswith(OPENING) and not is_dust(text) else None
+    may_be_one = text.lstrip().startswith(OPENING) and not is_dust(text)
+    document = read_ends(text, *_DOCUMENT_ENDS) if may_be_one else None
     return text if document is None else "\n".join(leaf.text for leaf in walk(document) if is_text(leaf.text)) or text
 
 

@@ -215,6 +215,7 @@ def test_a_text_in_a_document_says_what_it_says_by_itself() -> None:
 
     assert alone == "main.c:12: error: expected ';'; Output=/tmp/build \"export class MainParser\""
     assert inside == alone.replace("Output", "exit_code=77 Output")
+    assert digest_of(f"\n {document}", 400) == inside
 
 
 def test_lines_may_end_as_on_windows() -> None:
