@@ -568,7 +568,8 @@ class ExchangeEnd:
         self._keep_hidden(heads, nodes, carried, renamed)
         self._keep_evidence(base, line, heads)
         head = heads[0] if moves_head else self._session.head
-        return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads))
+        are_new = as_asked and all([place.is_new for place in (*line, *replies)])
+        return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads), are_new=are_new)
 
     def _finished(self) -> Settled:
         """Put the messages where they belong; the reply that answered them is stored already."""

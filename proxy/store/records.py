@@ -337,6 +337,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     head: str  # the head of the session afterwards
     nodes: tuple[str, ...]  # the nodes of the new messages, whether they were there before or not
     replies: tuple[str, ...]  # the nodes of the replies
+    are_new: bool = False  # whether all of these were made just now, where they were planned
 
 
 class SummaryStatus(StrEnum):

@@ -583,12 +583,16 @@ class Store:
         return settled
 
     def _remember(self, settlement: Settlement, settled: Settled) -> None:
-        """Remember the branch that an exchange went on with: the next request need not read what this one stored."""
-        if settlement.at_head or settlement.carried or len(settled.replies) != 1:
+        """Remember the branch that an exchange went on with: the next request need not read what this one stored.
+
+        What was there before may be stored in another form, and stays as it is.
+        """
+        if not settled.are_new or len(settled.replies) != 1:
             return
         key = session_key(settlement.tenant, settlement.session, settlement.dialect)
-        messages = zip(settled.nodes, settlement.messages, settlement.arrivals, strict=False)
-        self._branches.extend(key, settlement.base, [*messages, (settled.replies[0], settlement.replies[0].body, None)])
+        asked = zip(settled.nodes, exchanges.asked_nodes(settlement), strict=True)
+        stored = [(node, new_node.body, new_node.arrival) for node, new_node in asked]
+        self._branches.extend(key, settlement.base, [*stored, (settled.replies[0], settlement.replies[0].body, None)])
 
     def _start_here(self, exchange: Opening | Settlement) -> asyncio.Future[Any]:
         return start_in(self._database, exchange)

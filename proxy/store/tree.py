@@ -556,6 +556,7 @@ class NodePlace(Struct, frozen=True, kw_only=True):
     tokens_total: int
     recorded: str | None = None
     """The tenant, where every assistant message up to here came from upstream (or is vouched for)."""
+    is_new: bool = False  # whether it was not stored before
 
 
 def root_of(tenant: str | None) -> NodePlace:
@@ -860,6 +861,7 @@ def _below(under: NodePlace, name: str, new_node: NewNode) -> NodePlace:
         round=under.round + (role == "user"),
         tokens_total=under.tokens_total + new_node.body.tokens,
         recorded=under.recorded if known else None,
+        is_new=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -119,11 +120,54 @@ async def test_what_an_exchange_stored_is_known_as_it_would_be_read(store: Store
     _, known = store._branches.beginning(talk.key, names)
     assert len(known) == 4
     assert (await ask(talk, *told)).marks == known
+    assert await marks_read(store, told) == known
+
+
+async def marks_read(store: Store, told: list[Message]) -> Sequence[Mark]:
+    """Return what is noted about messages by the database alone."""
     question = HistoryQuery(
         tenant="tenant", session="session", incoming=incoming(told), messages=told, policy=None, agent=None
     )
-    read = await store._database.read(partial(recall, question=question, branches=Branches()))
-    assert read.marks == known
+    return (await store._database.read(partial(recall, question=question, branches=Branches()))).marks
+
+
+async def begun(talk: Talk) -> tuple[list[Message], dict[str, Any]]:
+    """Begin a conversation whose first exchange is remembered; return it, and how the next one is settled."""
+    first = await talk.say("one", "1", kind="resend")
+    told = [message("user", "one"), message("assistant", "1"), message("user", "two")]
+    await ask(talk, *told)
+    return told, {"at_head": False, "base": first.head}
+
+
+async def test_where_nothing_is_decided_on_arrival_it_is_known_all_the_same(store: Store) -> None:
+    talk, asked = Talk(store=store), body("user", "two")
+    told, how = await begun(talk)
+    exchange = await talk.begin(asked, base=how["base"])
+    await talk.settle(exchange, asked, replies=(body("assistant", "2"),), arrivals=(), **how)
+
+    told += [message("assistant", "2"), message("user", "three")]
+    _, known = store._branches.beginning(talk.key, incoming(told).names)
+    assert len(known) == 4
+    assert await marks_read(store, told) == known
+
+
+async def test_what_was_stored_before_is_not_known_in_another_form(store: Store) -> None:
+    talk, asked, otherwise = Talk(store=store), body("user", "two"), body("user", "two", tokens=9)
+    told, how = await begun(talk)
+    exchanges = [await talk.begin(each, base=how["base"]) for each in (asked, otherwise)]
+    other = await Store.open(store._url)  # the same question at once, at another worker
+    there = Talk(store=other, bases=talk.bases)
+    settled = await there.settle(exchanges[0], asked, replies=(body("assistant", "2"),), **how)
+    await other.close()
+    await talk.settle(exchanges[1], otherwise, replies=(body("assistant", "two"),), **how)
+    told += [message("assistant", "2"), message("user", "three")]
+    assert (await ask(talk, *told[:4])).marks == await marks_read(store, told[:4])
+
+    how = {"at_head": False, "base": settled.nodes[0]}
+    await ask(talk, *told[:3])
+    exchange = await talk.begin(base=how["base"])  # asked for once more, and said in the same words
+    await talk.settle(exchange, replies=(body("assistant", " 2 ", tokens=7),), **how)
+    assert (await ask(talk, *told)).marks == await marks_read(store, told)
 
 
 async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:

@@ -46,7 +46,7 @@ async def test_a_reply_makes_nodes_and_moves_the_head(store: Store) -> None:
         settled_at=2_345,
     )
     names = names_under(ROOT, map(content_hash, [asked[0].message, asked[1].message, message("assistant", "42.")]))
-    assert settled == Settled(head=names[2], nodes=(names[0], names[1]), replies=(names[2],))
+    assert settled == Settled(head=names[2], nodes=(names[0], names[1]), replies=(names[2],), are_new=True)
     user, tool, reply = await store.path(talk.key, settled.head)
     assert [row.node for row in (user, tool, reply)] == names
     assert [row.parent for row in (user, tool, reply)] == [ROOT, *names[:2]]
@@ -127,7 +127,8 @@ async def test_settling_twice_is_settling_once(store: Store) -> None:
     exchange = await talk.begin(asked)
     first = await talk.settle(exchange, asked, replies=(body("assistant", "1"),))
     session, row = await store.session("tenant", "session"), await store.exchange(exchange)
-    assert await talk.settle(exchange, asked, replies=(body("assistant", "other"),), settled_at=9_999) == first
+    again = await talk.settle(exchange, asked, replies=(body("assistant", "other"),), settled_at=9_999)
+    assert again == replace(first, are_new=False)
     assert await store.session("tenant", "session") == session
     assert await store.exchange(exchange) == row
 
@@ -257,7 +258,8 @@ async def test_the_same_request_at_once_is_one_branch(store: Store) -> None:
     exchanges = [await talk.begin(asked, base=ROOT) for _ in range(10)]
     reply = (body("assistant", "1"),)
     settled = await asyncio.gather(*(talk.settle(one, asked, replies=reply, at_head=False) for one in exchanges))
-    assert len(set(settled)) == 1
+    assert len({(one.head, one.nodes, one.replies) for one in settled}) == 1
+    assert [one.are_new for one in settled].count(True) == 1
     assert len(await store.path(talk.key, settled[0].head)) == 2
     assert len(await store.branches(talk.key)) == 1
 
