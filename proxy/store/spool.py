@@ -90,7 +90,7 @@ class Spool:
         self._most = most
         self._file = -1
         self._inode = 0
-        self._emptied = 0  # as of the file's state when `_end` was found
+        self._emptied: int = 0  # as of the file's state when `_end` was found
         self._end = _PAGE
         self._size = _PAGE  # of the file, as far as is known
         self._rooms: WeakSet[Room] = WeakSet()
@@ -182,7 +182,7 @@ class Spool:
             self._find_end()
             found: list[SpooledRecord] = []
             size = 0
-            for _, state, key, content, after in self._records(self._stored_until()):
+            for _, state, key, content, after in self._records(self._stored_until(), self._end):
                 if state == _WAITS and content is not None:
                     found.append(SpooledRecord(key=key, content=content, after=after))
                     size += len(content)
@@ -225,7 +225,7 @@ class Spool:
         erased = 0
         with self._opened(), self._locked():
             self._find_end()
-            for start, state, found, content, after in list(self._records(self._stored_until())):
+            for start, state, found, content, after in list(self._records(self._stored_until(), self._end)):
                 if state == _WAITS and is_meant(found, content):
                     # First its state, so that half of a record that was erased is never taken for a damaged one.
                     os.pwrite(self._file, bytes([_DROPPED]), start)
@@ -291,10 +291,12 @@ class Spool:
     def _find_end(self) -> None:
         """Find the end of the records, which others may have appended; drop half a record there."""
         emptied, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        size = os.fstat(self._file).st_size
+        filled = self._end
         if emptied != self._emptied:
             self._emptied, self._end = emptied, max(until, _PAGE)
-        size = os.fstat(self._file).st_size
-        end: int = max([after for *_, after in self._records(self._end)], default=self._end)
+            filled = size  # nobody has looked yet
+        end: int = max([after for *_, after in self._records(self._end, filled)], default=self._end)
         torn = os.pread(self._file, _RECORD.size, end)
         if any(torn):
             _LOG.warning("the end of the spool was half a record, which is dropped: %s", self._path)
@@ -304,15 +306,16 @@ class Spool:
         if end > self._stored_until():
             self.flag[0] = 1
 
-    def _records(self, start: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
+    def _records(self, start: int, filled: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
         """Yield start, state, key, content and end of each record from `start` on, as far as there are whole ones.
 
-        What lies before a whole one and is none is damaged: it has no content.
+        What lies before a whole one and is none is damaged: it has no content. Before `filled` zeros may be that, too;
+        behind it they are room for more records.
         """
         while True:
             found = self._record(start)
             if found is None or found[2] is None:
-                whole = self._next_whole(start)
+                whole = self._next_whole(start, filled)
                 if whole is None:  # half a record at the end, or nothing
                     return
                 _LOG.error("a part of the spool is damaged and left out: %s from %d to %d", self._path, start, whole)
@@ -321,9 +324,9 @@ class Spool:
             yield start, state, key, content, after
             start = after
 
-    def _next_whole(self, start: int) -> int | None:
-        """Return where the next record that waits begins, behind what is none at `start`."""
-        if not os.pread(self._file, _PAGE, start).strip(b"\0"):
+    def _next_whole(self, start: int, filled: int) -> int | None:
+        """Return where the next record that waits begins, behind what is none at `start`; see `_records`."""
+        if start >= filled and not os.pread(self._file, _PAGE, start).strip(b"\0"):
             return None
         size = os.fstat(self._file).st_size
         with mmap.mmap(self._file, size, access=mmap.ACCESS_READ) as whole:
@@ -342,9 +345,9 @@ class Spool:
         if state not in {_WAITS, _DROPPED}:
             return None
         after = start + _RECORD.size + key_length + length
-        text = os.pread(self._file, key_length + length, start + _RECORD.size)
-        if len(text) < key_length + length:
+        if after > os.fstat(self._file).st_size:
             return None
+        text = os.pread(self._file, key_length + length, start + _RECORD.size)
         key, content = text[:key_length], text[key_length:]
         if state == _WAITS and _checksum(key, content) != checksum:
             return state, "", None, after
