@@ -66,9 +66,11 @@ from proxy.trimming import Change, Summary
 MARKS: Final = 50_000
 """How many messages a process remembers on a small machine: some 17 MB. What was forgotten is read from the store."""
 
+_MARK_BYTES: Final = 340  # what a mark takes, but for the texts that `on_arrival` put in the place of the message
+
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
 """When the session was made, and what was noted about a branch of it, from its root on."""
-_NONE: Final[_Branch] = (0, ())
+_NONE: Final[tuple[_Branch, int]] = ((0, ()), 0)
 
 
 class Branches:
@@ -77,16 +79,17 @@ class Branches:
     def __init__(self, most: int | None = None) -> None:
         """Remember `most` messages at most, of all sessions together; None: as many as there is memory for.
 
+        Of messages that `on_arrival` changed fewer are remembered: with each go the texts that are sent in its place.
         The newest branch is remembered however long.
         """
         self._most: Final = scaled(MARKS) if most is None else most
-        self._branches: OrderedDict[str, _Branch] = OrderedDict()
+        self._branches: OrderedDict[str, tuple[_Branch, int]] = OrderedDict()  # each with its weight
         self._held = 0
         self._lock = threading.Lock()
 
     def beginning(self, session: str, names: Sequence[str]) -> _Branch:
         """Return when the session was made, and what is known of the branch `names`, from its root on."""
-        made_at, known = self._branches.get(session, _NONE)
+        made_at, known = self._branches.get(session, _NONE)[0]
         count = _common(known, names)
         return made_at, known if count == len(known) else known[:count]
 
@@ -95,7 +98,7 @@ class Branches:
 
         Each is a node, what it says, and what `on_arrival` decided about it.
         """
-        made_at, known = self._branches.get(session, _NONE)
+        made_at, known = self._branches.get(session, _NONE)[0]
         if not known or known[-1].node != base:
             return
         marks = list(known)
@@ -107,11 +110,18 @@ class Branches:
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
         """Remember a branch from its root on, in the place of the session's last one."""
+        weight = _weight_of(marks)
         with self._lock:
-            self._held += len(marks) - len(self._branches.pop(session, _NONE)[1])
-            self._branches[session] = (created_at, marks)
+            self._held += weight - self._branches.pop(session, _NONE)[1]
+            self._branches[session] = (created_at, marks), weight
             while self._held > self._most and len(self._branches) > 1:
-                self._held -= len(self._branches.popitem(last=False)[1][1])
+                self._held -= self._branches.popitem(last=False)[1][1]
+
+
+def _weight_of(marks: Sequence[Mark]) -> int:
+    """Return how many marks without a text take as much memory as these."""
+    changes = [change for mark in marks if mark.arrival for change in mark.arrival]
+    return len(marks) + sum([len(each.message.raw) for each in changes if each.message is not None]) // _MARK_BYTES
 
 
 def _common(known: Sequence[Mark], names: Sequence[str]) -> int:

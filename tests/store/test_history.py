@@ -84,6 +84,18 @@ def test_what_is_remembered_of_all_sessions_is_bounded_early() -> None:
     assert branches.beginning("s500", ["n0"]) == (1, forty[:1])
 
 
+def test_texts_that_are_sent_in_the_place_of_messages_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_MARK_BYTES", 100)
+    branches, long = Branches(100), message("tool", "x" * 6_000, tool_call_id="c")
+    change = Change(position=0, edit="compact", reason="long", message=long, tokens_before=9, tokens_after=4)
+    for name in "stu":
+        branches.keep(name, 1, (replace(marks("a")[0], arrival=(change,)),))
+    assert [len(branches.beginning(name, ["a"])[1]) for name in "stu"] == [0, 0, 1]
+    branches.keep("u", 1, marks("a"))
+    branches.keep("s", 1, marks("a"))
+    assert [len(branches.beginning(name, ["a"])[1]) for name in "su"] == [1, 1]
+
+
 def test_a_branch_is_known_with_the_time_at_which_its_session_was_made() -> None:
     branches = Branches()
     assert branches.beginning("s", ["a"]) == (0, ())
