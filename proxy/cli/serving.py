@@ -223,6 +223,7 @@ def _work(
     """Serve as one of several workers. `prepared`: the store is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
+    SharedRoom.times = room_of(settings.server)  # a new interpreter does not know it
     if prepared:
         settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
     config = server_config(settings, worker, loaded)

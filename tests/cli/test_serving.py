@@ -16,13 +16,15 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import typer
 
 from proxy.cli import serving
 from proxy.cli.serving import Workers, pause_after, server_config
-from proxy.config import Settings
+from proxy.config import ConfigSource, Loaded, Settings
+from proxy.dialects.generations import SharedRoom
 from proxy.server.app import Worker
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
@@ -263,6 +265,17 @@ def test_sighup_is_passed_on_to_the_workers(
     assert Workers(1, _hears, (tmp_path,), [listening], PATIENCE, forks=forks).run(lambda: None)
     assert tmp_path.joinpath("heard").exists()
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_worker_in_a_new_interpreter_remembers_as_much_as_one_that_was_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SharedRoom, "times", 1)
+    monkeypatch.setattr(serving, "_Server", MagicMock())
+    settings = Settings(server={"max_memory": 16 << 30, "workers": 2})  # type: ignore[arg-type]  # pydantic reads it
+    loaded = Loaded(source=ConfigSource(), content=None, settings=settings)
+    serving._work(loaded, True, [], Worker(mark="0123abcd"), lambda: None)
+    assert SharedRoom.times == 4
 
 
 def test_a_second_signal_kills_the_workers(listening: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
