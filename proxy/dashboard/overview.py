@@ -6,7 +6,6 @@ Every figure is a sum of `proxy.pipeline.statistics`, as `GET /stats` tells it; 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -138,10 +137,8 @@ def _charts(times: Mapping[str, Any]) -> dict[str, Any] | None:
     if times["since"] is not None:
         at = _moment(times["since"])
         at = at if group == "hour" else at.replace(hour=0)
-    moments = deque[datetime](maxlen=_MOST_POINTS)  # the newest
-    while at < end:
-        moments.append(at)
-        at += step
+    count = -((at - end) // step)
+    moments = [at + number * step for number in range(max(count - _MOST_POINTS, 0), count)]  # the newest
     shown = [known.get(moment) for moment in moments]
 
     def values(name: str) -> list[float]:
