@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -207,11 +206,12 @@ def _ends_once(folder: Path, sockets: list[socket.socket], worker: Worker, serve
 
 def _hears(folder: Path, _sockets: list[socket.socket], _worker: Worker, serves: Callable[[], None]) -> None:
     """Have the parent told of a hang-up, wait until it is handed on, and have the parent told to stop."""
-    heard = threading.Event()
-    signal.signal(signal.SIGHUP, lambda *_: heard.set())
+    heard: list[int] = []  # an event would wait for its own lock, if the signal comes while it is looked at
+    signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
     serves()
-    while not heard.wait(0.05):
+    while not heard:
         os.kill(os.getppid(), signal.SIGHUP)
+        time.sleep(0.05)
     folder.joinpath("heard").touch()
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(PATIENCE)  # until it is told to end, which is at once
