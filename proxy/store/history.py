@@ -98,22 +98,24 @@ class Branches:
 
         Each is a node, what it says, and what `on_arrival` decided about it.
         """
-        made_at, known = self._branches.get(session, _NONE)[0]
+        (made_at, known), weight = self._branches.get(session, _NONE)
         if not known or known[-1].node != base:
             return
-        marks = list(known)
+        marks: list[Mark] = []
         for depth, (node, body, decided) in enumerate(stored, known[-1].depth + 1):
             arrival = None if decided is None else tuple([replace(each, position=depth - 1) for each in decided])
             name = body_of(body.message)
             marks.append(Mark(node=node, depth=depth, body=name, tokens=body.tokens, arrival=arrival))
-        self.keep(session, made_at, tuple(marks))
+        self._put(session, (made_at, (*known, *marks)), weight + _weight_of(marks))
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
         """Remember a branch from its root on, in the place of the session's last one."""
-        weight = _weight_of(marks)
+        self._put(session, (created_at, marks), _weight_of(marks))
+
+    def _put(self, session: str, branch: _Branch, weight: int) -> None:
         with self._lock:
             self._held += weight - self._branches.pop(session, _NONE)[1]
-            self._branches[session] = (created_at, marks), weight
+            self._branches[session] = branch, weight
             while self._held > self._most and len(self._branches) > 1:
                 self._held -= self._branches.popitem(last=False)[1][1]
 
