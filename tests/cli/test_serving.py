@@ -35,6 +35,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 
 
 @pytest.fixture(autouse=True)
+def _room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a server sets for its process hold for one test."""
+    monkeypatch.setattr(SharedRoom, "times", SharedRoom.times)
+
+
+@pytest.fixture(autouse=True)
 def log_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "set_up_logging", lambda *_: None)
 
