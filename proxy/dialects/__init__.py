@@ -4,7 +4,6 @@ base         the dialect seam: what every other room may ask of an API
 chat/        Chat Completions
 responses/   Responses
 messages/    Messages
-headers      header names, which headers pass in which direction, how values are encoded
 sse          a byte stream as server-sent events
 bodies       what the dialects share of requests: reading, errors, changed fields
 own_tools    what the dialects share of the proxy's own tools

@@ -25,17 +25,19 @@ class SharedRoom:
         self.taken = 0  # by the younger generations
         self.caches: Final[list[Generations[Any, Any]]] = []
 
-    @property
-    def half(self) -> int:
-        """The room of one generation."""
-        return scaled(self._size) // 2
+    def make(self, size: int) -> bool:
+        """Make room for a value: where there is too little, all caches begin a new generation.
 
-    def make(self, size: int) -> None:
-        """Make room for a value: where there is too little, all caches begin a new generation."""
-        if self.taken + size > self.half:
+        Return whether it may be held: not if it takes more than a generation has.
+        """
+        half = self._size * self.times // 2
+        if size > half:
+            return False
+        if self.taken + size > half:
             for cache in self.caches:
                 cache.grow_old()
             self.taken = 0
+        return True
 
 
 class Generations(Generic[Key, Value]):
@@ -73,9 +75,8 @@ class Generations(Generic[Key, Value]):
     def put(self, key: Key, value: Value) -> None:
         """Hold a value in the place of the key's last one; a value that takes half of the room is not held."""
         size = self._size_of(value)
-        if size > self._room.half:
+        if not self._room.make(size):
             return
-        self._room.make(size)
         before = self._young.get(key)
         self._young[key] = value
         self._room.taken += size if before is None else size - self._size_of(before)

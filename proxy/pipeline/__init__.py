@@ -2,6 +2,7 @@
 
     exchange          the main request flow; start here
     context           what the request's headers say
+    headers           their names, which of them pass in which direction, how values are encoded
     prepare           read, placed, planned; requests that share a trim
     prefix            how the session's last long request began
     history           the request in its place in the stored history

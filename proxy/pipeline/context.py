@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from proxy.config import OFF, Policies, SessionSettings, checked_name
 from proxy.conversation import Mode
-from proxy.dialects import Dialect, Request, headers
+from proxy.dialects import Dialect, Request
 from proxy.errors import InvalidRequest, PalimpsestError
+from proxy.pipeline import headers
 from proxy.summaries import Caller
 from proxy.trimming import Policy
 

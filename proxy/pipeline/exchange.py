@@ -15,8 +15,8 @@ from typing import Final
 
 from proxy.config import Policies, Settings
 from proxy.conversation import chain
-from proxy.dialects import headers
 from proxy.errors import PalimpsestError
+from proxy.pipeline import headers
 from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
 from proxy.pipeline.own_tools import Rounds, own_tools

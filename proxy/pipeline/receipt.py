@@ -9,7 +9,8 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import JsonObject, headers
+from proxy.dialects import JsonObject
+from proxy.pipeline import headers
 from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryRequest
 

@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from proxy.config import Settings
 from proxy.conversation import Kind
-from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder, headers
+from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder
 from proxy.dialects.jsontext import write
+from proxy.pipeline import headers
 from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.prepare import Original, Prepared, plan_of
 from proxy.pipeline.receipt import PlanReport, report_of

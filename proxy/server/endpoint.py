@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.config import Settings
-from proxy.dialects import LONG_BODY, Dialect, dialect_named, headers
+from proxy.dialects import LONG_BODY, Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
-from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute
+from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from proxy.config import Settings
-from proxy.dialects import dialect_named, headers
+from proxy.dialects import dialect_named
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
-from proxy.pipeline import AppServices, compute
+from proxy.pipeline import AppServices, compute, headers
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.endpoint import ClientConnection

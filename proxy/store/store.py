@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final
 
 from proxy.conversation import ROOT
@@ -590,8 +591,9 @@ class Store:
         if not settled.are_new or len(settled.replies) != 1:
             return
         key = session_key(settlement.tenant, settlement.session, settlement.dialect)
-        asked = zip(settled.nodes, exchanges.asked_nodes(settlement), strict=True)
-        stored = [(node, new_node.body, new_node.arrival) for node, new_node in asked]
+        arrivals = settlement.arrivals[: len(settlement.messages)]
+        asked = zip(settled.nodes, zip_longest(settlement.messages, arrivals), strict=True)
+        stored = [(node, body, arrival) for node, (body, arrival) in asked]
         self._branches.extend(key, settlement.base, [*stored, (settled.replies[0], settlement.replies[0].body, None)])
 
     def _start_here(self, exchange: Opening | Settlement) -> asyncio.Future[Any]:

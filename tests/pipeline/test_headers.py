@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import headers
-from proxy.dialects.headers import decode_value, encode_value, first_values, to_client, to_upstream
 from proxy.errors import InvalidRequest
+from proxy.pipeline import headers
+from proxy.pipeline.headers import decode_value, encode_value, first_values, to_client, to_upstream
 
 HOP_BY_HOP = [
     b"Connection",
