@@ -48,7 +48,7 @@ FAMILIES: Final = {
     "palimpsest_dollars": Family(
         kind="counter",
         help="Dollars: paid, would have been paid untrimmed, their difference (saved), saved by the provider's cache, "
-        "paid for summaries.",
+        "paid for summaries. What is saved can fall: for a rate, take would_have_paid less paid.",
         labels=("state",),
     ),
     "palimpsest_trims": Family(kind="counter", help="Requests at which the cut moved."),
