@@ -211,6 +211,17 @@ class Tasks:
             task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
 
 
+def tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    """Tell a caller what became of its write; the log, if it was cancelled: the write is done all the same."""
+    if future.done():
+        if error is not None:
+            _LOG.error("a write failed after its caller was cancelled: %s", error)
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 def closed() -> StoreUnavailable:
     """Return what is raised after the store was closed."""
     return StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")

@@ -44,14 +44,13 @@ from proxy.store.database import (
     log_seldom,
     outage_of,
     said,
+    tell,
     translated,
 )
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Opening, Settlement, session_key
 from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
-
-_LOG: Final = logging.getLogger("palimpsest.store")
 
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 5
@@ -408,18 +407,6 @@ class _WaitingExchange(Struct, frozen=True, kw_only=True):
             return size + sum([len(reply.body.message.raw) for reply in item.replies])
         return size + sum([len(form.raw) for _, form in item.forms]) + len(item.tools or b"")
 
-    def succeed(self, result: Any) -> None:
-        """Tell the caller, unless it was cancelled: its write is done all the same."""
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def fail(self, why: Exception) -> None:
-        """Tell the caller, or the log if it was cancelled."""
-        if self.future.done():
-            _LOG.error("a write failed after its caller was cancelled: %s", why)
-        else:
-            self.future.set_exception(why)
-
 
 _Transact: TypeAlias = Callable[[Sequence[Opening | Settlement]], Coroutine[Any, Any, list[Any]]]
 
@@ -498,7 +485,7 @@ class _ExchangeWriter:
             log_seldom(logging.INFO, f"exchanges are begun one by one: {said(why.__cause__ or why)}")
         for write in writes:
             if write.item.exchange in begun:
-                write.succeed(None)
+                tell(write.future, None)
             else:
                 self._write_alone(write)
 
@@ -523,7 +510,7 @@ class _ExchangeWriter:
                 settled = replace(ends[write.item.exchange].settled, head=head)
                 self._stored.keep_replies(cast("Settlement", write.item), settled)
                 self._stored.keep_cut(ends[write.item.exchange])
-                write.succeed(settled)
+                tell(write.future, settled)
 
     def _write_alone(self, write: _WaitingExchange) -> None:
         """Have it written in a transaction of its session."""
@@ -547,7 +534,7 @@ class _ExchangeWriter:
         except Exception as why:  # noqa: BLE001 - it is the callers'
             if len(writes) == 1 or isinstance(why, StoreUnavailable):
                 for write in writes:
-                    write.fail(why)
+                    tell(write.future, None, why)
             else:
                 for write in writes:
                     await self._write_session([write])
@@ -555,7 +542,7 @@ class _ExchangeWriter:
             for write, result in zip(writes, results, strict=True):
                 if isinstance(write.item, Settlement):
                     self._stored.keep_replies(write.item, result)
-                write.succeed(result)
+                tell(write.future, result)
 
 
 async def _aside(writes: Sequence[_WaitingExchange], work: Callable[[], Result]) -> Result:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import re
 import sqlite3
@@ -52,11 +51,20 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Batch, Item, Parameters, Result, StoreConnection, Unit, closed, translated, unavailable
+from proxy.store.database import (
+    Batch,
+    Item,
+    Parameters,
+    Result,
+    StoreConnection,
+    Unit,
+    closed,
+    tell,
+    translated,
+    unavailable,
+)
 from proxy.store.packing import StoredAsBytes
 from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
-
-_LOG: Final = logging.getLogger("palimpsest.store")
 
 BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
 _TRY_SECONDS: Final = 0.001
@@ -361,7 +369,7 @@ class SqliteDatabase:
                         ends = True
                     else:
                         batch.append(following)
-            _tell(self._commit(batch))
+            _tell_callers(self._commit(batch))
             del batch, first  # they may hold long texts, and the next may be long in coming
         self._writing.close()
 
@@ -478,7 +486,7 @@ def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
         _roll_back(raw)
 
 
-def _tell(outcomes: list[_Outcome]) -> None:
+def _tell_callers(outcomes: list[_Outcome]) -> None:
     """Let the callers go on, each in its own event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
@@ -490,13 +498,7 @@ def _tell(outcomes: list[_Outcome]) -> None:
 
 def _resolve(outcomes: list[_Outcome]) -> None:
     for job, result, error in outcomes:
-        if job.future.done():  # the caller was cancelled; its write is done all the same
-            if error is not None:
-                _LOG.error("a write failed after its caller was cancelled: %s", error)
-        elif error is not None:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(result)
+        tell(job.future, result, error)
 
 
 def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
@@ -507,7 +509,7 @@ def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
     except Exception as why:  # noqa: BLE001 - it is the future's
         failure = why
 
-    def tell() -> None:
+    def told() -> None:
         if future.done():
             return
         if failure is None:
@@ -517,7 +519,7 @@ def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
             future.exception()  # nobody may wait for it any more
 
     with suppress(RuntimeError):  # the loop has ended
-        future.get_loop().call_soon_threadsafe(tell)
+        future.get_loop().call_soon_threadsafe(told)
 
 
 def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> None:

@@ -36,7 +36,7 @@ from msgspec.msgpack import Decoder, Encoder
 from proxy import errors
 from proxy.dialects import Facts, Message, dialect_named
 from proxy.errors import InternalError, PalimpsestError
-from proxy.store.database import Address, Database, SqliteFile, Tasks, address_of, closed
+from proxy.store.database import Address, Database, SqliteFile, Tasks, address_of, closed, tell
 from proxy.store.exchanges import write_exchanges
 from proxy.store.portions import size_of
 from proxy.store.records import Opening, Settled, Settlement
@@ -331,7 +331,7 @@ class WriterProcess:
         answer = _ANSWERS.decode(frame)
         for written in answer.written:
             error = getattr(errors, written.error)(written.message) if written.error else None
-            _tell(self._unanswered.pop(written.number).future, written.settled, error)
+            tell(self._unanswered.pop(written.number).future, written.settled, error)
             self.written += error is None
         self._is_busy = self._is_busy or answer.is_busy
         self._heard.set()
@@ -351,23 +351,13 @@ class WriterProcess:
     def _hand_over(self, unanswered: _Unanswered) -> None:
         def pass_on(written: asyncio.Future[Any]) -> None:
             error = closed() if written.cancelled() else written.exception()
-            _tell(unanswered.future, None if error is not None else written.result(), error)
+            tell(unanswered.future, None if error is not None else written.result(), error)
 
         if self._write_here is not None:
             try:
                 self._write_here(unanswered.exchange).add_done_callback(pass_on)
             except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
-                _tell(unanswered.future, None, why)
-
-
-def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():  # the caller was cancelled; its exchange is written all the same
-        if error is not None:
-            _LOG.error("a write failed after its caller was cancelled: %s", error)
-    elif error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+                tell(unanswered.future, None, why)
 
 
 # ------------------------------------------------------------------------------------------------ the writer's side
