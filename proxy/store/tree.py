@@ -614,42 +614,31 @@ class ProviderPlace(Struct, frozen=True, kw_only=True):
     node: str  # the reply; "" where it became none
 
 
-_PLACE_OF_PIECE: Final = (
-    select(SESSIONS.c.id, PROVIDER_IDS.c.node)
-    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
-    .where(
-        PROVIDER_IDS.c.piece == bindparam("piece", type_=PROVIDER_IDS.c.piece.type),
-        SESSIONS.c.tenant == bindparam("tenant"),
-        SESSIONS.c.dialect == bindparam("dialect"),
+def _of_tenant(*columns: ColumnElement[Any]) -> Select[Any]:
+    """Return what reads what came to a tenant under some ids."""
+    return (
+        select(*columns)
+        .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
+        .where(
+            PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
+            SESSIONS.c.tenant == bindparam("tenant"),
+            SESSIONS.c.dialect == bindparam("dialect"),
+        )
     )
-    .order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session)
-    .limit(1)
+
+
+_NEWEST_PLACE: Final = (
+    _of_tenant(SESSIONS.c.id, PROVIDER_IDS.c.node).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session).limit(1)
 )
+_KNOWN_PIECES: Final = _of_tenant(PROVIDER_IDS.c.piece)
+_NODES_OF_PIECES: Final = _of_tenant(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node).where(PROVIDER_IDS.c.node != "")
 
 
 def provider_place(connection: StoreConnection, tenant: str, dialect: str, name: str) -> ProviderPlace | None:
     """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
-    asked = {"piece": _piece(tenant, dialect, name), "tenant": tenant, "dialect": dialect}
-    row = connection.execute(_PLACE_OF_PIECE, asked).one_or_none()
+    asked = {"pieces": [_piece(tenant, dialect, name)], "tenant": tenant, "dialect": dialect}
+    row = connection.execute(_NEWEST_PLACE, asked).one_or_none()
     return None if row is None else ProviderPlace(session=row.id, node=row.node)
-
-
-_OF_TENANT: Final = (
-    PROVIDER_IDS.c.piece.in_(bindparam("pieces", expanding=True)),
-    SESSIONS.c.tenant == bindparam("tenant"),
-    SESSIONS.c.dialect == bindparam("dialect"),
-)
-"""What came to a tenant under some of these ids."""
-_KNOWN_PIECES: Final = (
-    select(PROVIDER_IDS.c.piece)
-    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
-    .where(*_OF_TENANT)
-)
-_NODES_OF_PIECES: Final = (
-    select(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node)
-    .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
-    .where(*_OF_TENANT, PROVIDER_IDS.c.node != "")
-)
 
 
 def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
@@ -791,33 +780,12 @@ def insert_nodes(
     stored |= places_of(connection, key, [base, *names, *siblings]) if under is None else {base: under}
     if base not in stored:
         raise UnknownBase(f"node {base} is not stored")
-    places = insert_node_rows(
-        connection,
-        key,
-        [
-            *zip([base, *names], names, messages, strict=False),
-            *((end, name, new_node) for name, new_node in zip(siblings, replies, strict=True)),
-        ],
-        stored,
-        contents,
-    )
-    return places[: len(names)], places[len(names) :]
-
-
-def insert_node_rows(
-    connection: StoreConnection,
-    key: str,
-    new_nodes: Sequence[tuple[str, str, NewNode]],
-    stored: dict[str, NodePlace] | None = None,
-    contents: Sequence[bytes] | None = None,
-) -> list[NodePlace]:
-    """Make nodes of (parent, node, new_node), parents before children; those in `stored` are there already.
-
-    `stored` gets to know the new ones. `contents` has the hash of what each says, where that is known.
-    """
-    places = stored if stored is not None else {ROOT: root_of(None)}
-    insert_new(connection, NODES, node_rows(key, new_nodes, places, contents))
-    return [places[node] for _, node, _ in new_nodes]
+    new_nodes = [
+        *zip([base, *names], names, messages, strict=False),
+        *((end, name, new_node) for name, new_node in zip(siblings, replies, strict=True)),
+    ]
+    insert_new(connection, NODES, node_rows(key, new_nodes, stored, contents))
+    return [stored[name] for name in names], [stored[name] for name in siblings]
 
 
 def node_rows(
@@ -826,7 +794,10 @@ def node_rows(
     places: dict[str, NodePlace],
     contents: Sequence[bytes] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of those of (parent, node, new_node) that are not in `places`, which gets to know them."""
+    """Return the rows of those of (parent, node, new_node) that are not in `places`, which gets to know them.
+
+    Parents come before children. `contents` has the hash of what each says, where that is known.
+    """
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
         if node not in places:
