@@ -73,7 +73,7 @@ def pack(text: str, dictionary: int) -> bytes:
     """Return `text` as it is stored, compressed with one of the shipped dictionaries."""
     raw = text.encode()
     if len(raw) >= _SHORTEST:
-        packed = _compressor(dictionary).compress(raw)
+        packed = _OF_THREAD.compressor(dictionary).compress(raw)
         if len(packed) < len(raw):
             return bytes((dictionary,)) + packed
     return bytes((_PLAIN,)) + raw
@@ -84,7 +84,7 @@ def pack_all(texts: Sequence[bytes], dictionary: int) -> list[bytes]:
     packed = [bytes((_PLAIN,)) + raw for raw in texts]
     tried = [place for place, raw in enumerate(texts) if len(raw) >= _SHORTEST]
     if tried:
-        compressor: Any = _compressor(dictionary)  # its stub leaves this out
+        compressor: Any = _OF_THREAD.compressor(dictionary)  # its stub leaves this out
         shorter = compressor.multi_compress_to_buffer([texts[place] for place in tried])
         for place, segment in zip(tried, shorter, strict=True):
             if len(segment) < len(texts[place]):
@@ -116,7 +116,7 @@ def unpack(packed: bytes, base: str | None = None) -> str:
     if how == _PLAIN:
         return packed[1:].decode()
     if how in _FILES:
-        return _decompressor(how).decompress(packed[1:]).decode()
+        return _OF_THREAD.decompressor(how).decompress(packed[1:]).decode()
     if how != _AGAINST:
         raise ValueError(f"a stored text is packed in way {how}, which is not known here")
     if base is None:
@@ -156,30 +156,22 @@ def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
 
 
 class _OfThread(threading.local):
-    """Compressors and decompressors: one may be used by one thread only."""
+    """Compressors and decompressors by the number of their dictionary: one may be used by one thread only."""
 
     def __init__(self) -> None:
-        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
-        self.decompressors: dict[int, zstandard.ZstdDecompressor] = {}
+        self.compressor = cache(_new_compressor)
+        self.decompressor = cache(_new_decompressor)
+
+
+def _new_compressor(number: int) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(compression_params=_settings(), dict_data=_dictionary(number))
+
+
+def _new_decompressor(number: int) -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=_dictionary(number), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
 
 _OF_THREAD: Final = _OfThread()
-
-
-def _compressor(number: int) -> zstandard.ZstdCompressor:
-    found = _OF_THREAD.compressors.get(number)
-    if found is None:
-        found = zstandard.ZstdCompressor(compression_params=_settings(), dict_data=_dictionary(number))
-        _OF_THREAD.compressors[number] = found
-    return found
-
-
-def _decompressor(number: int) -> zstandard.ZstdDecompressor:
-    found = _OF_THREAD.decompressors.get(number)
-    if found is None:
-        found = zstandard.ZstdDecompressor(dict_data=_dictionary(number), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-        _OF_THREAD.decompressors[number] = found
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------- names

@@ -61,14 +61,10 @@ class SpooledRecord(Struct, frozen=True, kw_only=True):
     after: int  # where the next record begins
 
 
-class Room:
+class Room(Struct, kw_only=True, eq=False, weakref=True):
     """Room for a record that is not appended yet. It is free again once nobody holds this."""
 
-    __slots__ = ("__weakref__", "size")
-
-    def __init__(self, size: int) -> None:
-        """Stand for so many bytes."""
-        self.size = size
+    size: int  # bytes
 
 
 class _Waiting(Struct, kw_only=True):
@@ -76,7 +72,6 @@ class _Waiting(Struct, kw_only=True):
 
     key: str
     content: bytes
-    done: bool = False
     error: OSError | None = None
 
 
@@ -119,14 +114,9 @@ class Spool:
 
     def open(self) -> None:
         """Open the file, or make it; raises `StoreUnavailable`."""
-        try:
-            with self._using:
-                self._open()
-                with self._locked():
-                    self._find_end()
-                    self._keep_room()
-        except OSError as why:
-            raise _unwritable(self._path, why) from why
+        with self._opened(), self._locked():
+            self._find_end()
+            self._keep_room()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -363,7 +353,7 @@ class Spool:
                     "or raise store.spool_max_bytes."
                 )
             self._grow(needed)
-            room = Room(size)
+            room = Room(size=size)
             self._rooms.add(room)
             return room
 
