@@ -33,7 +33,7 @@ from sqlalchemy import (
     text,
 )
 
-from proxy.store.database import StoreConnection
+from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import HASH_NAME, SESSION_NAME
 from proxy.store.records import NodeRow
 from proxy.store.schema import NODES, SESSIONS, insert_into
@@ -211,16 +211,9 @@ def question_of(words: Sequence[str], dialect: str) -> str | None:
 # ------------------------------------------------------------------------------------------------------- fill
 
 
-class DueSession(Struct, frozen=True, kw_only=True):
-    """A session of which something may not be indexed."""
-
-    key: str
-    state: int  # where it stands
-
-
-def due(connection: StoreConnection) -> list[DueSession]:
-    """Return some sessions that have changed since they were indexed, the newest first."""
-    return [DueSession(key=row.session, state=row.state) for row in connection.execute(_DUE)]
+def due(connection: StoreConnection) -> Sequence[Row]:
+    """Return `session` and `state` of some sessions that have changed since they were indexed, the newest first."""
+    return connection.execute(_DUE).all()
 
 
 def missing(connection: StoreConnection, key: str, after: str) -> list[NodeRow]:

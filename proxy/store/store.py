@@ -479,16 +479,16 @@ class Store:
             self._has_index = True
         until = time.monotonic() + seconds
         while sessions := await self._read(search.due):
-            for session in sessions:
+            for key, state in sessions:
                 is_whole, after = False, ROOT
                 while not is_whole:
                     if time.monotonic() > until:
                         return False
-                    rows = await self._read(partial(search.missing, key=session.key, after=after))
+                    rows = await self._read(partial(search.missing, key=key, after=after))
                     terms = await asyncio.to_thread(_terms_of, rows)
                     is_whole, after = len(rows) < search.AT_ONCE, max((row.node for row in rows), default=after)
-                    state = session.state if is_whole else None
-                    await self._write(partial(search.add, key=session.key, terms=terms, state=state))
+                    indexed = state if is_whole else None
+                    await self._write(partial(search.add, key=key, terms=terms, state=indexed))
         while await self._write(search.purge):
             self._has_deleted = True
             if time.monotonic() > until:
