@@ -266,14 +266,9 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
 
     Return False where the store is away and requests can be served without it.
     """
+    store: Store | None = None
     try:
         store = await Store.open(settings.store.url, migrate=settings.store.migrate)
-    except StoreUnavailable as why:
-        if not can_serve_without(settings):
-            raise
-        _LOG.error("starting without the store: %s", why)
-        return False
-    try:
         await store.ready()
         if gives_up:
             await give_up_pending(store)
@@ -283,7 +278,8 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
         _LOG.error("starting without the store: %s", why)
         return False
     finally:
-        await store.close()
+        if store is not None:
+            await store.close()
     return True
 
 

@@ -81,8 +81,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     """One process among several that serve together. It does not touch its siblings' exchanges."""
 
     mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
-    ended: tuple[str, ...] = ()
-    """The marks of the workers that it replaces: their pending exchanges are marked as interrupted."""
+    ended: tuple[str, ...] | None = ()
+    """The marks of the workers that it replaces: their pending exchanges are marked as interrupted. None: it serves
+    alone, and all pending exchanges were left by an ended process."""
     counts: Meters | None = None  # where it counts, beside its siblings
     budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
     number: int = 0
@@ -100,22 +101,18 @@ class Application:
     ) -> None:
         """Open nothing yet; ASGI's `lifespan.startup` does.
 
-        Without `worker` the process serves alone, and all pending exchanges were left by an ended process.
-        `loaded` is the source of the settings: changes of it are followed while serving. `writer` writes exchanges.
+        Without `worker` the process serves alone. `loaded` is the source of the settings: changes of it are followed
+        while serving. `writer` writes exchanges.
         """
         self._writer = writer
         self._settings = settings
         self._loaded = loaded
-        self._mark = secrets.token_hex(4) if worker is None else worker.mark
-        self._ended = None if worker is None else worker.ended
-        self._counts = None if worker is None else worker.counts
-        self._worker = worker
+        self._worker = worker or Worker(mark=secrets.token_hex(4), ended=None)
         self._api = _api(self._opened)
         if settings.dashboard.enabled:
             self._api.include_router(dashboard)
         self._endpoint: DialectEndpoint | None = None
         self._passthrough: Passthrough | None = None
-        self._authenticator: Authenticator | None = None
         self._services: Services | None = None
 
     def stop(self) -> None:
@@ -147,9 +144,9 @@ class Application:
                 _LOG.exception(_FAULT)
                 await connection.fail(InternalError(_MISTAKE))
                 return
-            if self._authenticator is not None:
+            if self._services is not None:
                 try:
-                    self._authenticator.check_host(connection.first.get(b"host"))
+                    self._services.authenticator.check_host(connection.first.get(b"host"))
                 except PalimpsestError as why:
                     await connection.fail(why)
                     return
@@ -169,10 +166,10 @@ class Application:
 
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
-        settings = self._settings
+        settings, worker = self._settings, self._worker
         anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(open_services(settings, self._counts, self._writer))
+            app = await stack.enter_async_context(open_services(settings, worker.counts, self._writer))
             outage, store = app.outage, app.store
             authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
@@ -180,21 +177,19 @@ class Application:
             budget = MemoryBudget(settings.server)
             app.upstream.memory.most = budget.most // ANSWERS_PART
             app.upstream.memory.on_freed = budget.give_back
-            if self._ended != ():
-                await outage.once_back(partial(give_up_pending, marks=self._ended))
+            if worker.ended != ():
+                await outage.once_back(partial(give_up_pending, marks=worker.ended))
             secret = await outage.secret(_CACHE_SECRET, 1)
             if settings.store.content == "none":
                 store.masker = Withholder(await outage.secret(_MASK_SECRET, 2))
             elif settings.store.mask:
                 store.masker = Masker(settings.store.mask, await outage.secret(_MASK_SECRET, 2))
-            handler = ExchangeHandler(settings, app, process_mark=self._mark, cache_secret=secret)
-            worker = self._worker
-            shared, number = (None, 0) if worker is None else (worker.budgets, worker.number)
+            handler = ExchangeHandler(settings, app, process_mark=worker.mark, cache_secret=secret)
             budgets = Budgets(
                 settings.budgets,
                 store,
-                shared,
-                number,
+                worker.budgets,
+                worker.number,
                 counts=app.counts,
                 background=app.background,
                 once_back=outage.once_back,
@@ -213,17 +208,16 @@ class Application:
                 reload=reload,
                 stopping=threading.Event(),
             )
-            self._authenticator = authenticator
             self._endpoint = DialectEndpoint(settings, authenticator, handler, app.background, budget, budgets)
             if settings.telemetry.otlp_endpoint is not None:
-                tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, self._mark))
+                tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, worker.mark))
                 self._endpoint.tracing = tracing
             self._passthrough = Passthrough(settings, authenticator, app, budget, budgets)
             if reload is not None:
                 # A worker that takes the place of another one has the settings that the parent was started with.
-                await stack.enter_async_context(reload.running(again=bool(self._ended)))
-            ended = self._ended or ()
-            await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=number == 0))
+                await stack.enter_async_context(reload.running(again=bool(worker.ended)))
+            ended = worker.ended or ()
+            await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=worker.number == 0))
             yield
 
 
