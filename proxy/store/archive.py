@@ -19,7 +19,6 @@ from uuid import uuid4
 import msgspec
 import orjson
 from msgspec import Struct
-from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Select, Subquery, Table, bindparam, func, null, or_, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -87,26 +86,18 @@ class _Kind(Struct, frozen=True, kw_only=True):
 _EXCHANGE: Final = _Kind(
     name="exchange", table=EXCHANGES, order=("id",), json=("parameters", "messages", "nodes", "replies", "receipt")
 )
-_FORM: Final = _Kind(name="form", table=EXCHANGES, order=("node", "body"))
+_CUT: Final = _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",))
+_HIDDEN: Final = _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after"))
+_SUMMARY: Final = _Kind(  # by time: the one that another was made from comes first
+    name="summary",
+    table=SUMMARIES,
+    order=("created_at", "id"),
+    json=("state", "usage"),
+    only=SUMMARIES.c.status == READY,
+)
+_INSTRUCTIONS: Final = _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages")
 _NODE: Final = _Kind(name="node", table=NODES, order=("depth", "node"), json=("arrival",))  # parents before children
 _BODY: Final = _Kind(name="body", table=BODIES, order=("body",), text="text")
-KINDS: Final = (
-    _EXCHANGE,
-    _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",)),
-    _FORM,
-    _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after")),
-    _Kind(  # by time: the one that another was made from comes first
-        name="summary",
-        table=SUMMARIES,
-        order=("created_at", "id"),
-        json=("state", "usage"),
-        only=SUMMARIES.c.status == READY,
-    ),
-    _Kind(name="instructions", table=INSTRUCTIONS, order=("created_at", "version"), text="messages"),
-    _NODE,
-    _BODY,
-)
-"""In the order of reading."""
 
 
 async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
@@ -118,8 +109,17 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
     if first is None:
         raise NotFound("There is no such session.")
     yield first
-    for kind in KINDS:
-        async for record in _placed(database, key, kind) if kind.name in _PLACED else _in_order(database, key, kind):
+    for part in (
+        _in_order(database, key, _EXCHANGE),
+        _in_order(database, key, _CUT),
+        _forms(database, key),
+        _in_order(database, key, _HIDDEN),
+        _in_order(database, key, _SUMMARY),
+        _in_order(database, key, _INSTRUCTIONS),
+        _placed(database, key, _node_places, _nodes_at),
+        _placed(database, key, _text_places, _texts_at),
+    ):
+        async for record in part:
             yield record
     last = await database.read(partial(_session, key=key))
     if last is None or last["created_at"] != first["created_at"]:
@@ -138,9 +138,22 @@ async def _in_order(database: Database, key: str, kind: _Kind) -> AsyncIterator[
         after = tuple(records[-1][column] for column in kind.order)
 
 
-async def _placed(database: Database, key: str, kind: _Kind) -> AsyncIterator[JsonObject]:
+async def _forms(database: Database, key: str) -> AsyncIterator[JsonObject]:
+    """Give the records of forms, each with the exchange that brought it first."""
+    first: dict[tuple[str, str], str] = {}
+    for form in await database.read(partial(tree.forms_in, key=key)):
+        first.setdefault((form.node, form.body), form.exchange)
+    for node, body in sorted(first):
+        yield {"record": "form", "node": node, "body": body, "exchange": first[node, body]}
+
+
+async def _placed(
+    database: Database,
+    key: str,
+    places_of: Callable[..., list[_ArchivePlace]],
+    records_at: Callable[..., list[JsonObject]],
+) -> AsyncIterator[JsonObject]:
     """Give the records of a kind that no index has in order: where they are is read once, and not for each page."""
-    places_of, records_at = _PLACED[kind.name]
     places = await database.read(partial(places_of, key=key))
     for start in range(0, len(places), _AT_ONCE):
         some = places[start : start + _AT_ONCE]
@@ -229,28 +242,6 @@ def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, 
         records = list({record["id"]: record for record in (*under_way, *records)}.values())
         return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
     return records
-
-
-def _form_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
-    """Return the forms of a session, each with the exchange that brought it first."""
-    first: dict[tuple[str, str], tree.Form] = {}
-    for form in tree.forms_in(connection, key):
-        first.setdefault((form.node, form.body), replace(form, packed=b""))
-    return [_ArchivePlace(name=place[1], form=first[place]) for place in sorted(first)]
-
-
-def _forms_at(_connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:  # noqa: ARG001
-    """Return the records of forms, which say no more than their places do."""
-    forms = [place.form for place in places if place.form is not None]
-    return [record_of(_FORM, {"node": form.node, "body": form.body, "exchange": form.exchange}) for form in forms]
-
-
-_PLACED: Final[Mapping[str, tuple[Callable[..., list[_ArchivePlace]], Callable[..., list[JsonObject]]]]] = {
-    "form": (_form_places, _forms_at),
-    "node": (_node_places, _nodes_at),
-    "body": (_text_places, _texts_at),
-}
-"""By kind, what finds the places of its records, and what reads those at some of them."""
 
 
 def _rows_of_page(
@@ -831,7 +822,7 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
     portions = list(tree.in_parts(branch, PORTION))
     last = len(portions) - 1
     try:
-        first = partial(_begin_fork, fork=fork, portion=portions[0], finish=last == 0)
+        first = partial(_copy_portion, fork=fork, portion=portions[0], begin=True, finish=last == 0)
         made = await database.write(first, again=False)  # it would find the session there
         for number, portion in enumerate(portions[1:], 1):
             made = await database.write(partial(_copy_portion, fork=fork, portion=portion, finish=number == last))
@@ -855,15 +846,12 @@ def _read(connection: StoreConnection, tenant: str, key: str, node: str) -> tupl
     return source, branch
 
 
-def _begin_fork(connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
-    """Make the session, and copy the first portion."""
-    if not tree.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
+def _copy_portion(
+    connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, begin: bool = False, finish: bool
+) -> SessionRow:
+    """Copy a portion. With `begin` it is the first one, and the session is made; with `finish` it is the last one."""
+    if begin and not tree.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
         raise Conflict(f"There is a session {fork.id!r} already: delete it first, or fork under another id.")
-    return _copy_portion(connection, fork, portion, finish=finish)
-
-
-def _copy_portion(connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, finish: bool) -> SessionRow:
-    """Copy a portion; with `finish` it is the last one."""
     made = tree.locked_session(connection, fork.key)
     if made is None or made.created_at != fork.at:
         raise Conflict(f"The session {fork.id!r} was deleted while it was made.")
