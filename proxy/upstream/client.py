@@ -107,9 +107,7 @@ class Inflater:
         What follows a complete member and is no other one is ignored.
         """
         while self._input:
-            if self._stream is None and not self._begin():
-                return b""
-            stream = self._stream
+            stream = self._stream = self._stream or self._begin()
             if stream is None:
                 return b""
             piece = stream.decompress(self._input, _PIECE_BYTES)
@@ -121,23 +119,18 @@ class Inflater:
                 return piece
         return b""
 
-    def _begin(self) -> bool:
-        """Begin a member; tell whether there is one."""
-        if self._gzip:
-            if self._members and not self._input.startswith(b"\x1f"):  # padding
-                self._input = b""
-                return False
-            self._stream = zlib.decompressobj(_GZIP_BITS)
-            return True
-        if self._members:
+    def _begin(self) -> _Decompressor | None:
+        """Return what reads the next member; None where there is none, or too little of it yet."""
+        if self._members and not (self._gzip and self._input.startswith(b"\x1f")):  # padding
             self._input = b""
-            return False
+            return None
+        if self._gzip:
+            return zlib.decompressobj(_GZIP_BITS)
         if len(self._input) < _ZLIB_HEADER:
-            return False
+            return None
         header = self._input[:_ZLIB_HEADER]
         has_header = header[0] & 0x0F == zlib.DEFLATED and int.from_bytes(header) % 31 == 0
-        self._stream = zlib.decompressobj(_ZLIB_BITS if has_header else _RAW_BITS)
-        return True
+        return zlib.decompressobj(_ZLIB_BITS if has_header else _RAW_BITS)
 
 
 class AnswerMemory:
@@ -151,7 +144,7 @@ class AnswerMemory:
         self.most = 134_217_728
         self._held: dict[Answer, int] = {}  # the oldest first
         self._freed = asyncio.Event()
-        self.on_freed: Callable[[], None] = _do_nothing
+        self.on_freed: Callable[[], object] = lambda: None
         """Called when a large answer is done."""
 
     async def take(self, answer: Answer, size: int) -> None:
@@ -320,10 +313,6 @@ class Answer:
         """Close it, and keep nothing of its body."""
         await self.aclose()
         self._body = None
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def check_values(text: bytes) -> None:
