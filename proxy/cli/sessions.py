@@ -393,7 +393,7 @@ async def find_session(store: Store, session: str, tenant: str | None, dialect: 
     """
     if dialect is not None and dialect not in DIALECTS:
         raise InvalidRequest(f"--dialect is {' or '.join(DIALECTS)}, not {dialect!r}.", param="--dialect")
-    rows = [row for row in await store.find(session) if tenant in {None, row.tenant} and dialect in {None, row.dialect}]
+    rows = await store.find(session, tenant, dialect)
     if not rows:
         raise NotFound(f"There is no session {session!r}. `palimpsest sessions list` shows all sessions.")
     tenants = list(dict.fromkeys(row.tenant for row in rows))

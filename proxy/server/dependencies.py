@@ -136,7 +136,7 @@ async def found_session(store: Store, name: str, owner: str | None, dialect: str
         row = await store.session(owner, name)
         rows = [] if row is None else [row]
     else:
-        rows = [row for row in await store.find(name) if owner in {None, row.tenant} and dialect in {None, row.dialect}]
+        rows = await store.find(name, owner, dialect)
     if not rows:
         raise NotFound(f"There is no session {name!r}. GET /sessions lists them.", param="session")
     if len(tenants := {row.tenant for row in rows}) > 1:

@@ -39,7 +39,7 @@ from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PEND
 from proxy.store.statements import NO_ROWS, FetchedRows
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
-"""Takes what `begin_arguments` returns; gives the ids of the exchanges that were begun."""
+"""Takes the arguments of `beginnings`; gives the ids of the exchanges that were begun."""
 SETTLE: Final = "SELECT exchange, stands_at FROM palimpsest_settle($1::text[], $2::bytea[])"
 """Takes what `settle_arguments` returns; gives the ids of the exchanges that were settled, and where their sessions
 stand."""

@@ -23,7 +23,7 @@ from proxy.dialects import Message, Request
 from proxy.dialects.jsontext import write
 from proxy.errors import InvalidRequest
 from proxy.store.records import Body, Opening, Reply, Settlement, SummaryRow
-from proxy.trimming import Change, Cut, Hidden
+from proxy.trimming import Change, Cut
 
 _RE2: Final[Any] = re2
 _MARK: Final = re.compile(r"\[(?:content )?not stored: [0-9a-f]+\]")
@@ -224,16 +224,13 @@ class Masker:
     def _reply(self, reply: Reply) -> Reply:
         hidden = reply.hidden
         if hidden is not None:
-            hidden = self._hidden(hidden)
+            hidden = replace(
+                hidden,
+                before=self.messages(hidden.before),
+                after=self.messages(hidden.after),
+                reply=None if hidden.reply is None else self.message(hidden.reply),
+            )
         return replace(reply, body=self._body(reply.body), hidden=hidden)
-
-    def _hidden(self, hidden: Hidden) -> Hidden:
-        return replace(
-            hidden,
-            before=self.messages(hidden.before),
-            after=self.messages(hidden.after),
-            reply=None if hidden.reply is None else self.message(hidden.reply),
-        )
 
 
 class Withholder(Masker):
@@ -293,10 +290,7 @@ class Withholder(Masker):
             for warning in receipt.get("warnings", ())
         ]
         return replace(
-            settlement,
-            messages=tuple([self._body(body) for body in settlement.messages]),
-            arrivals=(),
-            replies=tuple([self._reply(reply) for reply in settlement.replies]),
+            super().settlement(replace(settlement, arrivals=(), cut=None, receipt={})),
             cut=cut if drops else None,
             kept=settlement.kept if drops else None,
             receipt={**receipt, "error": error, "warnings": warnings, CONTENT: "none"},

@@ -101,14 +101,14 @@ async def upgrade(
     A store of the old layout of more than `most` bytes is left as it is: raises `StoreUnavailable`.
     """
     if revision == "head" and await asyncio.to_thread(_run, url, _is_old):
-        await _convert(url, most, progress or _log_progress)
+        await _convert(url, most, progress or partial(_LOG.info, "converted: %d of %d sessions"))
     await asyncio.to_thread(_run, url, partial(_upgrade, revision))
 
 
 async def _convert(url: str, most: int | None, progress: Progress) -> None:
     """Move every session out of the tables of the old layout."""
     size = await asyncio.to_thread(_run, url, _size)
-    needed = f"It is {_megabytes(size)} large and needs {_megabytes(size * _PART_NEEDED)} of disk besides"
+    needed = f"It is {size / 1e6:,.0f} MB large and needs {size * _PART_NEEDED / 1e6:,.0f} MB of disk besides"
     if most is not None and size > most:
         raise StoreUnavailable(
             f"The store has the layout of an older version, and is too large to be converted at a start. {needed}: "
@@ -127,14 +127,6 @@ async def _convert(url: str, most: int | None, progress: Progress) -> None:
     await asyncio.to_thread(_run, url, partial(_upgrade, "head"))
     if isinstance(address, SqliteFile):
         await asyncio.to_thread(_give_room_back, address.path)
-
-
-def _log_progress(done: int, total: int) -> None:
-    _LOG.info("converted: %d of %d sessions", done, total)
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:,.0f} MB"
 
 
 async def downgrade(url: str, revision: str) -> None:

@@ -242,9 +242,7 @@ class Store:
     async def session(self, tenant: str, session: str) -> SessionRow | None:
         """Return a session by its owner and its id; of several, that of Chat Completions, or of the first dialect."""
         found = await self.session_at(session_key(tenant, session))
-        if found is not None:
-            return found
-        return next((row for row in await self.find(session) if row.tenant == tenant), None)
+        return found or next(iter(await self.find(session, tenant)), None)
 
     async def session_at(self, key: str) -> SessionRow | None:
         """Return a session by its internal name."""
@@ -262,11 +260,15 @@ class Store:
         query = SessionListQuery(tenant=tenant, limit=limit, after=after)
         return await self._read(partial(operations.page_of_sessions, query=query))
 
-    async def find(self, session: str) -> list[SessionRow]:
-        """Return the sessions with this id, whoever owns them; of one owner's that of Chat Completions comes first."""
+    async def find(self, session: str, tenant: str | None = None, dialect: str | None = None) -> list[SessionRow]:
+        """Return the sessions with this id, of all tenants and dialects unless one is named.
+
+        Of one tenant's that of Chat Completions comes first.
+        """
         if not is_plain(session):
             return []
-        return await self._read(partial(tree.sessions_named, session=session))
+        rows = await self._read(partial(tree.sessions_named, session=session))
+        return [row for row in rows if tenant in {None, row.tenant} and dialect in {None, row.dialect}]
 
     async def delete(self, key: str) -> bool:
         """Delete a session for good, with everything it has; return whether there was one."""
@@ -274,8 +276,7 @@ class Store:
 
     async def delete_named(self, tenant: str, session: str, dialect: str | None = None) -> list[str]:
         """Delete a tenant's sessions of this id, in each dialect unless one is named; return their internal names."""
-        rows = [row for row in await self.find(session) if row.tenant == tenant and dialect in {None, row.dialect}]
-        keys = [row.key for row in rows]
+        keys = [row.key for row in await self.find(session, tenant, dialect)]
         await self._delete(keys)
         return keys
 
@@ -317,7 +318,7 @@ class Store:
         return export_session(self._database, key)
 
     async def load(self, tenant: str, session: str, records: Iterable[Mapping[str, Any]]) -> SessionRow:
-        """Make a session of the records of an export; see `loading`.
+        """Make a session of the records of an export; see `archive`.
 
         Raises `Conflict` if there is a session with this id, `InvalidRequest` if a record is wrong; the message names
         its line.
@@ -327,7 +328,7 @@ class Store:
         return await self._guarded(lambda: asyncio.shield(loading))
 
     async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
-        """Make a session that has the history of another one up to `node`; see `fork`.
+        """Make a session that has the history of another one up to `node`.
 
         It is many writes where the history is long. If the caller is cancelled, all of them are done.
 
