@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -157,8 +157,3 @@ def _cause(row: Mapping[str, Any]) -> dict[str, Any]:
     name, meaning = MEANINGS.get(row["group"], (row["group"], ""))
     told = {each: row[each] for each in ("requests", "tokens_input", "tokens_cached", "tokens_missed", "cost_missed")}
     return {"cause": row["group"], "name": name, "meaning": meaning, **told}
-
-
-def removable(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the tools that were never called, in enough sessions."""
-    return [tool["name"] for tool in tools if tool["removable"]]
