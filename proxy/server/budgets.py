@@ -209,7 +209,7 @@ class Budgets:
         if not 0 <= now - at < _FRESH_SECONDS:
             try:
                 if key is None:
-                    dollars = (await self._store.spent(tenant, since)).dollars
+                    dollars = await self._store.spent(tenant, since)
                 else:
                     dollars = await self._store.spent_with(key, since)
             except StoreUnavailable:  # whether the request needs the store is found out later

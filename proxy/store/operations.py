@@ -179,26 +179,11 @@ def forget_tenant(connection: StoreConnection, tenant: str) -> None:
 # ----------------------------------------------------------------------------------------------------- budgets
 
 
-class Spent(Struct, frozen=True, kw_only=True):
-    """What a tenant used."""
-
-    dollars: float
-    tokens: int
-    requests: int
-
-
-def spent(connection: StoreConnection, tenant: str, since: int) -> Spent:
-    """Return what a tenant used since a time (milliseconds since 1970), by whole hours."""
-    names = ("cost", "cost_summaries", "tokens_input", "tokens_output", "requests")
-    found = select(*(func.sum(ROLLUPS.c[name]).label(name) for name in names)).where(
-        ROLLUPS.c.tenant == tenant, ROLLUPS.c.hour >= since // HOUR
-    )
-    row = connection.execute(found).all()[0]
-    return Spent(
-        dollars=float(row.cost or 0) + float(row.cost_summaries or 0),
-        tokens=int(row.tokens_input or 0) + int(row.tokens_output or 0),
-        requests=int(row.requests or 0),
-    )
+def spent(connection: StoreConnection, tenant: str, since: int) -> float:
+    """Return how many dollars a tenant spent since a time (milliseconds since 1970), by whole hours."""
+    of_tenant = (ROLLUPS.c.tenant == tenant, ROLLUPS.c.hour >= since // HOUR)
+    found = select(func.sum(ROLLUPS.c.cost + ROLLUPS.c.cost_summaries)).where(*of_tenant)
+    return float(connection.execute(found).scalar_one_or_none() or 0)
 
 
 def spend(connection: StoreConnection, tenant: str, key: str, at: int, dollars: float) -> None:

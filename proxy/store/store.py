@@ -22,7 +22,7 @@ from proxy.store.exchanges import FirstTools
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
-from proxy.store.operations import ListedSession, SessionListQuery, Spent
+from proxy.store.operations import ListedSession, SessionListQuery
 from proxy.store.packing import is_plain, require_plain, sanitize
 from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
 from proxy.store.records import (
@@ -667,8 +667,8 @@ class Store:
         await self._write(partial(operations.forget_tenant, tenant=tenant))
         return number
 
-    async def spent(self, tenant: str, since: int) -> Spent:
-        """Return what a tenant used since a time, in milliseconds since 1970, by whole hours."""
+    async def spent(self, tenant: str, since: int) -> float:
+        """Return how many dollars a tenant spent since a time, in milliseconds since 1970, by whole hours."""
         return await self._read(partial(operations.spent, tenant=tenant, since=since))
 
     async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
