@@ -233,12 +233,9 @@ def _base_url(settings: Settings, model: str) -> str:
 async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[SessionHistory]:
     """Return stored sessions, without migrating the store."""
     require_store(settings)
-    store = await Store.open(settings.store.url, migrate=False)
-    try:
+    async with await Store.open(settings.store.url, migrate=False) as store:
         await store.ready()
         return [await stored(store, await find_session(store, name, tenant)) for name in names]
-    finally:
-        await store.close()
 
 
 @contextmanager

@@ -188,14 +188,11 @@ async def _stored(settings: Settings) -> tuple[bool, str]:
             return False, why
         return True, f"{address.path} is not there yet; `palimpsest serve` makes it"
     try:
-        store = await Store.open(settings.store.url, migrate=False)
-        try:
+        async with await Store.open(settings.store.url, migrate=False) as store:
             await store.ready()
             rows, following = await store.sessions(None, limit=1000)
             number = "more than 1,000 sessions" if following else numbered(len(rows), "session")
             return True, f"{number}, tables up to date"
-        finally:
-            await store.close()
     except PalimpsestError as why:
         return False, why.message
 

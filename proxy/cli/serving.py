@@ -266,20 +266,16 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
 
     Return False where the store is away and requests can be served without it.
     """
-    store: Store | None = None
     try:
-        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
-        await store.ready()
-        if gives_up:
-            await give_up_pending(store)
+        async with await Store.open(settings.store.url, migrate=settings.store.migrate) as store:
+            await store.ready()
+            if gives_up:
+                await give_up_pending(store)
     except StoreUnavailable as why:
         if not can_serve_without(settings):
             raise
         _LOG.error("starting without the store: %s", why)
         return False
-    finally:
-        if store is not None:
-            await store.close()
     return True
 
 

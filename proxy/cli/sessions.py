@@ -418,12 +418,9 @@ def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], 
         settings = load(config)
         if not makes:
             require_store(settings)
-        store = await Store.open(settings.store.url, migrate=settings.store.migrate)
-        store.searches_index = settings.store.search == "index"
-        try:
+        async with await Store.open(settings.store.url, migrate=settings.store.migrate) as store:
+            store.searches_index = settings.store.search == "index"
             return await work(store)
-        finally:
-            await store.close()
 
     return asyncio.run(run())
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from proxy.conversation import ROOT
 from proxy.dialects import JsonObject, Message
@@ -120,6 +120,12 @@ class Store:
             store = cls(Unopened(why), url, spool, migrate=migrate)
             store.circuit.open(why)
             return store
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def use(self, writer: WriterProcess) -> None:
         """Have exchanges written by a process of their own."""
@@ -429,9 +435,8 @@ class Store:
     # --------------------------------------------------------------------------------- summaries
 
     async def keep_summary(self, key: str, row: SummaryRow, policy: str | None = "") -> bool:
-        """Keep a summary by a model, or the attempt at one, and book its cost; return whether it is kept.
+        """Keep a summary by a model, or the attempt at one, and book its cost; see `summaries.keep_summary`.
 
-        It is not where the session is gone, or where another ready one of its recipe covers the same messages.
         `policy` is the name of the one that asked for it, for the statistics; None: it is counted there already.
         """
         if self.masker is not None:
