@@ -22,7 +22,6 @@ and of a cut also
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
@@ -35,7 +34,7 @@ from sqlalchemy import Select, bindparam, literal, select, tuple_
 
 from proxy.dialects import Dialect
 from proxy.dialects.generations import Generations
-from proxy.dialects.jsontext import is_array, is_object
+from proxy.dialects.jsontext import mended
 from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import RECORDS, is_against, pack, pack_against, unpack
 from proxy.store.records import StandingCut, dialect_of
@@ -91,7 +90,6 @@ _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(_Changes)
 _CUT_DECODER: Final = msgspec.json.Decoder(_CutText)
 _EMPTY: Final = "{}"
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def encode_changes(changes: Collection[Change]) -> str:
@@ -132,7 +130,7 @@ def encode_cut(decided: Decided) -> str:
     except UnicodeEncodeError:
         if summary is None:
             raise
-        cut.summary = replace(summary, text=_without_surrogates(summary.text), state=_without_surrogates(summary.state))
+        cut.summary = replace(summary, text=mended(summary.text), state=mended(summary.state))
         return _ENCODER.encode(cut).decode()
 
 
@@ -158,16 +156,7 @@ def encode_data(data: Mapping[str, Any]) -> str:
     try:
         return _ENCODER.encode(data).decode()
     except UnicodeEncodeError:
-        return _ENCODER.encode(_without_surrogates(dict(data))).decode()
-
-
-def _without_surrogates(value: Any) -> Any:
-    """Return JSON data with U+FFFD in the place of each lone surrogate, which UTF-8 cannot hold."""
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if is_object(value):
-        return {_without_surrogates(name): _without_surrogates(member) for name, member in value.items()}
-    return [_without_surrogates(item) for item in value] if is_array(value) else value
+        return _ENCODER.encode(mended(dict(data))).decode()
 
 
 def _rows_of(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_Put]]:

@@ -128,16 +128,10 @@ def _weight_of(marks: Sequence[Mark]) -> int:
 
 def _common(known: Sequence[Mark], names: Sequence[str]) -> int:
     """Return how many nodes both begin with: where names agree, so do all before them."""
-    low, high = 0, min(len(known), len(names))
-    if high and known[high - 1].node == names[high - 1]:
-        return high
-    while low < high:
-        middle = (low + high) // 2
-        if known[middle].node == names[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    most = min(len(known), len(names))
+    if most and known[most - 1].node == names[most - 1]:
+        return most
+    return bisect_left(range(most), True, key=lambda place: known[place].node != names[place])
 
 
 # ---------------------------------------------------------------------------------------- one read per request

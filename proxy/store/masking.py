@@ -107,8 +107,10 @@ class Masker:
         found: str = match.group(0)
         if not found or found.startswith(MARK):
             return found
-        digest = hmac.new(self._secret, found.encode("utf-8", "surrogatepass"), sha256).hexdigest()
-        return f"{MARK}{digest[:12]}]"
+        return f"{MARK}{self._digest(found)[:12]}]"
+
+    def _digest(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), sha256).hexdigest()
 
     def data(self, value: Any, *, free: bool = False) -> Any:
         """Return JSON data with all its texts masked; the same object where there is nothing to mask.
@@ -316,6 +318,3 @@ class Withholder(Masker):
             return value
         made = {_DATA_MARK: self._digest(msgspec.json.encode(members, order="deterministic").decode())[:16]}
         return write(made).decode() if isinstance(value, str) else made
-
-    def _digest(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), sha256).hexdigest()

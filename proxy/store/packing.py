@@ -45,7 +45,7 @@ def require_plain(**texts: str | None) -> None:
 
 def sanitize(text: str) -> str:
     """Return `text` with U+FFFD in place of what cannot be stored."""
-    return text if is_plain(text) else "".join(c if is_plain(c) else "\ufffd" for c in text)
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 # -------------------------------------------------------------------------------------------- packed texts
