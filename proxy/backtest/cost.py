@@ -64,10 +64,9 @@ class Use(Summable, frozen=True, kw_only=True):
 class _SegmentNode:
     """A segment at its place in one or more prompts."""
 
-    __slots__ = ("after", "end", "texts", "tokens", "used")
+    __slots__ = ("after", "end", "texts", "used")
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self) -> None:
         self.after: dict[bytes, _SegmentNode] = {}  # the segments that followed, by their texts
         self.texts: list[bytes] = []  # their texts, sorted: neighbours have the longest common beginnings
         self.used = _NEVER  # when a prompt last had it
@@ -79,7 +78,7 @@ class PromptCache:
 
     def __init__(self, rule: CacheRule) -> None:
         self._rule = rule
-        self._root = _SegmentNode(0)
+        self._root = _SegmentNode()
 
     def read(self, prompt: Sequence[Segment], at: float = 0.0, marks: Collection[int] = ()) -> Use:
         """Return where the tokens of `prompt` come from, and cache it.
@@ -133,7 +132,7 @@ class PromptCache:
 def _step(node: _SegmentNode, child: _SegmentNode | None, segment: Segment, at: float) -> _SegmentNode:
     """Return the node of the segment after `node`, created if needed, and note its use."""
     if child is None:
-        child = node.after[segment.text] = _SegmentNode(segment.tokens)
+        child = node.after[segment.text] = _SegmentNode()
         node.texts.insert(bisect_left(node.texts, segment.text), segment.text)
     child.used = at
     return child

@@ -67,13 +67,7 @@ class SessionHistory(Struct, frozen=True, kw_only=True):
 
 
 def of_messages(
-    name: str,
-    values: Iterable[Any],
-    *,
-    tools: Any = None,
-    model: Any = None,
-    tenant: str = "default",
-    dialect: str = "chat",
+    name: str, values: Iterable[Any], *, tools: Any = None, model: Any = None, dialect: str = "chat"
 ) -> SessionHistory:
     """Return the history of parsed messages, leading instructions included."""
     messages: list[Message] = []
@@ -92,7 +86,6 @@ def of_messages(
         instructions=tuple(messages[:lead]),
         tools=write(sound(tools)) if is_array(tools) and tools else None,
         model=model if isinstance(model, str) else "",
-        tenant=tenant,
         times=_rising(times[lead:]),
     )
 

@@ -119,7 +119,6 @@ class Inferred(Struct, frozen=True, kw_only=True):
 
 
 class _Session(Struct, frozen=True, kw_only=True):
-    key: str
     id: str
     head: str
     instructions: str | None
@@ -248,7 +247,7 @@ class _Inference:
         for some in tree.in_parts(new):
             for row in self._connection.execute(_SESSIONS, {"keys": some, "tenant": self._request.tenant}):
                 self._sessions[row.session] = _Session(
-                    key=row.session, id=row.id, head=row.head, instructions=row.instructions, updated_at=row.updated_at
+                    id=row.id, head=row.head, instructions=row.instructions, updated_at=row.updated_at
                 )
 
     # --------------------------------------------------------------------------------------------- decision

@@ -118,10 +118,7 @@ def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
 def ready_summary_on(
     connection: StoreConnection, key: str, branch: Collection[str], recipe: str
 ) -> tuple[SummaryRow | None, SummaryRow | None]:
-    """Return two summaries of a branch, by some of its nodes, each None where there is none.
-
-    The first is the ready one that covers most, the second the one that was tried last.
-    """
+    """Return the ready summary that covers most of a branch, and the one that was tried last; None if none."""
     nodes = frozenset(branch)
     attempt = _first_on(connection, key, nodes, recipe, _TRIED)
     ready = None if attempt is None else _first_on(connection, key, nodes, recipe, _READY, attempt)
@@ -169,10 +166,7 @@ _RELEASE: Final = delete(LEASES).where(
 
 
 def take_lease(connection: StoreConnection, key: str, name: str, holder: str, at: int, until: int) -> bool:
-    """Take a lease, or prolong it, if nobody else has it at the time `at`; return whether `holder` has it.
-
-    False where there is no such session.
-    """
+    """Take a lease, or prolong it; see `Store.lease`."""
     if locked_session(connection, key) is None:
         return False
     values = {"session": key, "name": name, "holder": holder, "expires_at": until, "at": at}
