@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
@@ -28,6 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from proxy.config import CONNECT_TIMEOUT, LIBPQ_OPTIONS, POSTGRES_DRIVERS, STATEMENT_CACHE, store_url
 from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.store.records import Exchange
 from proxy.store.statements import NO_ROWS
 
 _LOG: Final = logging.getLogger("palimpsest.store")
@@ -80,11 +80,8 @@ class StoreConnection(Protocol):
         ...
 
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 Unit: TypeAlias = Callable[[StoreConnection], Result]  # work on a connection; it never commits
-Batch: TypeAlias = Callable[[StoreConnection, Sequence[Item]], Sequence[Result]]
-"""Work on several callers' items at once; its results are in the order of the items. It never commits."""
 
 
 @lru_cache(maxsize=256)
@@ -145,14 +142,11 @@ class Database(Protocol):
         """
         ...
 
-    def start(
-        self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
-    ) -> asyncio.Future[Result]:
-        """Have `batch` run with this item, and with those of other callers that wait; done when the future is.
+    def start(self, exchange: Exchange) -> asyncio.Future[Any]:
+        """Begin or settle an exchange, together with those of other callers that wait; done when the future is.
 
-        An exchange is begun before it is settled, if they are submitted in this order.
-        `size` is about how many bytes it writes. Nothing is kept of an item for which it raises; it then runs again
-        without that.
+        It is begun before it is settled, if the two are submitted in this order. Nothing is kept of one that fails; the
+        others are written without it.
         """
         ...
 

@@ -62,6 +62,7 @@ from proxy.store.records import (
     NOTHING_CAME,
     Body,
     Cursor,
+    Exchange,
     ExchangeRow,
     NodeRow,
     Opening,
@@ -408,7 +409,7 @@ _MOVE: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_sessi
 _CHANGE: Final = update(EXCHANGES).where(_THE_EXCHANGE[1])
 
 
-def write_exchanges(connection: StoreConnection, items: Sequence[Opening | Settlement]) -> list[Any]:
+def write_exchanges(connection: StoreConnection, items: Sequence[Exchange]) -> list[Any]:
     """Begin and settle exchanges, several callers' at once; return a `Settled` for each settlement, None for openings.
 
     What begins goes first: an exchange may begin and end here. Of a session's settlements each sees the one before it.

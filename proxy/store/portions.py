@@ -22,7 +22,7 @@ from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
 from proxy.store.packing import TEXTS, pack_all
-from proxy.store.records import Body, Opening, Settled, Settlement, session_key
+from proxy.store.records import Body, Exchange, Opening, Settled, Settlement, session_key
 from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 
 _LONG: Final = 256
@@ -51,7 +51,7 @@ def is_long(messages: Sequence[Body]) -> bool:
     return len(messages) > _LONG or size > _BYTES
 
 
-def size_of(item: Opening | Settlement) -> int:
+def size_of(item: Exchange) -> int:
     """Return about how many bytes an exchange writes, with its rows."""
     texts = [len(body.message.raw) for body in item.messages]
     if isinstance(item, Opening):

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
-from math import inf
 from os import dup
 from socket import SHUT_RDWR, socket
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -33,8 +32,6 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from proxy.errors import StoreUnavailable
 from proxy.store import functions
 from proxy.store.database import (
-    Batch,
-    Item,
     Parameters,
     PostgresServer,
     Result,
@@ -49,7 +46,7 @@ from proxy.store.database import (
 )
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
-from proxy.store.records import Opening, Settlement, session_key
+from proxy.store.records import Exchange, Opening, Settlement, session_key
 from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 _CONNECTIONS: Final = 10
@@ -133,20 +130,9 @@ class PostgresDatabase:
         # In a task of its own: a connection that is cut off in a statement is lost.
         return await asyncio.shield(self._tasks.start(self._write(unit, again=again)))
 
-    def start(
-        self,
-        batch: Batch[Item, Result],
-        item: Item,
-        *,
-        durable: bool = True,  # noqa: ARG002 - the server decides
-        size: float = inf,  # noqa: ARG002 - the event loop is not held up
-    ) -> asyncio.Future[Result]:
-        """Have `batch` run with `item` as `write` runs a unit; exchanges are begun and settled together."""
-        if batch is write_exchanges and isinstance(item, Opening | Settlement):
-            return self._writer.start(item)
-        return asyncio.shield(
-            self._tasks.start(self._write(lambda connection: batch(connection, [item])[0], again=True))
-        )
+    def start(self, exchange: Exchange) -> asyncio.Future[Any]:
+        """Begin or settle an exchange, together with others that wait."""
+        return self._writer.start(exchange)
 
     async def close(self) -> None:
         """Finish what is under way, then close every connection."""
@@ -173,7 +159,7 @@ class PostgresDatabase:
         with translated():
             return await self._readers.read(unit)
 
-    async def _write_exchanges(self, items: Sequence[Opening | Settlement]) -> list[Any]:
+    async def _write_exchanges(self, items: Sequence[Exchange]) -> list[Any]:
         return await self._write(lambda connection: write_exchanges(connection, items), again=True)
 
     async def _read(self, unit: Unit[Result]) -> Result:
@@ -390,7 +376,7 @@ class _Readers:
 class _WaitingExchange(Struct, frozen=True, kw_only=True):
     """An exchange that waits to be begun or settled."""
 
-    item: Opening | Settlement
+    item: Exchange
     future: asyncio.Future[Any]
 
     @property
@@ -408,7 +394,7 @@ class _WaitingExchange(Struct, frozen=True, kw_only=True):
         return size + sum([len(form.raw) for _, form in item.forms]) + len(item.tools or b"")
 
 
-_Transact: TypeAlias = Callable[[Sequence[Opening | Settlement]], Coroutine[Any, Any, list[Any]]]
+_Transact: TypeAlias = Callable[[Sequence[Exchange]], Coroutine[Any, Any, list[Any]]]
 
 
 class _ExchangeWriter:
@@ -430,7 +416,7 @@ class _ExchangeWriter:
         """By session, what waits for that."""
         self._stored = functions.StoredTexts()
 
-    def start(self, item: Opening | Settlement) -> asyncio.Future[Any]:
+    def start(self, item: Exchange) -> asyncio.Future[Any]:
         """Have an exchange begun or settled."""
         self._tasks.require_open()
         write = _WaitingExchange(item=item, future=asyncio.get_running_loop().create_future())

@@ -331,6 +331,10 @@ def receipt_text(receipt: Mapping[str, Any]) -> str:
         return orjson.dumps(sound(data)).decode()
 
 
+Exchange: TypeAlias = Opening | Settlement
+"""One that begins, or one that ends."""
+
+
 class Settled(Struct, frozen=True, kw_only=True):
     """What settling made."""
 

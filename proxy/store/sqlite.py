@@ -32,7 +32,7 @@ from math import inf
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Final, TypeAlias, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 from msgspec import Struct
 from sqlalchemy import (
@@ -51,19 +51,11 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import (
-    Batch,
-    Item,
-    Parameters,
-    Result,
-    StoreConnection,
-    Unit,
-    closed,
-    tell,
-    translated,
-    unavailable,
-)
+from proxy.store.database import Parameters, Result, StoreConnection, Unit, closed, tell, translated, unavailable
+from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
+from proxy.store.portions import size_of
+from proxy.store.records import Exchange, Settlement
 from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
@@ -194,6 +186,11 @@ def _roll_back(raw: sqlite3.Connection) -> None:
 # ------------------------------------------------------------------------------------ the database
 
 
+Item = TypeVar("Item")
+Batch: TypeAlias = Callable[[StoreConnection, Sequence[Item]], Sequence[Result]]
+"""Work on several callers' items at once; its results are in the order of the items. It never commits."""
+
+
 class _Write(Struct, frozen=True, kw_only=True):
     """An item that waits for the writer."""
 
@@ -271,12 +268,18 @@ class SqliteDatabase:
         again: bool = True,  # noqa: ARG002 - there is no connection to lose
     ) -> Result:
         """Run `unit` in the next transaction; returns after its COMMIT."""
-        return cast("Result", await self.start(_run_units, unit, durable=durable))
+        return cast("Result", await self.submit(_run_units, unit, durable=durable))
 
-    def start(
+    def start(self, exchange: Exchange) -> asyncio.Future[Any]:
+        """Begin or settle an exchange in the next transaction."""
+        # Nothing has been acknowledged of what begins: what follows from it is durable no later than this is.
+        durable = isinstance(exchange, Settlement)
+        return self.submit(write_exchanges, exchange, durable=durable, size=size_of(exchange))
+
+    def submit(
         self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
     ) -> asyncio.Future[Result]:
-        """Have `batch` run with `item` in the next transaction.
+        """Have `batch` run with `item` in the next transaction, in which it writes about `size` bytes.
 
         The writer gets what an event loop submits in one turn at once. It would wake for the first item, and make a
         transaction of that alone.

@@ -29,6 +29,7 @@ from proxy.store.records import (
     Body,
     BranchRow,
     Cursor,
+    Exchange,
     ExchangeRow,
     HistoryQuery,
     HistorySnapshot,
@@ -48,7 +49,7 @@ from proxy.store.search import FoundTexts
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file, empty_log, is_locked_out
 from proxy.store.tree import hidden_at, make_secret, secret_of
-from proxy.store.writer import WriterProcess, open_database, start_in
+from proxy.store.writer import WriterProcess, open_database
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
@@ -602,8 +603,8 @@ class Store:
         stored = [(node, body, arrival) for node, (body, arrival) in asked]
         self._branches.extend(key, settlement.base, [*stored, (settled.replies[0], settlement.replies[0].body, None)])
 
-    def _start_here(self, exchange: Opening | Settlement) -> asyncio.Future[Any]:
-        return start_in(self._database, exchange)
+    def _start_here(self, exchange: Exchange) -> asyncio.Future[Any]:
+        return self._database.start(exchange)
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
         """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.

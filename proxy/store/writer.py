@@ -37,9 +37,7 @@ from proxy import errors
 from proxy.dialects import Facts, Message, dialect_named
 from proxy.errors import InternalError, PalimpsestError
 from proxy.store.database import Address, Database, SqliteFile, Tasks, address_of, closed, tell
-from proxy.store.exchanges import write_exchanges
-from proxy.store.portions import size_of
-from proxy.store.records import Opening, Settled, Settlement
+from proxy.store.records import Exchange, Opening, Settled, Settlement
 from proxy.store.sqlite import BATCH, SqliteDatabase
 
 _LOG: Final = logging.getLogger("palimpsest.store")
@@ -63,7 +61,6 @@ _SWITCH_SECONDS: Final = 0.000_05
 thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. It is this short
 because the count begins anew whenever the other thread releases the lock itself, which counting tokens does often."""
 
-Exchange: TypeAlias = Opening | Settlement  # one that begins, or one that ends
 WriteHere: TypeAlias = Callable[[Exchange], asyncio.Future[Any]]
 """Has an exchange written by the process that calls it. Raises `StoreUnavailable` where it cannot be."""
 LoopFactory: TypeAlias = Callable[[], asyncio.AbstractEventLoop]
@@ -76,13 +73,6 @@ async def open_database(address: Address, *, batch: int = BATCH) -> Database:
 
         return PostgresDatabase(address)
     return await asyncio.to_thread(SqliteDatabase, address.path, batch)
-
-
-def start_in(database: Database, exchange: Exchange) -> asyncio.Future[Any]:
-    """Have an exchange begun, or settled, in the next transaction of a database."""
-    # Nothing has been acknowledged of what begins: what follows from it is durable no later than this is.
-    durable = isinstance(exchange, Settlement)
-    return database.start(write_exchanges, exchange, durable=durable, size=size_of(exchange))
 
 
 class _Given(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -455,7 +445,7 @@ class _Writer:
             try:
                 if self._database is None:
                     self._database = await open_database(self._address, batch=_BATCH)
-                future = start_in(self._database, _exchange_of(given))
+                future = self._database.start(_exchange_of(given))
             except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
                 self._answer(_failed(given.number, why))
             else:

@@ -44,7 +44,7 @@ async def conversation(store: Store, tenant: str, random: Random) -> list[Openin
 
     async def write(item: Opening | Settlement) -> None:
         items.append(item)
-        await store._database.start(write_exchanges, item)
+        await store._database.start(item)
 
     for number in range(40):
         if pending and random.random() < 0.5:

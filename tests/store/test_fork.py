@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -14,8 +13,8 @@ from proxy.conversation import ROOT, body_id
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.store import archive as module
 from proxy.store.archive import fork_session
-from proxy.store.database import Batch, Item, Result, Unit
-from proxy.store.records import FORKED, Kept, SessionRow
+from proxy.store.database import Result, Unit
+from proxy.store.records import FORKED, Exchange, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut, Gap
@@ -267,10 +266,8 @@ class Meddled:
             await self._action()
         return await self._database.write(unit, durable=durable, again=again)
 
-    def start(
-        self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
-    ) -> asyncio.Future[Result]:
-        return self._database.start(batch, item, durable=durable, size=size)
+    def start(self, exchange: Exchange) -> asyncio.Future[Any]:
+        return self._database.start(exchange)
 
     @property
     def is_busy(self) -> bool:

@@ -106,7 +106,7 @@ async def test_they_write_what_is_written_without_them(store: Store, alone: list
     one = [replace(item, tenant="one") for item in items]
     alone.clear()
     for item in one:
-        await store._database.start(write_exchanges, item)
+        await store._database.start(item)
     assert len(alone) < len(items) / 2
     for item in items:
         await store._database.write(partial(write_exchanges, items=[replace(item, tenant="other")]))

@@ -373,10 +373,10 @@ def put_all(connection: StoreConnection, names: Sequence[str]) -> list[int]:
 
 async def test_items_of_one_batch_run_together_in_the_order_of_their_coming(path: Path) -> None:
     database = SqliteDatabase(path)
-    first = [database.start(put_all, "a", size=0), database.start(put_all, "b", size=0)]
+    first = [database.submit(put_all, "a", size=0), database.submit(put_all, "b", size=0)]
     unit = asyncio.gather(database.write(partial(put, name="c")))
     await asyncio.sleep(0)
-    assert await asyncio.gather(*first, database.start(put_all, "d", size=0)) == [2, 2, 1]
+    assert await asyncio.gather(*first, database.submit(put_all, "d", size=0)) == [2, 2, 1]
     await unit
     assert await database.read(names) == ["a", "b", "c", "d"]
     await database.close()
@@ -384,7 +384,7 @@ async def test_items_of_one_batch_run_together_in_the_order_of_their_coming(path
 
 async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None:
     database = SqliteDatabase(path)
-    writes = [database.start(put_all, name, size=0) for name in ("a", "bad", "b")]
+    writes = [database.submit(put_all, name, size=0) for name in ("a", "bad", "b")]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [results[0], str(results[1]), results[2]] == [1, "bad", 1]
     assert await database.read(names) == ["a", "b"]
@@ -394,7 +394,7 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
 async def _threads(database: SqliteDatabase, *sizes: float) -> list[str]:
     """Return where items of these sizes run that one transaction takes."""
     async with Held(database):
-        started = [database.start(_thread_of_each, "a", size=size) for size in sizes]
+        started = [database.submit(_thread_of_each, "a", size=size) for size in sizes]
         await asyncio.sleep(0)
     return await asyncio.gather(*started)
 
@@ -407,7 +407,7 @@ async def test_several_small_items_run_in_a_turn_of_the_event_loop_and_all_else_
     assert await _threads(database, 100_001, 100_000, 100_000) == [there] * 3  # they would hold it up
     assert await database.write(lambda _: threading.current_thread().name) == there
     async with Held(database):
-        both = [database.start(_thread_of_each, "a", size=0), database.start(sqlite._run_units, lambda _: None)]
+        both = [database.submit(_thread_of_each, "a", size=0), database.submit(sqlite._run_units, lambda _: None)]
         await asyncio.sleep(0)
     assert (await asyncio.gather(*both))[0] == there  # the unit may take long
     await database.close()
@@ -425,7 +425,7 @@ def test_an_interrupt_during_a_batch_ends_the_event_loop_and_not_the_writer(path
 
     async def submit() -> None:
         async with Held(database):
-            started = [database.start(interrupted, name, size=0) for name in "cd"]
+            started = [database.submit(interrupted, name, size=0) for name in "cd"]
             await asyncio.sleep(0)
         await asyncio.gather(*started)
 
@@ -457,7 +457,7 @@ async def test_a_batch_waits_no_longer_for_a_busy_event_loop_than_it_may(
         ran.release(len(items))
         return [threading.current_thread().name] * len(items)
 
-    written = [database.start(running, name, size=0) for name in "abc"]
+    written = [database.submit(running, name, size=0) for name in "abc"]
     database._hand_over()
     for _ in written:
         assert ran.acquire(timeout=60)  # this turn of the loop goes on
@@ -474,7 +474,7 @@ async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path
     loop = asyncio.new_event_loop()
 
     async def submit() -> None:
-        database.start(put_all, "a", size=0)
+        database.submit(put_all, "a", size=0)
         database._hand_over()
 
     await asyncio.to_thread(loop.run_until_complete, submit())
@@ -487,7 +487,7 @@ async def test_a_batch_does_not_wait_for_an_event_loop_that_has_ended(path: Path
 async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
     database, commits = SqliteDatabase(path), list[str]()
     database._writing.set_trace_callback(commits.append)  # pyright: ignore[reportPrivateUsage]
-    writes = [database.start(put_all, f"{number}", durable=False, size=0) for number in range(3)]
+    writes = [database.submit(put_all, f"{number}", durable=False, size=0) for number in range(3)]
     assert not any(write.done() for write in writes)
     assert not commits
     await asyncio.gather(*writes)
@@ -498,7 +498,7 @@ async def test_what_is_asked_for_at_once_is_one_transaction(path: Path) -> None:
 
 async def test_who_does_not_wait_for_a_unit_has_it_done_all_the_same(path: Path) -> None:
     database = SqliteDatabase(path)
-    database.start(put_all, "a", size=0).cancel()
+    database.submit(put_all, "a", size=0).cancel()
     await database.close()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM names").fetchall() == [("a",)]
