@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeAlias, cast
 
 import orjson
+from cachetools import FIFOCache
 from msgspec import Struct
 from sqlalchemy import Executable, Insert
 
@@ -139,8 +140,8 @@ class StoredTexts:
 
     def __init__(self) -> None:
         """Remember nothing yet."""
-        self.instructions: dict[str, str | None] = {}
-        self.tools: dict[str, str | None] = {}
+        self.instructions: Final = FIFOCache[str, str | None](_REMEMBERED)
+        self.tools: Final = FIFOCache[str, str | None](_REMEMBERED)
         self._replies: Final = Generations[tuple[str, str], Message](
             _REPLY_BYTES, lambda message: len(message.raw) + _ENTRY_BYTES
         )
@@ -161,10 +162,7 @@ class StoredTexts:
         """Remember those of an exchange that was begun."""
         for names, name in ((self.instructions, opening["instructions"]), (self.tools, opening["tools"])):
             if name is not None:
-                names.pop(opening["session"], None)
                 names[opening["session"]] = name
-                if len(names) > _REMEMBERED:
-                    del names[next(iter(names))]
 
     def keep_replies(self, settlement: Settlement, settled: Settled) -> None:
         """Remember the replies of an exchange that was settled."""
