@@ -329,18 +329,7 @@ SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=
 """What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
 
 OF_A_SESSION: Final = (
-    LEASES,
-    SUMMARIES,
-    HIDDEN,
-    PROVIDER_IDS,
-    CUTS,
-    PENDING,
-    EVIDENCE,
-    EXCHANGES,
-    NODES,
-    BODIES,
-    INSTRUCTIONS,
-    SESSION_ROLLUPS,
+    *(table for table in METADATA.tables.values() if "session" in table.c and table is not SESSIONS),
     SESSIONS,
 )
 """Every table that a session has rows in, its own row last."""
