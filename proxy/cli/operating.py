@@ -54,18 +54,8 @@ def stats(
     if as_json:
         typer.echo(json.dumps(told, ensure_ascii=False))
         return
-    columns = (
-        group,
-        "requests",
-        "sessions",
-        "tokens",
-        "sent",
-        "cached",
-        "requests $",
-        "saved $",
-        "summaries $",
-        "net $",
-    )
+    figures = ("requests", "sessions", "tokens", "sent", "cached")
+    columns = (group, *figures, "requests $", "saved $", "summaries $", "net $")
     lines: list[list[str]] = []
     for row in (*told["data"], told["total"]):
         counts = [row[name] for name in ("requests", "sessions", "tokens_before", "tokens_sent", "tokens_cached")]
