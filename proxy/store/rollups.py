@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from operator import add, itemgetter
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -31,7 +31,7 @@ _NOTHING: Final = {name: 0.0 if name in _AMOUNTS else 0 for name in SUMS}
 _DIGITS: Final = "0123456789abcdef"
 _KEYS: Final = {table: tuple(column.name for column in table.primary_key) for table in (ROLLUPS, SESSION_ROLLUPS)}
 _PLACES: Final[Mapping[Table, Any]] = {table: itemgetter(*keys) for table, keys in _KEYS.items()}
-_FIGURES: Final[Any] = itemgetter(*SUMS)
+_FIGURES: Final = cast("Any", itemgetter(*SUMS))
 
 Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session", "kind", "status", "dialect", "miss"]
 

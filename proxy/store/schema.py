@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
+from msgspec.structs import fields
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -50,6 +51,7 @@ from proxy.store.packing import (
     SESSION_NAME,
     encoder_of,
 )
+from proxy.store.records import ExchangeFigures
 
 METADATA: Final = MetaData(
     naming_convention={
@@ -250,14 +252,8 @@ row that changes twice, and enter it anew into indexes."""
 PENDING: Final = Table("pending", METADATA, *_of_an_exchange(), sqlite_with_rowid=False)
 """Requests under way, as rows of `exchanges` that are not whole yet."""
 
-_COUNTS: Final = (
-    *("requests", "tokens_before", "tokens_sent", "tokens_input", "tokens_cached", "tokens_written", "tokens_output"),
-    *("tokens_missed", "tokens_unique", "trims", "edits", "warnings", "recalls", "summaries", "priced"),
-)
-_AMOUNTS: Final = (
-    *("cost", "cost_saved", "cost_cache_saved", "cost_missed", "cost_recalls", "cost_summaries"),
-    *("added_ms", "upstream_ms"),
-)
+_COUNTS: Final[tuple[str, ...]] = tuple([figure.name for figure in fields(ExchangeFigures) if figure.type is int])
+_AMOUNTS: Final[tuple[str, ...]] = tuple([figure.name for figure in fields(ExchangeFigures) if figure.type is float])
 SUMS: Final = _COUNTS + _AMOUNTS
 """The columns of rollups that are added up; `records.ExchangeFigures` says what they are."""
 
