@@ -350,23 +350,17 @@ class Upstream:
         )
         """Where the Messages API goes that no route takes."""
         self._bases = {"messages": self.anthropic}  # by dialect; all others go to `base`
-        self._routes = [
-            (
-                route.models,
-                Destination(
-                    base_url=route.base_url,
-                    authorization=_bearer(route.api_key),
-                    forwards_credentials=False,
-                    setting="the base_url of its entry in upstream.routes",
-                ),
+        self._routes: list[tuple[tuple[str, ...], Destination, Destination]] = []
+        """Names of models, where they are asked, and the same for the Messages API, which has another header."""
+        for route in settings.routes:
+            destination = Destination(
+                base_url=route.base_url,
+                authorization=_bearer(route.api_key),
+                forwards_credentials=False,
+                setting="the base_url of its entry in upstream.routes",
             )
-            for route in settings.routes
-        ]
-        self._keyed = [
-            replace(destination, api_key=_plain(route.api_key))
-            for route, (_, destination) in zip(settings.routes, self._routes, strict=True)
-        ]
-        """The routes in their order, as the Messages API is sent there."""
+            keyed = replace(destination, api_key=_plain(route.api_key))
+            self._routes.append((route.models, destination, keyed))
         self._session = open_session(
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
@@ -383,9 +377,9 @@ class Upstream:
 
         The client's own key goes to a base only, never to a route, and so does its query string.
         """
-        for place, (patterns, destination) in enumerate(self._routes):
+        for patterns, destination, keyed in self._routes:
             if any(fnmatchcase(model, pattern) for pattern in patterns):
-                return self._keyed[place] if dialect in self._bases else destination
+                return keyed if dialect in self._bases else destination
         return self._bases.get(dialect, self.base)
 
     async def ask(
