@@ -297,6 +297,7 @@ def _psycopg(parsed: URL) -> PostgresServer:
         ) from why
     query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {CONNECT_TIMEOUT: int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS))}
+    options["client_encoding"] = query.pop("client_encoding", "utf8")  # SQL_ASCII, a server's default, gives bytes
     if int(query.pop(STATEMENT_CACHE, 1)) == 0:
         options["prepare_threshold"] = None
     try:
