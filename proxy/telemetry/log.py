@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO
 
@@ -18,6 +19,8 @@ _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-
 
 class FieldFormatter(logging.Formatter):
     """Formats a record and its `extra={"fields": {...}}` as `key=value` pairs or as one JSON object."""
+
+    converter = time.gmtime  # UTC, as receipts have it: collectors of logs take a time without a zone for that
 
     def __init__(self, style: Literal["text", "json"]) -> None:
         """Write in `style`."""
@@ -31,7 +34,7 @@ class FieldFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second[0]:  # formatting the time is the slowest part of a line
             self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
-        moment = f"{self._second[1]}.{int(record.msecs):03d}"
+        moment = f"{self._second[1]}.{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
