@@ -20,11 +20,10 @@ _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-
 class FieldFormatter(logging.Formatter):
     """Formats a record and its `extra={"fields": {...}}` as `key=value` pairs or as one JSON object."""
 
-    converter = time.gmtime  # UTC, as receipts have it: collectors of logs take a time without a zone for that
-
     def __init__(self, style: Literal["text", "json"]) -> None:
         """Write in `style`."""
         super().__init__()
+        self.converter = time.gmtime  # collectors of logs take a time without a zone for UTC
         self._as_json = style == "json"
         self._second = (-1, "")  # the last second that was formatted: as a number and as text
 

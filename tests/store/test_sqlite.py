@@ -100,7 +100,8 @@ async def test_the_log_in_use_survives_what_other_processes_close(path: Path) ->
 async def test_a_copy_that_is_made_amid_writes_ends_and_takes_writes_itself(path: Path) -> None:
     database, copied = SqliteDatabase(path), False
     # More than `.backup` copies between two looks at whether something was written.
-    await database.write(lambda connection: [put(connection, "long" * 1_000) for _ in range(300)])
+    for _ in range(300):
+        await database.write(partial(put, name="long" * 1_000))
 
     async def write() -> None:
         while not copied:
