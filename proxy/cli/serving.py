@@ -64,6 +64,7 @@ _MOST_ENDED: Final = 100  # processes of one place whose exchanges are looked fo
 _LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
+_MOST_FILES: Final = (65_536, 10_240)  # open files that are asked for; macOS refuses more than the second
 _PARENT_SECONDS: Final = 0.5  # time between two looks at whether the parent is there
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -89,6 +90,7 @@ def serve(
     if settings.telemetry.otlp_endpoint is not None:
         tracing_class()  # what is missing is said before anything begins
     SharedRoom.times = room_of(settings.server)
+    _allow_files()
     several = settings.server.workers > 1
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
@@ -141,6 +143,25 @@ def server_config(
         "timeout_graceful_shutdown": settings.server.drain_timeout + GRACE_SECONDS,
     }
     return uvicorn.Config(Application(settings, worker, loaded, writer), **(chosen | changes))
+
+
+def _allow_files() -> None:
+    """Let this process and its workers open as many files as the system allows.
+
+    An answer under way takes two. The usual limit of 1,024, or of 256, is for programs that use `select`.
+    """
+    if os.name != "posix":
+        return
+    import resource  # noqa: PLC0415 - it is not everywhere
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in _MOST_FILES:
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def _load_for_all(settings: Settings) -> None:

@@ -412,14 +412,18 @@ def opened_file(file: Path) -> BinaryIO:
 
 
 def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
-    """Do the work with the configured store; `makes`: a store that does not exist is created."""
+    """Do the work with the configured store, which is not migrated: an older proxy may be serving it.
+
+    `makes`: a store that does not exist is created.
+    """
 
     async def run() -> Result:
         settings = load(config)
         if not makes:
             require_store(settings)
-        async with await Store.open(settings.store.url, migrate=settings.store.migrate) as store:
+        async with await Store.open(settings.store.url, migrate=makes and settings.store.migrate) as store:
             store.searches_index = settings.store.search == "index"
+            await store.ready()
             return await work(store)
 
     return asyncio.run(run())

@@ -63,6 +63,8 @@ KEY_HASH: Final = "sha256:"
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
 SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
 _LAST_PORT: Final = 65535
+_HTTP_PORT: Final = 80
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - it is looked for, not listened on
 STATEMENT_CACHE: Final = "statement_cache_size"
 """The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
 CONNECT_TIMEOUT: Final = "connect_timeout"
@@ -704,9 +706,35 @@ class Settings(BaseSettings):
                     "upstream",
                     name,
                 )
+        self._leads_elsewhere()
         if self.store.content == "none":
             self._needs_no_content()
         return self
+
+    def _leads_elsewhere(self) -> None:
+        """Raise an error where an address is the proxy's own: each request would be another one, without an end."""
+        named: list[tuple[str | None, tuple[str | int, ...]]] = [
+            (self.upstream.base_url, ("upstream", "base_url")),
+            (self.upstream.anthropic_base_url, ("upstream", "anthropic_base_url")),
+            (self.summarizer.base_url, ("summarizer", "base_url")),
+        ]
+        named += [
+            (route.base_url, ("upstream", "routes", place, "base_url"))
+            for place, route in enumerate(self.upstream.routes)
+        ]
+        listening = self.server.host.lower()
+        here = is_loopback(listening) or listening in _EVERY_ADDRESS
+        for address, path in named:
+            parts = urlsplit(address or "")
+            host = parts.hostname or ""
+            if (parts.scheme, parts.port or _HTTP_PORT) != ("http", self.server.port):
+                continue
+            if host == listening or (here and is_loopback(host)):
+                raise contradiction(
+                    "this is the address of the proxy itself: name the provider's, or give the proxy another "
+                    "server.port",
+                    *path,
+                )
 
     def _needs_no_content(self) -> None:
         """Raise an error where something needs what `store.content: none` does not store."""

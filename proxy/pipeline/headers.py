@@ -64,6 +64,11 @@ def to_upstream(
     return _passing(headers, _NOT_UPSTREAM.union(extra_drop, _CREDENTIALS | _STEERING if drop_credentials else ()))
 
 
+def credentials(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the values of a client's headers that may be a key."""
+    return [value for name, value in headers if name.lower() in _CREDENTIALS]
+
+
 def to_client(
     headers: Iterable[tuple[bytes, bytes]], *, extra_drop: Collection[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:

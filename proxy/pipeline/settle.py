@@ -17,6 +17,7 @@ from proxy.dialects import Message
 from proxy.dialects.jsontext import sound
 from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import Used, cost_of, used
+from proxy.pipeline import headers
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.outage import LOST, WAITS, SpooledExchange, keep_ids
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
 _LONGEST_ERROR: Final = 4_000  # characters of an error that a receipt keeps: some repeat the request
+_SHORTEST_KEY: Final = 8  # what is shorter, such as `none` for a server of one's own, is no secret, and may be a word
 _CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
 _LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
 
@@ -350,6 +352,19 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
     )
 
 
+def _without_keys(error: str, prepared: Prepared) -> str:
+    """Return an upstream's error without the key that was sent: some repeat it, and keys are never stored."""
+    destination = prepared.destination
+    sent = [value for value in (destination.authorization, destination.api_key) if value is not None]
+    if destination.forwards_credentials:
+        sent += headers.credentials(prepared.call.headers)
+    for value in sent:
+        _, _, key = value.decode("latin-1").strip().rpartition(" ")
+        if len(key) >= _SHORTEST_KEY:
+            error = error.replace(key, "[key]")
+    return error
+
+
 def settlement_of(
     exchange: Exchange,
     answered: Answered,
@@ -376,7 +391,7 @@ def settlement_of(
         "finish_reasons": list(answered.finish_reasons),
         "upstream_model": answered.model,
         "upstream_status": answered.upstream_status,
-        "error": answered.error if answered.error is None else answered.error[:_LONGEST_ERROR],
+        "error": None if answered.error is None else _without_keys(answered.error, prepared)[:_LONGEST_ERROR],
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,

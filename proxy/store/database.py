@@ -302,6 +302,7 @@ def _psycopg(parsed: URL) -> PostgresServer:
         ) from why
     query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {CONNECT_TIMEOUT: int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS))}
+    options["client_encoding"] = query.pop("client_encoding", "utf8")  # SQL_ASCII, a server's default, gives bytes
     if int(query.pop(STATEMENT_CACHE, 1)) == 0:
         options["prepare_threshold"] = None
     try:
@@ -344,6 +345,10 @@ _POSTGRES: Final = {
     "42703": _MIGRATE,
     "42P05": _POOLED,
     "53": "The server has no connections, memory or disk left.",
+    "53100": "The server's disk is full: make room.",
+    "53200": "The server has no memory left: look at its log.",
+    "53300": "The server gives no more connections: raise its max_connections, or the limit of the role or database. "
+    "A process opens up to 20.",
     "55000": "The database takes no connections: look at who closed it (ALTER DATABASE … ALLOW_CONNECTIONS).",
     "55P03": "A lock could not be had in time: look for a transaction that stands still.",
     "57": "The server stops, or stopped the statement.",

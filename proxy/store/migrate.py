@@ -66,6 +66,7 @@ _HAS_TABLES: Final = {
     "postgresql": text("SELECT to_regclass('alembic_version')::text"),
 }
 """By dialect: returns nothing where no migration ever ran."""
+_ENCODING: Final = text("SHOW server_encoding")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _ANY_SESSION: Final = text("SELECT 1 FROM sessions LIMIT 1")
 _SIZE: Final = {
@@ -232,8 +233,21 @@ def _give_room_back(path: Path) -> None:
 
 def _upgrade(revision: str, connection: Engaged) -> None:
     # Its overloads hide from one of the type checkers that SQLAlchemy's connection will do.
-    if revision != "head" or current(cast("StoreConnection", connection)) != REVISION:
+    found = current(cast("StoreConnection", connection))
+    if found is None and connection.dialect.name == "postgresql":
+        _require_unicode(connection)
+    if revision != "head" or found != REVISION:
         _alembic("upgrade", revision, connection)
+
+
+def _require_unicode(connection: Engaged) -> None:
+    """Raise `StoreUnavailable` if a new database cannot hold all names of sessions and models."""
+    encoding = connection.execute(_ENCODING).scalar_one()
+    if encoding not in {"UTF8", "SQL_ASCII"}:
+        raise StoreUnavailable(
+            f"The store cannot be made. The encoding of its database is {encoding}, which lacks most characters: name "
+            "another database in store.url, made by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'."
+        )
 
 
 def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection: Engaged) -> None:

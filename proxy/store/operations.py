@@ -15,7 +15,17 @@ from proxy.store.database import StoreConnection
 from proxy.store.packing import encode_exchange
 from proxy.store.records import Cursor, SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
-from proxy.store.schema import HAS_FAILED, KEY_COSTS, NODES, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, insert_into
+from proxy.store.schema import (
+    HAS_FAILED,
+    KEY_COSTS,
+    NODES,
+    PENDING,
+    PERIOD_MS,
+    ROLLUPS,
+    SESSION_ROLLUPS,
+    SESSIONS,
+    insert_into,
+)
 from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
@@ -147,7 +157,9 @@ def sessions_to_delete(connection: StoreConnection, *, before: int | None, most:
         count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
         beyond = min(count - most, _AT_ONCE)
         if beyond > len(keys):
-            keys = list(connection.execute(oldest.limit(beyond)).scalars())
+            # One with an exchange under way is in use, whenever that began.
+            idle = oldest.where(SESSIONS.c.session.not_in(select(PENDING.c.session)))
+            keys = list(dict.fromkeys([*keys, *connection.execute(idle.limit(beyond)).scalars()]))[:beyond]
     return keys
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO
 
@@ -22,6 +23,7 @@ class FieldFormatter(logging.Formatter):
     def __init__(self, style: Literal["text", "json"]) -> None:
         """Write in `style`."""
         super().__init__()
+        self.converter = time.gmtime  # collectors of logs take a time without a zone for UTC
         self._as_json = style == "json"
         self._second = (-1, "")  # the last second that was formatted: as a number and as text
 
@@ -31,7 +33,7 @@ class FieldFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second[0]:  # formatting the time is the slowest part of a line
             self._second = (second, self.formatTime(record, "%Y-%m-%dT%H:%M:%S"))
-        moment = f"{self._second[1]}.{int(record.msecs):03d}"
+        moment = f"{self._second[1]}.{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else None
         if self._as_json:
             line = {"time": moment, "level": record.levelname.lower(), "logger": record.name}

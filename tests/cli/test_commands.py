@@ -226,6 +226,7 @@ def test_upgrade_downgrade_and_upgrade_again(run: Run, config: Path) -> None:
     assert (code, bool(out), errors) == (0, True, "")
     assert "sessions" not in tables(config)
     assert run("upgrade", "0001")[0] == 0
+    assert run("upgrade")[0] == 0
     assert run("sessions", "list", "--json")[:2] == (0, "[]\n")
 
 
@@ -247,8 +248,15 @@ def test_wrong_usage_of_upgrade_and_downgrade(run: Run, config: Path, arguments:
     assert not config.with_name("sessions.db").exists()
 
 
-@pytest.mark.parametrize("arguments", [["upgrade"], ["downgrade", "base"], ["sessions", "list"]])
-def test_tables_of_a_newer_version_are_left_alone(run: Run, config: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["upgrade"], "newer version"),
+        (["downgrade", "base"], "newer version"),
+        (["sessions", "list"], "start the version that they belong to"),
+    ],
+)
+def test_tables_of_a_newer_version_are_left_alone(run: Run, config: Path, arguments: list[str], said: str) -> None:
     run("upgrade")
     before = tables(config)
     connection = sqlite3.connect(config.with_name("sessions.db"))
@@ -258,7 +266,7 @@ def test_tables_of_a_newer_version_are_left_alone(run: Run, config: Path, argume
     code, out, errors = run(*arguments)
     assert (code, out) == (1, "")
     assert "9999" in errors
-    assert "newer version" in errors
+    assert said in errors
     assert tables(config) == before
 
 

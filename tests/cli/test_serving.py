@@ -355,6 +355,32 @@ def test_workers_are_forked_with_one_thread_and_no_connections(
     }
 
 
+FILES = """
+import resource, sys
+from proxy.__main__ import main
+from proxy.cli import serving
+
+def look(*_):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    return True
+
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv.pop(1)), min(most, int(sys.argv.pop(1)))))
+serving._serve_alone = look
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+@pytest.mark.parametrize(
+    ("soft", "hard", "told"), [(256, 4_096, "4096 4096"), (512, 512, "512 512"), (256, 10**9, None)]
+)
+def test_as_many_files_may_be_open_as_the_system_allows(config: Path, soft: int, hard: int, told: str | None) -> None:
+    command = [sys.executable, "-c", FILES, str(soft), str(hard), "serve", "--config", str(config), "--port", "0"]
+    said = subprocess.check_output(command, cwd=config.parent, env=environment(), text=True).strip()  # noqa: S603 - our own
+    assert said == told if told else int(said.split()[0]) > soft
+
+
 def test_one_process_loads_nothing_in_advance(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve_alone(*_: object) -> bool:
         return True

@@ -272,6 +272,24 @@ def test_list_has_the_figures_of_each_session(run: Run) -> None:
     assert {row["tokens_saved"] for row in rows} == {40}
 
 
+def test_no_store_is_migrated(run: Run, config: Path) -> None:
+    """An older proxy may be serving it."""
+    assert run("downgrade", "-1")[0] == 0
+    file = config.with_name("sessions.db")
+
+    def revision() -> Any:
+        with closing(sqlite3.connect(file)) as store:
+            return store.execute("SELECT version_num FROM alembic_version").fetchone()
+
+    before = revision()
+    for words in (["sessions", "list"], ["sessions", "delete", "shared", "--tenant", "anne"], ["stats"]):
+        code, _, errors = run(*words)
+        assert (code, "palimpsest upgrade" in errors) == (1, True)
+    assert revision() == before
+    run("upgrade")
+    assert len(listed(run)) == 3
+
+
 @pytest.mark.parametrize("words", [["list"], ["show", "x"], ["export", "x"], ["delete", "x"]])
 def test_no_store_is_created(run: Run, config: Path, words: list[str]) -> None:
     elsewhere = config.with_name("elsewhere.yaml")

@@ -103,6 +103,26 @@ def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
         ),
         ({"auth": {"mode": "passthrough"}, "upstream": {"api_key": "k"}}, "remove upstream.api_key"),
         ({"server": {"host": "0.0.0.0"}}, "without authentication the proxy listens on this machine only"),
+        ({"upstream": {"base_url": "http://localhost:8080/v1"}}, "the proxy itself"),
+        ({"upstream": {"anthropic_base_url": "http://[::1]:8080"}}, "the proxy itself"),
+        ({"server": {"port": 80}, "summarizer": {"base_url": "http://127.0.0.1/v1"}}, "the proxy itself"),
+        ({"upstream": {"routes": [{"models": ["a"], "base_url": "http://127.0.0.1:8080"}]}}, "the proxy itself"),
+        (
+            {
+                "server": {"host": "10.0.0.1"},
+                "auth": {"mode": "passthrough"},
+                "upstream": {"base_url": "http://10.0.0.1:8080/v1"},
+            },
+            "the proxy itself",
+        ),
+        (
+            {
+                "server": {"host": "0.0.0.0"},
+                "auth": {"mode": "passthrough"},
+                "upstream": {"base_url": "http://localhost:8080/v1"},
+            },
+            "the proxy itself",
+        ),
         ({"policies": {"off": {}}}, "reserved"),
         ({"models": [{}]}, "Field required"),
         ({"models": [{"match": []}]}, "at least 1 item"),
@@ -141,6 +161,22 @@ def test_with_authentication_the_proxy_may_listen_on_any_address(mode: str) -> N
     keys = [{"key": KEY, "tenant": "a"}, {"key": "key-of-bert-0123", "tenant": "a"}]
     settings = Settings.model_validate({"server": {"host": "::"}, "auth": {"mode": mode, "keys": keys}})
     assert settings.server.host == "::"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:11434/v1"),
+        ("127.0.0.1", "https://127.0.0.1:8080/v1"),
+        ("127.0.0.1", "http://models:8080/v1"),
+        ("10.0.0.1", "http://127.0.0.1:8080/v1"),
+    ],
+)
+def test_a_provider_on_this_machine_is_told_from_the_proxy(host: str, address: str) -> None:
+    settings = Settings.model_validate(
+        {"server": {"host": host}, "auth": {"mode": "passthrough"}, "upstream": {"base_url": address}}
+    )
+    assert settings.upstream.base_url == address
 
 
 def test_settings_are_frozen() -> None:

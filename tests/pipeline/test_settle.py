@@ -29,6 +29,7 @@ from proxy.store import ExchangeFigures, Kept, Status, Store
 from proxy.telemetry.metrics import Meters
 from proxy.tokens import TokenCounter
 from proxy.trimming import PlanningContext, Policy, plan
+from proxy.upstream import Destination
 from tests.support.stores import empty_store
 from tests.support.talk import Talk, message
 
@@ -51,7 +52,7 @@ PLANNING = PlanningContext(count=lambda text: COUNTER.message(text, "m"), agent=
 SERVICES: Any = SimpleNamespace()
 PRICED = ExchangeFigures(model="m", policy="lean", cost=0.25, priced=1)
 UNPRICED = ExchangeFigures(model="m", policy="lean")
-DESTINATION: Any = None  # nothing is sent
+DESTINATION = Destination(base_url="http://provider/v1", authorization=None, forwards_credentials=True)
 
 
 def prepared_of(request: Request, history: History, **policy: Any) -> Prepared:
@@ -166,6 +167,35 @@ async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
         exchange, Answered(status=Status.FAILED, error=UpstreamTimeout("late").message), 9, COUNTER, UNPRICED, None
     )
     assert (told.replies, told.receipt["error"], told.receipt["upstream_status"]) == ((), "late", None)
+
+
+@pytest.mark.parametrize(
+    ("destination", "headers"),
+    [
+        (DESTINATION, [(b"Authorization", b"Bearer sk-of-the-client")]),
+        (DESTINATION, [(b"x-api-key", b"sk-of-the-client")]),
+        (replace(DESTINATION, authorization=b"Bearer sk-of-the-client", forwards_credentials=False), []),
+        (replace(DESTINATION, api_key=b"sk-of-the-client", forwards_credentials=False), []),
+    ],
+)
+async def test_a_key_that_an_error_repeats_is_not_stored(
+    talk: Talk, destination: Destination, headers: list[tuple[bytes, bytes]]
+) -> None:
+    exchange = await first(talk, request_of(SAID))
+    call = replace(exchange.prepared.call, headers=headers)
+    exchange.prepared = replace(exchange.prepared, destination=destination, call=call)
+    failed = Answered(status=Status.FAILED, error="Incorrect API key: sk-of-the-client.", upstream_status=401)
+    told = settlement_of(exchange, failed, 9, COUNTER, UNPRICED, None)
+    assert told.receipt["error"] == "Incorrect API key: [key]."
+
+
+async def test_a_placeholder_for_a_key_is_not_looked_for(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    call = replace(exchange.prepared.call, headers=[(b"authorization", b"Bearer none")])
+    exchange.prepared = replace(exchange.prepared, call=call)
+    failed = Answered(status=Status.FAILED, error="none of the models answers", upstream_status=503)
+    told = settlement_of(exchange, failed, 9, COUNTER, UNPRICED, None)
+    assert told.receipt["error"] == "none of the models answers"
 
 
 async def test_arrival_changes_are_stored_of_new_messages_only(talk: Talk) -> None:

@@ -6,10 +6,11 @@ import sqlite3
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -281,6 +282,34 @@ async def test_a_migration_without_rights_says_which(empty_postgres: str) -> Non
             await upgrade(make_url(empty_postgres).set(username=role).render_as_string(hide_password=False))
     finally:
         postgres.execute(empty_postgres, f'DROP ROLE "{role}"')
+
+
+@contextmanager
+def encoded(server: str, encoding: str) -> Generator[str]:
+    """Make a database of an encoding, and drop it afterwards."""
+    name = f"encoded_{uuid4().hex[:12]}"
+    made = f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+    postgres.execute(server, made)
+    try:
+        yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    finally:
+        postgres.execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_a_database_that_lacks_characters_is_refused(postgres_server: str) -> None:
+    with encoded(postgres_server, "LATIN1") as url:
+        with pytest.raises(StoreUnavailable, match=r"is LATIN1.*'UTF8'"):
+            await upgrade(url)
+        assert ask(url, tables) == set()
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg"])
+async def test_a_database_that_takes_any_bytes_takes_any_name(postgres_server: str, driver: str) -> None:
+    with encoded(postgres_server, "SQL_ASCII") as url:
+        store = await Store.open(make_url(url).set(drivername=driver).render_as_string(hide_password=False))
+        await Talk(store=store, tenant="租户", session="会话").say("数据库", "😀")
+        assert [row.id for row in await store.find("会话")] == ["会话"]
+        await store.close()
 
 
 async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:

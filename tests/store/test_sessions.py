@@ -113,6 +113,23 @@ async def test_deleting_leaves_nothing_of_the_session_and_everything_of_the_othe
     assert await store.session("a", "gone") is None
 
 
+async def test_a_session_with_an_exchange_under_way_is_not_among_the_least_recently_used(store: Store) -> None:
+    waits = Talk(store=store, tenant="t", session="waits")
+    asked = body("user", "a long question")
+    exchange = await waits.begin(asked, created_at=1_000)
+    for number in range(4):
+        talk = Talk(store=store, tenant="t", session=f"s{number}")
+        await talk.say("hi", "hello", settled_at=10_000_000 + number)
+    assert await store.sweep(before=None, most=2) == 3
+    assert await store.sweep(before=None, most=2) == 0
+    await waits.settle(exchange, asked, replies=(body("assistant", "a long answer"),))
+    rows, _ = await store.sessions("t", limit=10)
+    assert {row.id for row in rows} == {"waits", "s3"}
+    assert await store.sweep(before=2_000_000, most=1) == 1
+    rows, _ = await store.sessions("t", limit=10)
+    assert [row.id for row in rows] == ["s3"]
+
+
 async def test_an_id_of_the_provider_s_leads_to_the_last_reply_that_came_with_it(store: Store) -> None:
     talk = Talk(store=store)
     heads = [(await say(talk, text, reply("a"))).head for text in ("one", "two")]

@@ -97,6 +97,31 @@ async def test_the_log_in_use_survives_what_other_processes_close(path: Path) ->
     await database.close()
 
 
+async def test_a_copy_that_is_made_amid_writes_ends_and_takes_writes_itself(path: Path) -> None:
+    database, copied = SqliteDatabase(path), False
+    # More than `.backup` copies between two looks at whether something was written.
+    for _ in range(300):
+        await database.write(partial(put, name="long" * 1_000))
+
+    async def write() -> None:
+        while not copied:
+            await database.write(partial(put, name="b"))
+
+    def copy() -> None:
+        with closing(sqlite3.connect(path)) as source:
+            source.execute("VACUUM INTO ?", (str(path.with_name("copy.db")),))
+
+    writes = asyncio.get_running_loop().create_task(write())
+    await asyncio.to_thread(copy)
+    copied = True
+    await writes
+    await database.close()
+    restored = SqliteDatabase(path.with_name("copy.db"))
+    await restored.write(partial(put, name="c"))
+    assert len([name for name in await restored.read(names) if name != "b"]) == 301
+    await restored.close()
+
+
 def setting(connection: StoreConnection, name: str) -> object:
     return connection.execute(text(f"PRAGMA {name}")).scalar_one_or_none()
 

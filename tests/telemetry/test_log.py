@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import pytest
@@ -35,6 +37,20 @@ def test_text_is_one_line_of_pairs() -> None:
 def test_json_is_one_object() -> None:
     line = json.loads(_line("json", session="会话", tokens=3))
     assert (line["message"], line["session"], line["tokens"], line["level"]) == ("done 1", "会话", 3, "info")
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the zone cannot be changed here")
+def test_times_are_utc_wherever_the_proxy_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")
+        time.tzset()
+        before = datetime.now(UTC)
+        told = [json.loads(_line("json"))["time"], _line("text").split()[0]]
+        after = datetime.now(UTC)
+    time.tzset()
+    assert [each[-1] for each in told] == ["Z", "Z"]
+    for each in told:
+        assert before - timedelta(milliseconds=1) <= datetime.fromisoformat(each) <= after
 
 
 def test_an_error_brings_its_trace() -> None:
