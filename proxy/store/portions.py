@@ -25,11 +25,9 @@ from proxy.store.packing import TEXTS, pack_all
 from proxy.store.records import Body, Exchange, Opening, Settled, Settlement, session_key
 from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 
-_LONG: Final = 256
-"""Messages that are written at once at most: they take some 10 ms, in which nobody else writes."""
 _ROWS: Final = 512
 """Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
-_BYTES: Final = 250_000
+PORTION_BYTES: Final = 250_000
 """Of their texts: the transaction ends with the message that goes beyond."""
 _ALONE: Final = 4
 """So many times as much where nobody else waits for the transaction: PostgreSQL waits for the disk at each COMMIT."""
@@ -41,14 +39,6 @@ TextRow: TypeAlias = dict[str, Any]
 Packing: TypeAlias = asyncio.Future[list[TextRow]]
 """The rows of a request's texts, which are being packed."""
 Stored = TypeVar("Stored")
-
-
-def is_long(messages: Sequence[Body]) -> bool:
-    """Tell whether these messages are too many, or too large, for one transaction."""
-    size = 0
-    for body in messages:
-        size += len(body.message.raw)
-    return len(messages) > _LONG or size > _BYTES
 
 
 def size_of(item: Exchange) -> int:
@@ -99,7 +89,7 @@ def portions_of(
     for item in items:
         some.append(item)
         size += size_of(item)
-        if len(some) == times * _ROWS or size > times * _BYTES:
+        if len(some) == times * _ROWS or size > times * PORTION_BYTES:
             yield some
             some, size = [], 0
     if some:

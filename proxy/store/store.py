@@ -24,7 +24,7 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import Packing, begin_long, delete_sessions, is_long, packed_rows, settle_long
+from proxy.store.portions import PORTION_BYTES, Packing, begin_long, delete_sessions, packed_rows, settle_long
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -59,6 +59,7 @@ _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
 _FEW: Final = 64  # messages that are read or written within a millisecond
+_LONG: Final = 256  # messages that are written at once at most: some 10 ms, in which nobody else writes
 
 
 class Store:
@@ -685,6 +686,14 @@ class Store:
     async def spent_with(self, key: str, since: int) -> float:
         """Return how many dollars were spent with keys of this name since a time, by whole days."""
         return await self._read(partial(operations.spent_with, key=key, since=since))
+
+
+def is_long(messages: Sequence[Body]) -> bool:
+    """Tell whether these messages are too many, or too large, for one transaction."""
+    size = 0
+    for body in messages:
+        size += len(body.message.raw)
+    return len(messages) > _LONG or size > PORTION_BYTES
 
 
 def _refused(why: Exception) -> asyncio.Future[None]:
