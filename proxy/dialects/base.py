@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
@@ -28,6 +28,9 @@ from proxy.dialects.generations import Generations, SharedRoom
 from proxy.dialects.jsontext import FIELDS, members_of, mended, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
+
+if TYPE_CHECKING:  # it imports this module
+    from proxy.dialects.own_tools import BodyFilter, StreamFilter
 
 Made = TypeVar("Made")
 
@@ -770,69 +773,14 @@ class OwnCalls(Struct, frozen=True, kw_only=True):
     others: bool  # whether it calls anything that the client answers
 
 
-class ToolFilter(Protocol):
-    """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
-
-    rounds: int  # how many rounds came before this one
-
-    @property
-    def again(
-        self,
-    ) -> bool: ...  # whether another round is to follow: this one calls the proxy's tools and nothing else
-
-    @property
-    def calls(self) -> OwnCalls: ...  # the calls of this round
-
-    @property
-    def last(self) -> Message: ...  # what this round says to the client
-
-    @property
-    def usage(self) -> JsonObject | None: ...  # the usage of all rounds together
-
-    def next(self, *, may_ask: bool) -> None: ...  # begins another round; `may_ask`: one more may follow that
-
-    def give_up(self) -> bytes: ...  # ends a reply that no other round can follow; returns what the client is shown
-
-
-class BodyFilter(ToolFilter, Protocol):
-    """A reply whose rounds each come in one piece."""
-
-    def take(self, body: bytes) -> bytes: ...  # reads the next round; returns the body to show if it is the last
-
-
-class StreamFilter(ToolFilter, Protocol):
-    """A reply whose rounds each come as a stream."""
-
-    said: bool  # whether the client was shown anything but empty beginnings
-
-    @property
-    def reply(self) -> StreamReader: ...  # the reply as the client has it; its usage is not that of all rounds
-
-    @property
-    def ended(self) -> bool: ...  # whether this round came to its end
-
-    @property
-    def hides(self) -> bool: ...  # whether anything was kept from the client, or is being kept for now
-
-    def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
-
-    def end(
-        self, event: Event | None = None
-    ) -> bytes: ...  # reads the event that ends the round's stream, or its close; returns what is still shown before it
-
-    def closing(
-        self, tail: bytes
-    ) -> bytes: ...  # returns that event, and what came after it, as the client is shown it
-
-
 class ReplySide(Struct, frozen=True, kw_only=True):
     """A dialect's replies: pure functions, and what reads one reply."""
 
     read: Callable[[bytes], Replies]  # reads an answer in one piece; raises ValueError where it is no JSON
     reader: Callable[[], StreamReader]
     ends: tuple[bytes, ...]  # the data, or the names, of the events that end a stream
-    body_filter: Callable[[Collection[str]], BodyFilter]  # begins with the names of the proxy's tools
-    stream_filter: Callable[[Collection[str], bool], StreamFilter]
+    body_filter: Callable[[Collection[str]], BodyFilter[Any]]  # begins with the names of the proxy's tools
+    stream_filter: Callable[[Collection[str], bool], StreamFilter[Any]]
     """Begins with these names, and whether usage is kept from the client, which did not ask for it."""
     repeat: Callable[..., tuple[bytes, bytes]]
     """Makes an answer of a stored reply (by name: exchange, created, model, stream, usage): content type and body."""

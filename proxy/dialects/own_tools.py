@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Container, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 from msgspec import Struct
 
-from proxy.dialects.base import JsonObject, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import is_object
+from proxy.dialects.base import JsonObject, Message, OwnCalls, StreamReader, ToolDefinition, ToolOffer
+from proxy.dialects.jsontext import added, is_object
+from proxy.dialects.sse import Event
 
 MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
 STOPPED: Final = (
@@ -92,3 +94,155 @@ class RoundCalls(Struct, frozen=True, kw_only=True):
             return RoundEnding(again=True, finish="")
         text = "" if self.says else BROKE_OFF if self.broken else STOPPED
         return RoundEnding(text=text, finish=self.finish if self.cut else self.whole)
+
+
+def unused_id(place: int, taken: Container[str]) -> str:
+    """Return an id for the call at this place that no other call of the round has."""
+    name = f"call_{place}"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def is_json_object(text: Any) -> bool:
+    """Tell whether the arguments of a call are the text of a JSON object; some providers refuse any other."""
+    try:
+        return is_object(orjson.loads(text))
+    except (orjson.JSONDecodeError, TypeError):
+        return False
+
+
+class ReplyRound(Protocol):
+    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+
+    @property
+    def calls(self) -> OwnCalls: ...  # its calls, and the round as it can be sent back
+
+    @property
+    def told(self) -> RoundCalls: ...  # what decides how it ends
+
+    @property
+    def usage(self) -> JsonObject | None: ...  # in the API's own form
+
+
+ReadRound = TypeVar("ReadRound", bound=ReplyRound)
+Reader = TypeVar("Reader", bound=StreamReader)
+
+
+class ToolFilter(ABC):
+    """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Take calls of the tools `names` out."""
+        self._names = frozenset(names)
+        self.rounds = 0  # how many rounds came before this one
+        self.again = False  # whether another round is to follow: this one calls the proxy's tools and nothing else
+        self._may_ask = True
+        self._usage_before: JsonObject | None = None  # that of the rounds before
+
+    @abstractmethod
+    def _current(self) -> ReplyRound:
+        """Return this round as far as it has come."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Put another round in the place of this one."""
+
+    @abstractmethod
+    def give_up(self) -> bytes:
+        """End a reply that no other round can follow; return what the client is shown."""
+
+    @property
+    def calls(self) -> OwnCalls:
+        """The calls of this round."""
+        return self._current().calls
+
+    @property
+    def _spent(self) -> JsonObject | None:
+        """The usage of all rounds together, in the API's own form."""
+        return added(self._usage_before, self._current().usage)
+
+    @property
+    def usage(self) -> JsonObject | None:
+        """The usage of all rounds together, in the form of Chat Completions."""
+        return self._as_chat(self._spent)
+
+    @staticmethod
+    def _as_chat(usage: JsonObject | None) -> JsonObject | None:
+        return usage
+
+    def next(self, *, may_ask: bool) -> None:
+        """Begin another round; `may_ask`: one more may follow that."""
+        self._usage_before = self._spent
+        self.rounds += 1
+        self._may_ask, self.again = may_ask, False
+        self._begin()
+
+
+class BodyFilter(ToolFilter, Generic[ReadRound]):
+    """A reply whose rounds each come in one piece."""
+
+    last: Message  # what this round says to the client
+    _round: ReadRound
+    _whole = ""  # the API's word for the end of a reply that calls nothing
+
+    def _current(self) -> ReadRound:
+        return self._round
+
+    def take(self, body: bytes) -> bytes:
+        """Read the next round; return the body to show if it is the last."""
+        if not self._read(body):
+            return body
+        told = self._round.told
+        if not (self.rounds or told.own or told.broken):
+            return body
+        how = told.ending(later=self.rounds > 0, said=self._has_said, may_ask=self._may_ask)
+        self.again = how.again
+        return b"" if how.again else self._shown(how)
+
+    def give_up(self) -> bytes:
+        self.next(may_ask=False)
+        return self._shown(RoundEnding(text=STOPPED, finish=self._whole))
+
+    @property
+    @abstractmethod
+    def _has_said(self) -> bool:
+        """Whether the rounds before said anything to the client."""
+
+    @abstractmethod
+    def _read(self, body: bytes) -> bool:
+        """Read a round; tell whether the body holds a reply."""
+
+    @abstractmethod
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the body of a reply that ends with this round."""
+
+
+class StreamFilter(ToolFilter, Generic[Reader]):
+    """A reply whose rounds each come as a stream."""
+
+    reply: Reader  # the reply as the client has it; its usage is not that of all rounds
+    said = False  # whether the client was shown anything but empty beginnings
+    ended = False  # whether this round came to its end
+
+    @property
+    @abstractmethod
+    def last(self) -> Message:
+        """What this round says to the client."""
+
+    @property
+    @abstractmethod
+    def hides(self) -> bool:
+        """Whether anything was kept from the client, or is being kept for now."""
+
+    @abstractmethod
+    def take(self, event: Event) -> bytes:
+        """Read the next event; return what is shown now, of what waited too."""
+
+    def end(self, event: Event | None = None) -> bytes:  # noqa: ARG002 - most events that end a stream say nothing else
+        """Read the event that ends the round's stream, or its close; return what is still shown before it."""
+        return b""
+
+    def closing(self, tail: bytes) -> bytes:
+        """Return that event, and what came after it, as the client is shown it."""
+        return tail

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from proxy.dialects.chat.own_tools import STOPPED
+from proxy.dialects.own_tools import STOPPED
 from proxy.errors import PalimpsestError, UpstreamUnreachable
 from proxy.pipeline.own_tools import MOST_ASKS
 from proxy.pipeline.own_tools_relay import COMMENT

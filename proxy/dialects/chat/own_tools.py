@@ -15,11 +15,11 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct, structs
 
-from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
+from proxy.dialects import Call, JsonObject, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import added, is_array, is_object, read, sound, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.jsontext import is_array, is_object, read, sound, write
+from proxy.dialects.own_tools import BodyFilter, RoundCalls, RoundEnding, is_json_object, offer, schema_of, unused_id
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -104,23 +104,6 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     return changed
 
 
-def ending(
-    message: JsonObject, names: Collection[str], finish: str, *, later: bool, said: bool, may_ask: bool
-) -> RoundEnding:
-    """Decide how a round ends that says `message`; see `RoundCalls.ending`. `finish` is its `finish_reason`."""
-    calls = parted(message, names, finish)
-    told = RoundCalls(
-        own=bool(calls.own),
-        broken=bool(calls.broken),
-        others=calls.others,
-        says=says_something(message),
-        cut=finish in CUT_OFF,
-        finish=finish,
-        whole="stop",
-    )
-    return told.ending(later=later, said=said, may_ask=may_ask)
-
-
 def says_something(message: JsonObject) -> bool:
     """Tell whether a reply has anything to read or to hear."""
     content = message.get("content")
@@ -143,10 +126,7 @@ def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Ca
     for place, (item, call) in enumerate(zip(items, found, strict=True)):
         if place in calls.own:
             if not call.id or names.count(call.id) > 1:
-                name = f"call_{place}"
-                while name in names:
-                    name += "_"
-                names[place] = name
+                names[place] = unused_id(place, names)
             answered.append(structs.replace(call, id=names[place]))
             kept.append(_complete(item, answered[-1]))
         elif place not in calls.broken:
@@ -154,11 +134,39 @@ def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Ca
     return {**message, "tool_calls": kept}, tuple(answered)
 
 
-def own_calls(message: JsonObject, names: Collection[str], finish_reason: str | None) -> OwnCalls:
-    """Return the calls of a reply, told apart by the names of the proxy's tools."""
-    calls = parted(message, names, finish_reason)
-    sent, own = answerable(message, calls)
-    return OwnCalls(message=ChatMessage.as_stored({**sent, "role": "assistant"}), own=own, others=calls.others)
+class CalledRound(Struct, frozen=True, kw_only=True):
+    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+
+    names: Collection[str]  # the proxy's tools
+    message: JsonObject = {}  # all that it says, whoever is meant; empty where it says nothing
+    finish: str = ""  # why it ended
+    usage: JsonObject | None = None
+
+    @property
+    def calls(self) -> OwnCalls:
+        """Its calls, and the round as it can be sent back."""
+        calls = parted(self.message, self.names, self.finish)
+        sent, own = answerable(self.message, calls)
+        return OwnCalls(message=reply_of(sent), own=own, others=calls.others)
+
+    @property
+    def told(self) -> RoundCalls:
+        """What decides how it ends."""
+        calls = parted(self.message, self.names, self.finish)
+        return RoundCalls(
+            own=bool(calls.own),
+            broken=bool(calls.broken),
+            others=calls.others,
+            says=says_something(self.message),
+            cut=self.finish in CUT_OFF,
+            finish=self.finish,
+            whole="stop",
+        )
+
+
+def reply_of(message: JsonObject) -> ChatMessage:
+    """Return a reply as it is stored."""
+    return ChatMessage.as_stored({**message, "role": "assistant"})
 
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
@@ -174,10 +182,7 @@ def _complete(item: JsonObject, call: Call) -> JsonObject:
     rest = {name: value for name, value in item.items() if name != "index"}
     if call.custom:
         return {**rest, "id": call.id}
-    try:
-        arguments = call.arguments if is_object(orjson.loads(call.arguments)) else "{}"
-    except orjson.JSONDecodeError:
-        arguments = "{}"
+    arguments = call.arguments if is_json_object(call.arguments) else "{}"
     return {**rest, "id": call.id, "type": "function", "function": {**item["function"], "arguments": arguments}}
 
 
@@ -197,70 +202,49 @@ def gap(before: Any, after: Any) -> str:
 # -------------------------------------------------------------------------------- bodies on their way
 
 
-class ToolBodyFilter:
+class ToolBodyFilter(BodyFilter[CalledRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _whole = "stop"
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = names
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[Any] = []  # the contents of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: JsonObject | None = None
         self._body = b""
-        self._message: JsonObject = {}
-        self._finish = ""
-        self._usage: JsonObject | None = None
-        self.again = False
-        self.last: Message = ChatMessage.as_stored({"role": "assistant"})
+        self._finish = ""  # why the last body's reply ended
+        self._round = CalledRound(names=names)
+        self.last = reply_of({})
 
     @property
-    def calls(self) -> OwnCalls:
-        return own_calls(self._message, self._names, self._finish)
+    def _has_said(self) -> bool:
+        return any(says_something({"content": content}) for content in self._said)
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return added(self._usage_before, self._usage)
-
-    def take(self, body: bytes) -> bytes:
+    def _read(self, body: bytes) -> bool:
         self._body = body
-        self._message, self._finish, self._usage = message, finish, _ = _only_reply(body)
-        calls = parted(message, self._names, finish)
-        self.last = ChatMessage.as_stored({**message, "role": "assistant"})
-        if not message or not (self._said or calls.own or calls.broken):
-            return body
-        said = any(says_something({"content": content}) for content in self._said)
-        how = ending(message, self._names, finish, later=bool(self._said), said=said, may_ask=self._may_ask)
-        self.again = how.again
-        if how.again:
-            return b""
-        last = without_own(message, self._names)
+        message, self._finish, usage = _only_reply(body)
+        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=usage)
+        self.last = reply_of(message)
+        return bool(message)
+
+    def _begin(self) -> None:
+        self._said.append(self._round.message.get("content"))
+        self._round = CalledRound(names=self._names)
+
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        last = without_own(self._round.message, self._names)
         if how.text:
             last = {**last, "content": _joined([last.get("content"), how.text])}
-        return self._shown(last, how.finish)
-
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before, self._usage = self.usage, None
-        self._said.append(self._message.get("content"))
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
-
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown({"role": "assistant", "content": STOPPED}, "stop")
-
-    def _shown(self, last: JsonObject, finish: str) -> bytes:
-        """Return the reply that ends with the round `last`, in the body of that round."""
-        self.last = ChatMessage.as_stored({**last, "role": "assistant"})
+        self.last = reply_of(last)
         data = read(self._body)
         choice = data["choices"][0]
         message = choice["message"] = without_own(choice["message"], self._names)
         content = _joined([*self._said, last.get("content")])
         if content != message.get("content"):
             message["content"] = content
-        if finish != self._finish:
-            choice["finish_reason"] = finish
-        if self._said and self.usage is not None:
+        if how.finish != self._finish:
+            choice["finish_reason"] = how.finish
+        if self.rounds and self.usage is not None:
             data["usage"] = self.usage
         return write(sound(data))
 

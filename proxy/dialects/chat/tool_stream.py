@@ -25,12 +25,11 @@ from typing import Any, Final
 
 from msgspec import Struct, field, structs
 
-from proxy.dialects import JsonObject, Message, OwnCalls
+from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import ending, gap, own_calls, parted, says_something, without_own
-from proxy.dialects.jsontext import added, is_array, is_object, write
-from proxy.dialects.own_tools import STOPPED
+from proxy.dialects.chat.own_tools import CalledRound, gap, parted, reply_of, says_something, without_own
+from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.own_tools import STOPPED, StreamFilter
 from proxy.dialects.sse import Event
 
 
@@ -130,29 +129,27 @@ class _StreamRound(Struct, kw_only=True, eq=False):
     calls: StreamedCalls
     whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)  # all that it says
     held: deque[_Part] = field(default_factory=deque)  # chunks that wait for a name
-    ended: bool = False
     finish: str = ""  # why it ended, in upstream's words
-    again: bool = False  # whether another round follows
     apart: bool = False  # whether any text of it was shown, so that nothing need keep it apart
 
 
-class ToolStreamFilter:
+class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     """One streamed reply on its way to the client, event by event."""
 
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
         """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
-        self._names = frozenset(names)
+        super().__init__(names)
         self._hides_usage = hides_usage
         self.reply = CompletionAccumulator()
-        self.said = False
-        self.rounds = 0
-        self._may_ask = True
-        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
-        self._usage_before: JsonObject | None = None
         self._same: JsonObject = {}
         self._has_role = False
         self._last: JsonObject | None = None  # how this upstream writes a chunk
         self._usage_chunk: JsonObject | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
+        self.ended = False
 
     @property
     def message(self) -> JsonObject:
@@ -160,35 +157,17 @@ class ToolStreamFilter:
         choices = self._round.whole.choices()
         return choices[0].message if choices else {}
 
-    @property
-    def calls(self) -> OwnCalls:
-        return own_calls(self.message, self._names, self._round.finish)
+    def _current(self) -> CalledRound:
+        whole, finish = self._round.whole, self._round.finish
+        return CalledRound(names=self._names, message=self.message, finish=finish, usage=whole.usage)
 
     @property
     def last(self) -> Message:
-        return ChatMessage.as_stored({**without_own(self.message, self._names), "role": "assistant"})
-
-    @property
-    def ended(self) -> bool:
-        return self._round.ended
-
-    @property
-    def again(self) -> bool:
-        return self._round.again
+        return reply_of(without_own(self.message, self._names))
 
     @property
     def hides(self) -> bool:
         return self.rounds > 0 or bool(self._round.held) or self._round.calls.any_own
-
-    @property
-    def usage(self) -> JsonObject | None:
-        return added(self._usage_before, self._round.whole.usage)
-
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = self.usage
-        self.rounds += 1
-        self._may_ask = may_ask
-        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
 
     def take(self, event: Event) -> bytes:
         chunk = event.value
@@ -201,26 +180,23 @@ class ToolStreamFilter:
         choice = choices[0] if is_array(choices) and len(choices) == 1 else None
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
-    def closing(self, tail: bytes) -> bytes:
-        return tail
-
     def end(self, event: Event | None = None) -> bytes:
         del event  # it says nothing beside
         current = self._round
-        if current.ended:
+        if self.ended:
             return b""
-        current.ended = True
+        self.ended = True
         current.calls.decide()
         shown = self._release()
         text, finish = self._ending("stop")
         # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
-        own = current.calls.any_own and not current.again and not parted(self.message, self._names, "").others
+        own = current.calls.any_own and not self.again and not parted(self.message, self._names, "").others
         return shown + self._made(text, finish) if text or own else shown
 
     def give_up(self) -> bytes:
         usage, wanted = self.usage, self._usage_chunk is not None and not self._hides_usage
         self.next(may_ask=False)
-        self._round.ended = True
+        self.ended = True
         shown = self._made(STOPPED, "stop")
         if wanted:
             shown += _event({**(self._usage_chunk or {}), **self._same, "usage": usage})
@@ -229,7 +205,7 @@ class ToolStreamFilter:
     def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
         """Read a chunk of the reply."""
         current = self._round
-        if current.again:  # the reply goes on elsewhere
+        if self.again:  # the reply goes on elsewhere
             current.whole.add({"usage": chunk.get("usage")})
             return b""
         key = "delta" if "delta" in choice else "message"
@@ -267,8 +243,8 @@ class ToolStreamFilter:
         current = self._round
         current.whole.add(part.chunk)
         text, finish = "", part.finish
-        if finish and not current.ended:
-            current.ended, current.finish = True, finish
+        if finish and not self.ended:
+            self.ended, current.finish = True, finish
             text, finish = self._ending(finish)
         shown = self._made(text, "") if text else b""
         shown += self._apart(part.delta.get("content"))
@@ -315,8 +291,9 @@ class ToolStreamFilter:
         if not self.hides:
             return "", finish
         said = any(says_something(choice.message) for choice in self.reply.choices())
-        how = ending(self.message, self._names, finish, later=self.rounds > 0, said=said, may_ask=self._may_ask)
-        self._round.again = how.again
+        told = CalledRound(names=self._names, message=self.message, finish=finish).told
+        how = told.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
+        self.again = how.again
         return how.text, how.finish
 
     def _apart(self, content: Any) -> bytes:
@@ -361,7 +338,7 @@ class ToolStreamFilter:
             if self._hides_usage:
                 return b""
             chunk = {**chunk, "usage": self.usage}
-        if self._round.again:
+        if self.again:
             return b""
         return _event(self._as_first(chunk), event) if self.rounds else event.raw
 

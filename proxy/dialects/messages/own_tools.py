@@ -6,7 +6,7 @@ from the request alone: the beginning of every request stays what it was. Nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,10 +14,10 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
+from proxy.dialects.jsontext import is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import usage_of
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.own_tools import BodyFilter, RoundCalls, RoundEnding, offer, schema_of
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
@@ -50,12 +50,12 @@ def _definition(tool: ToolDefinition) -> bytes:
 # ------------------------------------------------------------------------------------- the calls
 
 
-class ReplyRound(Struct, frozen=True, kw_only=True):
+class MessagesRound(Struct, frozen=True, kw_only=True):
     """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 
     content: list[Any] = []  # its blocks
     stop: str = ""  # why it ended
-    usage: Mapping[str, Any] | None = None  # in the API's own form
+    usage: JsonObject | None = None  # in the API's own form
     names: Collection[str] = frozenset()  # the proxy's tools
 
     @property
@@ -108,9 +108,10 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
     def _is_broken(self, block: JsonObject) -> bool:
         return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
 
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how the round ends for the client; see `RoundCalls.ending`."""
-        told = RoundCalls(
+    @property
+    def told(self) -> RoundCalls:
+        """What decides how it ends for the client."""
+        return RoundCalls(
             own=bool(self.own),
             broken=self.broken,
             others=self.others,
@@ -119,78 +120,53 @@ class ReplyRound(Struct, frozen=True, kw_only=True):
             finish=self.stop,
             whole=ENDED,
         )
-        return told.ending(later=later, said=said, may_ask=may_ask)
 
 
-def says_something(blocks: Sequence[Any]) -> bool:
-    """Tell whether blocks of a reply have anything to read."""
-    return any(not (is_object(block) and block.get("type") in THINKING) for block in blocks)
-
-
-class MessagesBodyFilter:
+class MessagesBodyFilter(BodyFilter[MessagesRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _whole = ENDED
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = frozenset(names)
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[Any] = []  # the blocks of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: Mapping[str, Any] | None = None
         self._data: JsonObject = {}
-        self._round = ReplyRound()
-        self.again = False
-        self.last: Message = MessagesMessage.as_stored({"role": "assistant", "content": []})
+        self._round = MessagesRound()
+        self.last = self._round.last
 
     @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
+    def _has_said(self) -> bool:
+        return any(not (is_object(block) and block.get("type") in THINKING) for block in self._said)
 
-    @property
-    def usage(self) -> JsonObject | None:
-        spent = added(self._usage_before, self._round.usage)
-        return None if spent is None else usage_of(spent)
-
-    def take(self, body: bytes) -> bytes:
+    def _read(self, body: bytes) -> bool:
         self._data, self._round = _round_of(body, self._names)
         self.last = self._round.last
-        current = self._round
-        if not current.content or not (self.rounds or current.own or current.broken):
-            return body
-        how = current.ending(later=self.rounds > 0, said=says_something(self._said), may_ask=self._may_ask)
-        self.again = how.again
-        return b"" if how.again else self._shown(current.shown, how)
+        return bool(self._round.content)
 
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
+    def _begin(self) -> None:
         self._said += self._round.shown
-        self._round = ReplyRound(names=self._names)
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
+        self._round = MessagesRound(names=self._names)
 
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown([], RoundEnding(text=STOPPED, finish=ENDED))
-
-    def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
-        """Return the reply that ends with these blocks, in the body of the last round."""
-        said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        said = [*self._round.shown, *([{"type": "text", "text": how.text}] if how.text else [])]
         self.last = MessagesMessage.as_stored({"role": "assistant", "content": said})
-        usage = added(self._usage_before, self._round.usage)
+        usage = self._spent
         shown = self._data | {"content": [*self._said, *said], "stop_reason": how.finish}
         return write(shown | ({"usage": usage} if usage is not None else {}))
 
 
-def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, ReplyRound]:
+def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, MessagesRound]:
     """Return the data of a body, and the round that it holds."""
     try:
         data = read(body)
     except ValueError:
         data = None
     if not is_object(data) or not is_array(content := data.get("content")):
-        return {}, ReplyRound(names=names)
+        return {}, MessagesRound(names=names)
     stop, usage = data.get("stop_reason"), data.get("usage")
-    told = ReplyRound(
+    told = MessagesRound(
         content=content,
         stop=stop if isinstance(stop, str) else "",
         usage=usage if is_object(usage) else None,

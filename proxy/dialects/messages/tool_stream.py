@@ -13,71 +13,48 @@ What cannot be read, and what says nothing of a reply, is shown as it came. `rep
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
-from proxy.dialects import JsonObject, Message, OwnCalls
-from proxy.dialects.jsontext import added, is_object, is_one_of, write
+from proxy.dialects import JsonObject, Message
+from proxy.dialects.jsontext import is_object, is_one_of, write
 from proxy.dialects.messages.message import is_call
-from proxy.dialects.messages.own_tools import ENDED, ReplyRound
+from proxy.dialects.messages.own_tools import ENDED, MessagesRound
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
-from proxy.dialects.own_tools import STOPPED
+from proxy.dialects.own_tools import STOPPED, StreamFilter
 from proxy.dialects.sse import Event
 
 _BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_stop")
 
 
-class MessagesStreamFilter:
+class MessagesStreamFilter(StreamFilter[MessageReader]):
     """One streamed reply on its way to the client, event by event."""
 
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:  # noqa: ARG002 - usage is always shown
-        """Take calls of the tools `names` out."""
-        self._names = frozenset(names)
+        super().__init__(names)
         self.reply = MessageReader()
-        self.said = False
-        self.rounds = 0
-        self._may_ask = True
-        self._usage_before: Mapping[str, Any] | None = None
         self._next = 0  # the index of the next block that the client is shown
         self._begin()
 
     def _begin(self) -> None:
         self._whole = MessageReader()  # all that the round says
         self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
-        self.ended = self.again = self._has_hidden = False
+        self.ended = self._has_hidden = False
 
-    @property
-    def _round(self) -> ReplyRound:
-        return ReplyRound(
+    def _current(self) -> MessagesRound:
+        return MessagesRound(
             content=self._whole.content, stop=self._whole.stop or "", usage=self._whole.spent or None, names=self._names
         )
 
     @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
-
-    @property
     def last(self) -> Message:
-        return self._round.last
+        return self._current().last
 
     @property
     def hides(self) -> bool:
         return self.rounds > 0 or self._has_hidden
-
-    @property
-    def usage(self) -> JsonObject | None:
-        spent = self._spent
-        return None if spent is None else usage_of(spent)
-
-    @property
-    def _spent(self) -> dict[str, Any] | None:
-        return added(self._usage_before, self._whole.spent or None)
-
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = self._spent
-        self.rounds += 1
-        self._may_ask = may_ask
-        self._begin()
 
     def take(self, event: Event) -> bytes:
         data = event.value
@@ -98,13 +75,6 @@ class MessagesStreamFilter:
         if kind == "message_delta":
             return self._end(event, data)
         return event.raw
-
-    def end(self, event: Event | None = None) -> bytes:
-        del event  # `message_delta` says how the reply ended; a stream without one broke off
-        return b""
-
-    def closing(self, tail: bytes) -> bytes:
-        return tail
 
     def give_up(self) -> bytes:
         self.next(may_ask=False)
@@ -141,8 +111,8 @@ class MessagesStreamFilter:
         if not self.hides:
             self.said = True
             return self._as_it_came(event, data)
-        round_, said = self._round, any(message.has_content for message in self.reply.replies.messages)
-        how = round_.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
+        said = any(message.has_content for message in self.reply.replies.messages)
+        how = self._current().told.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
         self.again = how.again
         if how.again:
             return b""

@@ -18,8 +18,18 @@ import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import RawFields, added, is_object, is_one_of, read, with_field, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.jsontext import RawFields, is_object, is_one_of, read, with_field, write
+from proxy.dialects.own_tools import (
+    STOPPED,
+    BodyFilter,
+    RoundCalls,
+    RoundEnding,
+    StreamFilter,
+    is_json_object,
+    offer,
+    schema_of,
+    unused_id,
+)
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
 from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
@@ -49,7 +59,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 # ------------------------------------------------------------------------------------- one round
 
 
-class _Round(Struct, kw_only=True, eq=False):
+class ItemRound(Struct, kw_only=True, eq=False):
     """One answer of the upstream's."""
 
     names: Collection[str]  # the proxy's tools
@@ -100,9 +110,7 @@ class _Round(Struct, kw_only=True, eq=False):
         for at, call in placed.items():
             name = call.id
             if not name or taken.count(name) > 1:
-                name = f"call_{at}"
-                while name in taken:
-                    name += "_"
+                name = unused_id(at, taken)
                 taken.append(name)
             named[at] = name
             answered.append(structs.replace(call, id=name))
@@ -115,14 +123,15 @@ class _Round(Struct, kw_only=True, eq=False):
             item = Item(each.raw)
             if each.item.get("call_id") != named[each.at]:
                 item = item.replacing("call_id", named[each.at])
-            return item.raw if _is_json_object(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
+            return item.raw if is_json_object(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
 
         message = self.turn.keeping(complete).with_paired_reasoning()
         return OwnCalls(message=message, own=tuple(answered), others=self.others)
 
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how it ends; see `RoundCalls.ending`. A response says nothing of why."""
-        told = RoundCalls(
+    @property
+    def told(self) -> RoundCalls:
+        """What decides how it ends for the client. A response says nothing of why it did."""
+        return RoundCalls(
             own=bool(self.own),
             broken=bool(self.broken),
             others=self.others,
@@ -131,14 +140,6 @@ class _Round(Struct, kw_only=True, eq=False):
             finish="",
             whole="",
         )
-        return told.ending(later=later, said=said, may_ask=may_ask)
-
-
-def _is_json_object(text: Any) -> bool:
-    try:
-        return is_object(orjson.loads(text))
-    except (orjson.JSONDecodeError, TypeError):
-        return False
 
 
 def _message(text: str, number: int) -> JsonObject:
@@ -153,14 +154,14 @@ def _message(text: str, number: int) -> JsonObject:
     }
 
 
-def _round_of(names: Collection[str], body: bytes, data: Any) -> _Round:
+def _round_of(names: Collection[str], body: bytes, data: Any) -> ItemRound:
     """Return what a body says; a round without items where it is no response."""
     try:
         found = read_body(body)
     except ValueError:
-        return _Round(names=names)
+        return ItemRound(names=names)
     turn = found.messages[0] if found.messages else None
-    return _Round(
+    return ItemRound(
         names=names,
         turn=turn if isinstance(turn, Item) else Item(turn_of([])),
         usage=data.get("usage") if is_object(data) and is_object(data.get("usage")) else None,
@@ -171,67 +172,44 @@ def _round_of(names: Collection[str], body: bytes, data: Any) -> _Round:
 # -------------------------------------------------------------------------------- bodies on their way
 
 
-class ItemBodyFilter:
+class ItemBodyFilter(BodyFilter[ItemRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = names
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[bytes] = []  # the messages of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: JsonObject | None = None
         self._body = b""
-        self._round = _Round(names=names)
-        self.again = False
-        self.last: Message = Item(turn_of([]))
+        self._round = ItemRound(names=names)
+        self.last = self._round.turn
 
     @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
+    def _has_said(self) -> bool:
+        return bool(self._said)
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return usage_of(added(self._usage_before, self._round.usage))
-
-    def take(self, body: bytes) -> bytes:
+    def _read(self, body: bytes) -> bool:
         try:
             data = read(body)
         except ValueError:
             data = None
         self._body, self._round = body, _round_of(self._names, body, data)
-        current = self._round
-        self.last = current.shown
-        if not self.rounds and not current.own and not current.broken:
-            return body
-        how = current.ending(later=bool(self.rounds), said=bool(self._said), may_ask=self._may_ask)
-        self.again = how.again
-        return b"" if how.again else self._shown(current.shown, how.text)
+        self.last = self._round.shown
+        return True
 
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
+    def _begin(self) -> None:
         self._said += self._round.said
-        self._round = _Round(names=self._names)
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
+        self._round = ItemRound(names=self._names)
 
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown(Item(turn_of([])), STOPPED)
-
-    def _shown(self, last: Item, text: str) -> bytes:
-        """Return the reply that ends with the round `last` and a text of ours, in the body of that round."""
-        raws = last.raws
-        if text:
-            raws.append(write(_message(text, self.rounds)))
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        raws = self._round.shown.raws
+        if how.text:
+            raws.append(write(_message(how.text, self.rounds)))
         self.last = Item(turn_of(raws))
         output = b"[%b]" % b",".join([*self._said, *raws])
-        usage = write(added(self._usage_before, self._round.usage)) if self.rounds else None
-        body = self._body
-        for name, value in (("output", output), ("usage", usage)):
-            if value is not None:
-                body = with_field(body, RawFields(body), name, value)
-        return body
+        body = with_field(self._body, RawFields(self._body), "output", output)
+        return with_field(body, RawFields(body), "usage", write(self._spent)) if self.rounds else body
 
 
 # -------------------------------------------------------------------------------- streams on their way
@@ -240,19 +218,17 @@ _ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 _OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
 
 
-class ItemStreamFilter:
+class ItemStreamFilter(StreamFilter[ResponseReader]):
     """One streamed reply on its way to the client, event by event."""
 
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
-        """Take calls of the tools `names` out; usage is always told."""
-        del hides_usage
-        self._names = frozenset(names)
+        super().__init__(names)
+        del hides_usage  # usage is always told
         self.reply = ResponseReader()
-        self.said = False
-        self.rounds = 0
-        self._may_ask = True
         self._said: list[bytes] = []
-        self._usage_before: JsonObject | None = None
+        self._round = ItemRound(names=self._names)
         self._begin()
         self._shown_items = 0  # items of all rounds that the client was shown
         self._number = 0  # the `sequence_number` of the next event
@@ -261,15 +237,19 @@ class ItemStreamFilter:
         self._ours: list[JsonObject] = []  # items of our own making
 
     def _begin(self) -> None:
+        self._said += self._round.said
         self._whole = ResponseReader()
         self._places: dict[int, int | None] = {}  # where the client was shown each item of the round; None: not at all
-        self._round = _Round(names=self._names)
-        self.ended = self.again = False
+        self._round = ItemRound(names=self._names)
+        self.ended = False
         self._end = self._closing = b""
 
     @property
     def calls(self) -> OwnCalls:
         return self._round.calls
+
+    def _current(self) -> ItemRound:
+        return self._round
 
     @property
     def last(self) -> Message:
@@ -282,14 +262,11 @@ class ItemStreamFilter:
 
     @property
     def usage(self) -> JsonObject | None:
-        return usage_of(added(self._usage_before, self._round.usage))
+        return usage_of(self._spent)
 
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
-        self._said += self._round.said
-        self.rounds += 1
-        self._may_ask = may_ask
-        self._begin()
+    @property
+    def _round_usage(self) -> JsonObject | None:
+        return self._round.usage
 
     def take(self, event: Event) -> bytes:
         data = event.value
@@ -337,7 +314,7 @@ class ItemStreamFilter:
             if event is not None:
                 self.reply.take(event)
             return b""
-        how = self._round.ending(later=self.rounds > 0, said=bool(self._said), may_ask=self._may_ask)
+        how = self._round.told.ending(later=self.rounds > 0, said=bool(self._said), may_ask=self._may_ask)
         if self.hides and how.again:
             self.again = True
             return b""
@@ -368,8 +345,8 @@ class ItemStreamFilter:
             return event.raw
         shown = [orjson.loads(raw) for raw in (*self._said, *self._round.shown.raws)]
         output = [*shown, *self._ours]
-        usage = added(self._usage_before, self._round.usage)
-        return self._show(event, {**data, "response": {**data["response"], "output": output, "usage": usage}})
+        told = {**data["response"], "output": output, "usage": self._spent}
+        return self._show(event, {**data, "response": told})
 
     def _made(self, text: str) -> bytes:
         """Return events of our own making, which say `text`."""

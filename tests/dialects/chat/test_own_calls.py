@@ -11,10 +11,10 @@ import pytest
 from proxy.dialects import Call
 from proxy.dialects.chat.own_tools import (
     BLANK_LINE,
+    CalledRound,
     Parted,
     ToolBodyFilter,
     answerable,
-    ending,
     gap,
     parted,
     says_something,
@@ -87,7 +87,8 @@ def test_a_message_without_the_proxys_calls() -> None:
     ],
 )
 def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: RoundEnding) -> None:
-    assert ending(message, NAMES, finish, **{"later": False, "said": False, "may_ask": True, **how}) == expected
+    told = CalledRound(names=NAMES, message=message, finish=finish).told
+    assert told.ending(**{"later": False, "said": False, "may_ask": True, **how}) == expected
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,12 @@ def test_usage_has_the_form_that_prices_read() -> None:
         "completion_tokens_details": {"reasoning_tokens": 2},
         "cache_creation": {"ephemeral_1h_input_tokens": 30},
     }
-    assert usage_of({"input_tokens": None, "output_tokens": "x"})["total_tokens"] == 0
-    assert usage_of({"cache_read_input_tokens": 5})["prompt_tokens"] == 5
+    assert usage_of(None) is None
+    for usage, name, tokens in (
+        ({"input_tokens": None, "output_tokens": "x"}, "total_tokens", 0),
+        ({"cache_read_input_tokens": 5}, "prompt_tokens", 5),
+    ):
+        assert (usage_of(usage) or {})[name] == tokens
 
 
 @pytest.mark.parametrize("usage", [{}, {"output_tokens": 9}, {"input_tokens": None}])
