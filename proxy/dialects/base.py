@@ -25,7 +25,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.generations import Generations, SharedRoom
-from proxy.dialects.jsontext import FIELDS, members_of, mended, write
+from proxy.dialects.jsontext import members_of, mended, with_value, without_fields, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
@@ -301,16 +301,13 @@ class Message(ABC):
 
     def without(self, *names: str) -> Self:
         """Return the message without these fields; the very same message where it has none of them."""
-        if not any(name in self.data for name in names):
+        if self.data.keys().isdisjoint(names):
             return self
-        fields = {key: raw for key, raw in FIELDS.decode(self.raw).items() if key not in names}
-        return type(self)(msgspec.json.encode(fields))
+        return type(self)(without_fields(self.raw, names))
 
     def replacing(self, name: str, value: Any) -> Self:
         """Return the message with field `name` set to `value` (JSON data); other fields keep their bytes."""
-        fields = FIELDS.decode(self.raw)
-        fields[name] = msgspec.Raw(write(value))
-        return type(self)(msgspec.json.encode(fields))
+        return type(self)(with_value(self.raw, name, value))
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -791,6 +788,9 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
     repeat_id: Callable[[str], str] | None = None
     """Returns the id that `repeat` gives an exchange's answer, where a later request may go on from it."""
+
+
+NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 
 
 class RulesWalk:

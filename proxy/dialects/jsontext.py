@@ -185,6 +185,19 @@ class RawFields(Mapping[str, bytes]):
         return len(self._spans)
 
 
+def without_fields(text: bytes, names: Collection[str]) -> bytes:
+    """Return an object without these fields; the very text where it has none of them."""
+    fields = FIELDS.decode(text)
+    if fields.keys().isdisjoint(names):
+        return text
+    return msgspec.json.encode({name: raw for name, raw in fields.items() if name not in names})
+
+
+def with_value(text: bytes, name: str, value: Any) -> bytes:
+    """Return an object with one field set to a value; other fields keep their bytes."""
+    return msgspec.json.encode(FIELDS.decode(text) | {name: msgspec.Raw(write(value))})
+
+
 def members_of(text: bytes | None) -> dict[str, msgspec.Raw]:
     """Return the members of an object; of everything else, none."""
     return FIELDS.decode(text) if text is not None and text.startswith(b"{") else {}

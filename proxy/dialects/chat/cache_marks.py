@@ -68,7 +68,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
     whoever's it is, are returned as they are, all of them.
     """
     sent = list(messages)
-    if not places or any(_holds_mark(message) for message in sent):
+    if not places or any(map(_marks_in, sent)):
         return tuple(sent)
     rules = _RULES[kind]
     left, wanted = rules.most, False
@@ -85,7 +85,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
     """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
     sent, rules = list(messages), _RULES[kind]
-    timed = any(b'"ttl"' in message.raw and _holds_mark(message) for message in sent)
+    timed = any(b'"ttl"' in message.raw and _marks_in(message) for message in sent)
     if sent[place].role in rules.roles and not timed:
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, rules.name, rules.value)
@@ -106,11 +106,6 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
         return False
     listed = orjson.loads(tools)
     return is_array(listed) and any(map(_is_marked, listed))
-
-
-def _holds_mark(message: Message) -> bool:
-    """Tell whether a message has a mark."""
-    return _marks_in(message) > 0
 
 
 def _marks_in(message: Message) -> int:

@@ -26,7 +26,17 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
+from proxy.dialects.base import (
+    NO_RESULT,
+    Dialect,
+    Message,
+    ReplySide,
+    RequestSide,
+    RulesWalk,
+    Span,
+    SpokenRole,
+    spans_of,
+)
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
@@ -37,7 +47,6 @@ from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import read, write
 
-NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
 
 

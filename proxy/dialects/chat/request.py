@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from proxy.dialects import (
     INSTRUCTION_ROLES,
@@ -65,7 +64,10 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
     lead = 0
     while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
         lead += 1
-    talk = _Talk(
+    return _request(
+        body,
+        fields,
+        values,
         instructions=messages[:lead],
         messages=messages[lead:],
         replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
@@ -73,36 +75,17 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         ends=_ends(body, fields, messages) if len(body) >= LONG_BODY else (),
         joined=JoinedTexts() if len(body) >= LONG_BODY else None,
     )
-    return _request(body, fields, values, talk)
 
 
-class _Talk(Struct, frozen=True, kw_only=True):
-    """The messages of a request, with what `Request` says of them."""
-
-    instructions: tuple[Message, ...]
-    messages: tuple[Message, ...]
-    replies: tuple[int, ...]
-    has_own_fields: bool
-    ends: tuple[int, ...]
-    joined: JoinedTexts | None = None
-    kept: int = 0
-
-
-def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
-    """Return the request; `values` are those of all fields but the messages."""
+def _request(body: bytes, fields: RawFields, values: dict[str, Any], **of_messages: Any) -> Request:
+    """Return the request; `values` are those of all fields but the messages, of which the other ones tell."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     return Request(
         **common_fields(body, fields, values),
-        instructions=talk.instructions,
-        messages=talk.messages,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
-        replies=talk.replies,
-        has_own_fields=talk.has_own_fields,
-        ends=talk.ends,
-        joined=talk.joined,
-        kept=talk.kept,
+        **of_messages,
     )
 
 
@@ -188,7 +171,10 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
     known = before.messages[: kept - lead]
     first = len(known)
     replies = before.replies[: bisect_left(before.replies, first)]
-    talk = _Talk(
+    return _request(
+        body,
+        fields,
+        values,
         instructions=before.instructions,
         messages=known + new,
         replies=replies + tuple([at for at, each in enumerate(facts, first) if each.role == "assistant"]),
@@ -198,7 +184,6 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
         joined=before.joined,
         kept=kept,
     )
-    return _request(body, fields, values, talk)
 
 
 def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMessage, ...]]:

@@ -150,7 +150,8 @@ class MessagesMessage(Message):
     def results(self) -> tuple[Message, ...]:
         if self._only_result is not None:
             return (self,)
-        return tuple([_wrapped(raw) for raw, block in self._pairs() if _is_result(block)])
+        results = [raw for raw, block in self._pairs() if _is_result(block)]
+        return tuple([MessagesMessage(b'{"role":"user","content":[%b]}' % raw) for raw in results])
 
     @property
     def beside(self) -> str:
@@ -376,11 +377,6 @@ class MessagesMessage(Message):
 def result_blocks(message: Message) -> list[bytes]:
     """Return the texts of the blocks of a message that holds results."""
     return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
-
-
-def _wrapped(result: bytes) -> MessagesMessage:
-    """Return a message with one result alone."""
-    return MessagesMessage(b'{"role":"user","content":[%b]}' % result)
 
 
 def blocks_of(data: JsonObject) -> list[Any]:

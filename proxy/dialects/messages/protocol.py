@@ -23,6 +23,7 @@ from typing import ClassVar, Final, cast
 import orjson
 
 from proxy.dialects.base import (
+    NO_RESULT,
     Dialect,
     Message,
     ReplySide,
@@ -51,7 +52,6 @@ from proxy.dialects.messages.reply import (
 from proxy.dialects.messages.request import compose, parse_messages_request
 from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 
-NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
 OPENING: Final = "[The beginning of this conversation is not shown.]"
 """What stands before a conversation that would begin with a reply."""

@@ -17,7 +17,6 @@ from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
-from proxy.errors import PalimpsestError
 
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
@@ -306,11 +305,6 @@ def event_of(name: str, data: JsonObject) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------ errors
-
-
-def error_body(error: PalimpsestError) -> bytes:
-    """Return an error of the proxy's in the API's shape."""
-    return write(error.body())
 
 
 def error_event(body: bytes) -> bytes:
