@@ -242,9 +242,7 @@ async def _is_stream(answer: Answer, *, asked: bool) -> bool:
             return True
     elif not asked or answer.media_type not in _UNTYPED:
         return False
-    return not answer.readable or await answer.opening(_first_byte, _OPENING_SECONDS) != b"{"
-
-
-def _first_byte(text: bytes) -> bytes | None:
-    """Return the first byte that is no white space: JSON begins with a brace, and no event does."""
-    return text.lstrip()[:1] or None
+    if not answer.readable:
+        return True
+    # JSON begins with a brace, and no event does.
+    return await answer.opening(lambda text: text.lstrip()[:1] or None, _OPENING_SECONDS) != b"{"

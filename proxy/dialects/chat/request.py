@@ -40,10 +40,7 @@ _CONTENT: Final = "a string, an array of content parts, or null"
 
 
 def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
-    """Read a request. Fields, roles and content parts that are not known here pass as they are.
-
-    `before` is a request whose body begins with the same bytes as this one, up to the end of its first `kept`
-    messages: these are not read again. The result is the same as without it.
+    """Read a request; see `RequestSide.parse`. What is not known here of fields, roles and parts passes as it is.
 
     `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
     """
@@ -100,10 +97,9 @@ def compose(
     cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
-    """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
+    """Return the body to send; see `RequestSide.compose`. If nothing changes, it is `request.raw` itself.
 
-    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself. `add_usage`
-    and `cache_key` count where the client says nothing about them; `drop_fields`: see `drop_members`.
+    `add_usage` and `cache_key` count where the client says nothing about them.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     given = (*request.instructions, *request.messages)

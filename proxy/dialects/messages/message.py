@@ -29,7 +29,7 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, without_fields, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -300,7 +300,8 @@ class MessagesMessage(Message):
         # Thinking that broke off has no signature, and is refused. A call whose input broke off, at the limit of
         # tokens, may have a result.
         pairs = list(self._pairs())
-        left = [_sendable(raw, block) for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
+        made = [_as_input(raw, block, reasoning, partial=partial) for raw, block in pairs]
+        left = [raw for raw in made if raw is not None]
         return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
 
     def without_reasoning(self) -> MessagesMessage | None:
@@ -454,21 +455,13 @@ def _says(block: Any) -> bool:
     return not is_call(block) and _kind(block) not in THINKING
 
 
-def _can_be_sent(block: Any, reasoning: ReasoningMode, *, partial: bool) -> bool:
-    """Tell whether a block of a stored reply is part of a request."""
-    kind = _kind(block)
-    if kind in THINKING:
-        return reasoning != "drop" and bool(block.get("signature") or block.get("data"))
-    if is_object(block) and UNFINISHED in block and (partial or not is_call(block)):
-        return False
-    return not _is_text(block) or bool(_text_of(block).strip())
-
-
-def _sendable(raw: bytes, block: Any) -> bytes:
-    """Return the text of a block as a request takes it."""
+def _as_input(raw: bytes, block: Any, reasoning: ReasoningMode, *, partial: bool) -> bytes | None:
+    """Return the text of a block of a stored reply as a request takes it; None where it takes none."""
+    if _kind(block) in THINKING:
+        return raw if reasoning != "drop" and (block.get("signature") or block.get("data")) else None
     if is_object(block) and UNFINISHED in block:
-        return write({name: value for name, value in block.items() if name != UNFINISHED})
-    return raw
+        return None if partial or not is_call(block) else without_fields(raw, (UNFINISHED,))
+    return None if _is_text(block) and not _text_of(block).strip() else raw
 
 
 def _takes_mark(block: JsonObject) -> bool:

@@ -82,7 +82,11 @@ class _TurnWalk(RulesWalk):
             start, role = position, ties[position].role
             position += 1
             if role == "tool":
-                self._orphans(start, messages[start])
+                # What stands beside results that answer nothing stays.
+                number = messages[start].result_count
+                self.problems += [(start, BrokenRule.ORPHAN)] * number
+                if (left := messages[start].with_results([None] * number)) is not None:
+                    self.keep(None, left)
             elif role == "assistant":
                 ids = self._reply(start, messages[start], ties[start])
                 while ids and position < len(ties) and ties[position].role == "tool":
@@ -102,12 +106,6 @@ class _TurnWalk(RulesWalk):
             self.problems.append((source or 0, BrokenRule.BEGINNING))
             super().keep(None, MESSAGES.spoken("user", OPENING))
         super().keep(source, message)
-
-    def _orphans(self, position: int, message: Message) -> None:
-        """Keep what stands beside results that answer nothing."""
-        self.problems += [(position, BrokenRule.ORPHAN)] * message.result_count
-        if (left := message.with_results([None] * message.result_count)) is not None:
-            self.keep(None, left)
 
     def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
         """Keep of a reply what keeps the rules; return the ids of its calls."""
