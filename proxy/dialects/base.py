@@ -767,6 +767,7 @@ class OwnCalls(Struct, frozen=True, kw_only=True):
 
     message: Message  # the round as it can be sent back, without the proxy's calls that broke off
     own: tuple[Call, ...]  # the calls that the proxy answers, in order
+    broken: bool = False  # whether a call of the proxy's tools broke off: it cannot be answered
     others: bool  # whether it calls anything that the client answers
 
 

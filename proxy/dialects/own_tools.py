@@ -69,33 +69,6 @@ class RoundEnding(Struct, frozen=True, kw_only=True):
     finish: str  # why it ends, in the API's word
 
 
-class RoundCalls(Struct, frozen=True, kw_only=True):
-    """What one round of a reply calls and says."""
-
-    own: bool  # whether it calls tools of the proxy's
-    broken: bool  # whether a call of them broke off
-    others: bool  # whether it calls anything that the client answers
-    says: bool  # whether it has anything to read or to hear
-    cut: bool  # whether it may have been cut off
-    finish: str  # why it ended, in the API's word
-    whole: str  # the API's word for the end of a reply that calls nothing
-
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how the round ends.
-
-        `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
-        """
-        if self.others:
-            return RoundEnding(finish=self.finish)
-        if not self.own and not self.broken:
-            empty = later and not said and not self.says and not self.cut
-            return RoundEnding(text=SAID_NOTHING if empty else "", finish=self.finish)
-        if may_ask and not self.broken:
-            return RoundEnding(again=True, finish="")
-        text = "" if self.says else BROKE_OFF if self.broken else STOPPED
-        return RoundEnding(text=text, finish=self.finish if self.cut else self.whole)
-
-
 def unused_id(place: int, taken: Container[str]) -> str:
     """Return an id for the call at this place that no other call of the round has."""
     name = f"call_{place}"
@@ -119,10 +92,33 @@ class ReplyRound(Protocol):
     def calls(self) -> OwnCalls: ...  # its calls, and the round as it can be sent back
 
     @property
-    def told(self) -> RoundCalls: ...  # what decides how it ends
+    def says(self) -> bool: ...  # whether it has anything to read or to hear
+
+    @property
+    def finish(self) -> str: ...  # why it ended, in the API's word
+
+    @property
+    def cut(self) -> bool: ...  # whether that may have cut it off
 
     @property
     def usage(self) -> JsonObject | None: ...  # in the API's own form
+
+
+def round_ending(current: ReplyRound, whole: str, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
+    """Decide how a round ends for the client; `whole` is the API's word for the end of a reply that calls nothing.
+
+    `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
+    """
+    calls = current.calls
+    if calls.others:
+        return RoundEnding(finish=current.finish)
+    if not calls.own and not calls.broken:
+        empty = later and not said and not current.says and not current.cut
+        return RoundEnding(text=SAID_NOTHING if empty else "", finish=current.finish)
+    if may_ask and not calls.broken:
+        return RoundEnding(again=True, finish="")
+    text = "" if current.says else BROKE_OFF if calls.broken else STOPPED
+    return RoundEnding(text=text, finish=current.finish if current.cut else whole)
 
 
 ReadRound = TypeVar("ReadRound", bound=ReplyRound)
@@ -131,6 +127,8 @@ Reader = TypeVar("Reader", bound=StreamReader)
 
 class ToolFilter(ABC):
     """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
+
+    _whole = ""  # the API's word for the end of a reply that calls nothing
 
     def __init__(self, names: Collection[str]) -> None:
         """Take calls of the tools `names` out."""
@@ -171,6 +169,13 @@ class ToolFilter(ABC):
     def _as_chat(usage: JsonObject | None) -> JsonObject | None:
         return usage
 
+    def _ending(self, *, said: bool) -> RoundEnding:
+        """Decide how this round ends for the client; `said`: it has text from the rounds before."""
+        later, may_ask = self.rounds > 0, self._may_ask
+        how = round_ending(self._current(), self._whole, later=later, said=said, may_ask=may_ask)
+        self.again = how.again
+        return how
+
     def next(self, *, may_ask: bool) -> None:
         """Begin another round; `may_ask`: one more may follow that."""
         self._usage_before = self._spent
@@ -184,7 +189,6 @@ class BodyFilter(ToolFilter, Generic[ReadRound]):
 
     last: Message  # what this round says to the client
     _round: ReadRound
-    _whole = ""  # the API's word for the end of a reply that calls nothing
 
     def _current(self) -> ReadRound:
         return self._round
@@ -193,11 +197,10 @@ class BodyFilter(ToolFilter, Generic[ReadRound]):
         """Read the next round; return the body to show if it is the last."""
         if not self._read(body):
             return body
-        told = self._round.told
-        if not (self.rounds or told.own or told.broken):
+        calls = self._round.calls
+        if not (self.rounds or calls.own or calls.broken):
             return body
-        how = told.ending(later=self.rounds > 0, said=self._has_said, may_ask=self._may_ask)
-        self.again = how.again
+        how = self._ending(said=self._has_said)
         return b"" if how.again else self._shown(how)
 
     def give_up(self) -> bytes:

@@ -47,7 +47,7 @@ from proxy.dialects import (
 )
 from proxy.dialects.base import RulesWalk
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted
-from proxy.dialects.own_tools import BodyFilter, RoundCalls, RoundEnding, StreamFilter
+from proxy.dialects.own_tools import BodyFilter, RoundEnding, StreamFilter
 from proxy.dialects.sse import Event
 from proxy.errors import InvalidRequest, PalimpsestError
 
@@ -294,6 +294,9 @@ class _ToyRound(Struct, frozen=True, kw_only=True):
 
     names: Collection[str]
     replies: Replies
+    says: bool = True
+    cut: bool = False
+    finish: str = ""
 
     @property
     def message(self) -> Message:
@@ -307,13 +310,6 @@ class _ToyRound(Struct, frozen=True, kw_only=True):
     def calls(self) -> OwnCalls:
         own = tuple([call for call in self.message.calls if call.name in self.names])
         return OwnCalls(message=self.message, own=own, others=len(own) < len(self.message.calls))
-
-    @property
-    def told(self) -> RoundCalls:
-        calls = self.calls
-        return RoundCalls(
-            own=bool(calls.own), broken=False, others=calls.others, says=True, cut=False, finish="", whole=""
-        )
 
 
 class _BodyFilter(BodyFilter[_ToyRound]):

@@ -19,7 +19,7 @@ from proxy.dialects import Call, JsonObject, OwnCalls, Request, ToolDefinition, 
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
-from proxy.dialects.own_tools import BodyFilter, RoundCalls, RoundEnding, is_json_object, offer, schema_of, unused_id
+from proxy.dialects.own_tools import BodyFilter, RoundEnding, is_json_object, offer, schema_of, unused_id
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -147,21 +147,17 @@ class CalledRound(Struct, frozen=True, kw_only=True):
         """Its calls, and the round as it can be sent back."""
         calls = parted(self.message, self.names, self.finish)
         sent, own = answerable(self.message, calls)
-        return OwnCalls(message=reply_of(sent), own=own, others=calls.others)
+        return OwnCalls(message=reply_of(sent), own=own, broken=bool(calls.broken), others=calls.others)
 
     @property
-    def told(self) -> RoundCalls:
-        """What decides how it ends."""
-        calls = parted(self.message, self.names, self.finish)
-        return RoundCalls(
-            own=bool(calls.own),
-            broken=bool(calls.broken),
-            others=calls.others,
-            says=says_something(self.message),
-            cut=self.finish in CUT_OFF,
-            finish=self.finish,
-            whole="stop",
-        )
+    def says(self) -> bool:
+        """Whether it has anything to read or to hear."""
+        return says_something(self.message)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it may have been cut off."""
+        return self.finish in CUT_OFF
 
 
 def reply_of(message: JsonObject) -> ChatMessage:

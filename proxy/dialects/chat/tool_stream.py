@@ -136,6 +136,8 @@ class _StreamRound(Struct, kw_only=True, eq=False):
 class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     """One streamed reply on its way to the client, event by event."""
 
+    _whole = "stop"
+
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
         """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
         super().__init__(names)
@@ -188,7 +190,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         self.ended = True
         current.calls.decide()
         shown = self._release()
-        text, finish = self._ending("stop")
+        text, finish = self._ended_by("stop")
         # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
         own = current.calls.any_own and not self.again and not parted(self.message, self._names, "").others
         return shown + self._made(text, finish) if text or own else shown
@@ -244,8 +246,8 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         current.whole.add(part.chunk)
         text, finish = "", part.finish
         if finish and not self.ended:
-            self.ended, current.finish = True, finish
-            text, finish = self._ending(finish)
+            self.ended = True
+            text, finish = self._ended_by(finish)
         shown = self._made(text, "") if text else b""
         shown += self._apart(part.delta.get("content"))
         own = any(call.own for _, call in part.items)
@@ -283,17 +285,15 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             return item
         return {**item, "index": call.index}
 
-    def _ending(self, finish: str) -> tuple[str, str]:
+    def _ended_by(self, finish: str) -> tuple[str, str]:
         """Decide how the round ends; return what is said at its end beside it, and why it ends.
 
         No reason: it is kept from the client, because another round follows.
         """
+        self._round.finish = finish
         if not self.hides:
             return "", finish
-        said = any(says_something(choice.message) for choice in self.reply.choices())
-        told = CalledRound(names=self._names, message=self.message, finish=finish).told
-        how = told.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
-        self.again = how.again
+        how = self._ending(said=any(says_something(choice.message) for choice in self.reply.choices()))
         return how.text, how.finish
 
     def _apart(self, content: Any) -> bytes:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
+from proxy.dialects import JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.jsontext import is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import usage_of
-from proxy.dialects.own_tools import BodyFilter, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.own_tools import BodyFilter, RoundEnding, offer, schema_of
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
@@ -54,72 +54,53 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
     """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 
     content: list[Any] = []  # its blocks
-    stop: str = ""  # why it ended
+    finish: str = ""  # why it ended
     usage: JsonObject | None = None  # in the API's own form
     names: Collection[str] = frozenset()  # the proxy's tools
 
     @property
-    def own(self) -> list[JsonObject]:
-        """The calls of the proxy's tools that are whole."""
-        return [block for block in self.content if self.is_own(block) and not self._is_broken(block)]
-
-    @property
-    def broken(self) -> bool:
-        """Whether a call of the proxy's tools broke off."""
-        return any(self.is_own(block) and self._is_broken(block) for block in self.content)
-
-    @property
-    def others(self) -> bool:
-        """Whether it calls anything that the client answers."""
-        return any(is_call(block) and not self.is_own(block) for block in self.content)
+    def cut(self) -> bool:
+        """Whether it may have been cut off."""
+        return self.finish in CUT_OFF
 
     @property
     def shown(self) -> list[Any]:
         """Its blocks without calls of the proxy's tools."""
-        return [block for block in self.content if not self.is_own(block)]
+        return [block for block in self.content if not self._is_own(block)]
 
     @property
     def says(self) -> bool:
         """Whether it has anything to read."""
-        return MessagesMessage.as_stored({"role": "assistant", "content": self.content}).has_content
+        return reply_of(self.content).has_content
 
     @property
     def last(self) -> Message:
         """What it says to the client."""
-        return MessagesMessage.as_stored({"role": "assistant", "content": self.shown})
+        return reply_of(self.shown)
 
     @property
     def calls(self) -> OwnCalls:
         """Its calls, told apart, and the round as it can be sent back."""
         kept: list[Any] = []
+        broken = False
         for block in self.content:
-            if not self.is_own(block):
+            if not self._is_own(block):
                 kept.append(block)
-            elif not self._is_broken(block):
+            elif UNFINISHED in block or not block.get("id") or (self.cut and block is self.content[-1]):
+                broken = True
+            else:
                 kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
-        message: MessagesMessage = MessagesMessage.as_stored({"role": "assistant", "content": kept})
-        own: tuple[Call, ...] = tuple([call for call in message.calls if call.name in self.names])
-        return OwnCalls(message=message, own=own, others=self.others)
+        message = reply_of(kept)
+        own = tuple([call for call in message.calls if call.name in self.names])
+        return OwnCalls(message=message, own=own, broken=broken, others=len(message.calls) > len(own))
 
-    def is_own(self, block: Any) -> bool:
-        """Tell whether a block is a call of a tool of the proxy's."""
+    def _is_own(self, block: Any) -> bool:
         return is_call(block) and is_one_of(block.get("name"), self.names)
 
-    def _is_broken(self, block: JsonObject) -> bool:
-        return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
 
-    @property
-    def told(self) -> RoundCalls:
-        """What decides how it ends for the client."""
-        return RoundCalls(
-            own=bool(self.own),
-            broken=self.broken,
-            others=self.others,
-            says=self.says,
-            cut=self.stop in CUT_OFF,
-            finish=self.stop,
-            whole=ENDED,
-        )
+def reply_of(content: Sequence[Any]) -> MessagesMessage:
+    """Return a reply with these blocks as it is stored."""
+    return MessagesMessage.as_stored({"role": "assistant", "content": content})
 
 
 class MessagesBodyFilter(BodyFilter[MessagesRound]):
@@ -151,7 +132,7 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
     def _shown(self, how: RoundEnding) -> bytes:
         """Return the reply in the body of its last round."""
         said = [*self._round.shown, *([{"type": "text", "text": how.text}] if how.text else [])]
-        self.last = MessagesMessage.as_stored({"role": "assistant", "content": said})
+        self.last = reply_of(said)
         usage = self._spent
         shown = self._data | {"content": [*self._said, *said], "stop_reason": how.finish}
         return write(shown | ({"usage": usage} if usage is not None else {}))
@@ -168,7 +149,7 @@ def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, Messages
     stop, usage = data.get("stop_reason"), data.get("usage")
     told = MessagesRound(
         content=content,
-        stop=stop if isinstance(stop, str) else "",
+        finish=stop if isinstance(stop, str) else "",
         usage=usage if is_object(usage) else None,
         names=names,
     )

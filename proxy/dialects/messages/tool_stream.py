@@ -30,6 +30,7 @@ _BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_s
 class MessagesStreamFilter(StreamFilter[MessageReader]):
     """One streamed reply on its way to the client, event by event."""
 
+    _whole = ENDED
     _as_chat = staticmethod(usage_of)
 
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:  # noqa: ARG002 - usage is always shown
@@ -39,13 +40,14 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         self._begin()
 
     def _begin(self) -> None:
-        self._whole = MessageReader()  # all that the round says
+        self._reply = MessageReader()  # all that the round says
         self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
         self.ended = self._has_hidden = False
 
     def _current(self) -> MessagesRound:
+        whole = self._reply
         return MessagesRound(
-            content=self._whole.content, stop=self._whole.stop or "", usage=self._whole.spent or None, names=self._names
+            content=whole.content, finish=whole.stop or "", usage=whole.spent or None, names=self._names
         )
 
     @property
@@ -65,9 +67,9 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
             self.said = True
             self.reply.add(data)
         if self.again:  # the reply goes on elsewhere
-            self._whole.add(data)
+            self._reply.add(data)
             return b""
-        self._whole.add(data)
+        self._reply.add(data)
         if kind == "message_start":
             return b"" if self.rounds else self._as_it_came(event, data)
         if kind in _BLOCKS and isinstance(data.get("index"), int):
@@ -105,15 +107,14 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
 
     def _end(self, event: Event, data: JsonObject) -> bytes:
         """Decide how the round ends, where the event says that it does."""
-        if self._whole.stop is None or self.ended:
+        if self._reply.stop is None or self.ended:
             return event.raw if not self.rounds else b""
         self.ended = True
         if not self.hides:
             self.said = True
             return self._as_it_came(event, data)
         said = any(message.has_content for message in self.reply.replies.messages)
-        how = self._current().told.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
-        self.again = how.again
+        how = self._ending(said=said)
         if how.again:
             return b""
         delta, usage = data.get("delta"), data.get("usage")
@@ -139,7 +140,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         )
         # It is what the round says last: the reply is sent back with it.
         at = max(self._shown, default=-1) + 1
-        self._whole.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
+        self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
         return shown + self._made({"type": "content_block_stop", "index": index})
 
     def _closed(self, stop: str) -> bytes:

@@ -22,7 +22,6 @@ from proxy.dialects.jsontext import RawFields, is_object, is_one_of, read, with_
 from proxy.dialects.own_tools import (
     STOPPED,
     BodyFilter,
-    RoundCalls,
     RoundEnding,
     StreamFilter,
     is_json_object,
@@ -67,22 +66,12 @@ class ItemRound(Struct, kw_only=True, eq=False):
     usage: JsonObject | None = None  # as the API gives it
     cut: bool = False  # whether the response is incomplete
 
-    @property
-    def own(self) -> tuple[int, ...]:
-        """Places of the items that the proxy answers."""
-        return tuple(
-            [at for at, item in enumerate(self.turn.items) if self._is_own(item) and not self._is_broken(item)]
-        )
+    finish = ""  # a response does not say why it ended
 
     @property
-    def broken(self) -> tuple[int, ...]:
-        """Places of calls of the proxy's tools that broke off."""
-        return tuple([at for at, item in enumerate(self.turn.items) if self._is_own(item) and self._is_broken(item)])
-
-    @property
-    def others(self) -> bool:
-        """Whether it calls anything that the client answers."""
-        return len(self.turn.calls) > len(self.own) + len(self.broken)
+    def says(self) -> bool:
+        """Whether it has anything to read."""
+        return self.turn.has_content
 
     def _is_own(self, item: JsonObject) -> bool:
         return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
@@ -103,11 +92,14 @@ class ItemRound(Struct, kw_only=True, eq=False):
     @property
     def calls(self) -> OwnCalls:
         """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
-        placed = {at: call for at, call in self.turn.placed_calls if at in self.own}
+        ours = [at for at, item in enumerate(self.turn.items) if self._is_own(item)]
+        broken = {at for at in ours if self._is_broken(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
         answered: list[Call] = []
         named: dict[int, str] = {}
-        for at, call in placed.items():
+        for at, call in self.turn.placed_calls:
+            if at not in ours or at in broken:
+                continue
             name = call.id
             if not name or taken.count(name) > 1:
                 name = unused_id(at, taken)
@@ -116,7 +108,7 @@ class ItemRound(Struct, kw_only=True, eq=False):
             answered.append(structs.replace(call, id=name))
 
         def complete(each: Placed) -> bytes | None:
-            if each.at in self.broken:
+            if each.at in broken:
                 return None
             if each.at not in named:
                 return each.raw
@@ -126,20 +118,8 @@ class ItemRound(Struct, kw_only=True, eq=False):
             return item.raw if is_json_object(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
 
         message = self.turn.keeping(complete).with_paired_reasoning()
-        return OwnCalls(message=message, own=tuple(answered), others=self.others)
-
-    @property
-    def told(self) -> RoundCalls:
-        """What decides how it ends for the client. A response says nothing of why it did."""
-        return RoundCalls(
-            own=bool(self.own),
-            broken=bool(self.broken),
-            others=self.others,
-            says=self.turn.has_content,
-            cut=self.cut,
-            finish="",
-            whole="",
-        )
+        others = len(self.turn.calls) > len(ours)
+        return OwnCalls(message=message, own=tuple(answered), broken=bool(broken), others=others)
 
 
 def _message(text: str, number: int) -> JsonObject:
@@ -314,9 +294,9 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             if event is not None:
                 self.reply.take(event)
             return b""
-        how = self._round.told.ending(later=self.rounds > 0, said=bool(self._said), may_ask=self._may_ask)
-        if self.hides and how.again:
-            self.again = True
+        how = self._ending(said=bool(self._said))
+        self.again = self.hides and how.again
+        if self.again:
             return b""
         shown = self._made(how.text) if self.hides and how.text else b""
         self._closing = self._closed(event, data) if event is not None else b""

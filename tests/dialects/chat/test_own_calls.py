@@ -21,7 +21,7 @@ from proxy.dialects.chat.own_tools import (
     without_own,
 )
 from proxy.dialects.jsontext import added
-from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED, RoundEnding
+from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED, RoundEnding, round_ending
 
 Data = dict[str, Any]
 NAMES = frozenset({"ours"})
@@ -87,8 +87,9 @@ def test_a_message_without_the_proxys_calls() -> None:
     ],
 )
 def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: RoundEnding) -> None:
-    told = CalledRound(names=NAMES, message=message, finish=finish).told
-    assert told.ending(**{"later": False, "said": False, "may_ask": True, **how}) == expected
+    current = CalledRound(names=NAMES, message=message, finish=finish)
+    given = {"later": False, "said": False, "may_ask": True, **how}
+    assert round_ending(current, "stop", **given) == expected
 
 
 @pytest.mark.parametrize(
