@@ -68,30 +68,6 @@ CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that 
 BLANK_LINE: Final = "\n\n"
 
 
-class Parted(Struct, frozen=True, kw_only=True):
-    """The calls of one reply, told apart; places are those in `tool_calls`."""
-
-    own: tuple[int, ...]  # calls that the proxy answers
-    broken: tuple[int, ...]  # calls of the proxy's tools that broke off: they cannot be answered
-    others: bool  # whether the reply calls anything that the client answers, in whichever form
-
-
-def parted(message: JsonObject, names: Collection[str], finish_reason: str | None) -> Parted:
-    """Tell the calls of a reply apart by the names of the proxy's tools.
-
-    Arguments that are not JSON count as broken only where the reply was cut off.
-    """
-    items, calls = _calls(message)
-    own: list[int] = []
-    broken: list[int] = []
-    for place, call in enumerate(calls):
-        if call.name in names:
-            cut = finish_reason in CUT_OFF and not without_unfinished_calls({"tool_calls": [items[place]]})
-            (broken if cut else own).append(place)
-    others = len(own) + len(broken) < len(items) or bool(message.get("function_call"))
-    return Parted(own=tuple(own), broken=tuple(broken), others=others)
-
-
 def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     """Return a reply without its calls of the proxy's tools; the same object where it has none."""
     items, calls = _calls(message)
@@ -112,28 +88,6 @@ def says_something(message: JsonObject) -> bool:
     return bool(content or message.get("refusal") or message.get("audio"))
 
 
-def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Call, ...]]:
-    """Return a reply as it can be sent back, and those of its calls that the proxy answers, in order.
-
-    Those that broke off are left out. Of the proxy's own calls each gets what a request needs: an id that no
-    other call of the block has, a type, and arguments that are a JSON object (`{}` for what is none: some
-    providers refuse it). The calls that are returned have the arguments as they came.
-    """
-    items, found = _calls(message)
-    names = [call.id for call in found]
-    kept: list[Any] = []
-    answered: list[Call] = []
-    for place, (item, call) in enumerate(zip(items, found, strict=True)):
-        if place in calls.own:
-            if not call.id or names.count(call.id) > 1:
-                names[place] = unused_id(place, names)
-            answered.append(structs.replace(call, id=names[place]))
-            kept.append(_complete(item, answered[-1]))
-        elif place not in calls.broken:
-            kept.append(item)
-    return {**message, "tool_calls": kept}, tuple(answered)
-
-
 class CalledRound(Struct, frozen=True, kw_only=True):
     """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 
@@ -144,10 +98,30 @@ class CalledRound(Struct, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> OwnCalls:
-        """Its calls, and the round as it can be sent back."""
-        calls = parted(self.message, self.names, self.finish)
-        sent, own = answerable(self.message, calls)
-        return OwnCalls(message=reply_of(sent), own=own, broken=bool(calls.broken), others=calls.others)
+        """Its calls, and the round as it can be sent back.
+
+        Of the proxy's own calls each gets what a request needs: an id that no other call of the block has, a type, and
+        arguments that are a JSON object (`{}` for what is none: some providers refuse it). `OwnCalls.own` has the
+        arguments as they came. Those that are not JSON count as broken only where the reply was cut off.
+        """
+        items, found = _calls(self.message)
+        ids = [call.id for call in found]
+        kept: list[Any] = []
+        own: list[Call] = []
+        broken, others = False, bool(self.message.get("function_call"))
+        for place, (item, call) in enumerate(zip(items, found, strict=True)):
+            if call.name not in self.names:
+                others = True
+                kept.append(item)
+            elif self.cut and not without_unfinished_calls({"tool_calls": [item]}):
+                broken = True
+            else:
+                if not call.id or ids.count(call.id) > 1:
+                    ids[place] = unused_id(place, ids)
+                own.append(structs.replace(call, id=ids[place]))
+                kept.append(_complete(item, own[-1]))
+        sent = reply_of({**self.message, "tool_calls": kept})
+        return OwnCalls(message=sent, own=tuple(own), broken=broken, others=others)
 
     @property
     def says(self) -> bool:

@@ -27,7 +27,7 @@ from msgspec import Struct, field, structs
 
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
-from proxy.dialects.chat.own_tools import CalledRound, gap, parted, reply_of, says_something, without_own
+from proxy.dialects.chat.own_tools import CalledRound, gap, reply_of, says_something, without_own
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.own_tools import STOPPED, StreamFilter
 from proxy.dialects.sse import Event
@@ -192,7 +192,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         shown = self._release()
         text, finish = self._ended_by("stop")
         # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
-        own = current.calls.any_own and not self.again and not parted(self.message, self._names, "").others
+        own = current.calls.any_own and not self.again and not self.calls.others
         return shown + self._made(text, finish) if text or own else shown
 
     def give_up(self) -> bytes:
