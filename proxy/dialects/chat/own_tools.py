@@ -190,9 +190,18 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         return any(says_something({"content": content}) for content in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._body = body
-        message, self._finish, usage = _only_reply(body)
-        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=usage)
+        self._body, self._finish, self.last = body, "", reply_of({})
+        self._round = CalledRound(names=self._names)
+        try:
+            data = read(body)
+        except ValueError:
+            return False
+        found = read_completion(data)
+        choices = data.get("choices") if is_object(data) else None
+        message: JsonObject = {}
+        if is_array(choices) and len(choices) == 1 and found.choices:
+            message, self._finish = found.choices[0].message, found.choices[0].finish_reason or ""
+        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=found.usage)
         self.last = reply_of(message)
         return bool(message)
 
@@ -217,19 +226,6 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         if self.rounds and self.usage is not None:
             data["usage"] = self.usage
         return write(sound(data))
-
-
-def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
-    """Return the message of a body with one choice, why it ended, and the usage; else an empty message."""
-    try:
-        data = read(body)
-    except ValueError:
-        return {}, "", None
-    found = read_completion(data)
-    choices = data.get("choices") if is_object(data) else None
-    if not is_array(choices) or len(choices) != 1 or not found.choices:
-        return {}, "", found.usage
-    return found.choices[0].message, found.choices[0].finish_reason or "", found.usage
 
 
 def _joined(contents: Sequence[Any]) -> Any:

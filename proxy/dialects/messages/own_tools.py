@@ -121,7 +121,20 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         return any(not (is_object(block) and block.get("type") in THINKING) for block in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._data, self._round = _round_of(body, self._names)
+        self._data, self._round, self.last = {}, MessagesRound(names=self._names), reply_of([])
+        try:
+            data = read(body)
+        except ValueError:
+            return False
+        if is_object(data) and is_array(content := data.get("content")):
+            finish, usage = data.get("stop_reason"), data.get("usage")
+            self._data = data
+            self._round = MessagesRound(
+                content=content,
+                finish=finish if isinstance(finish, str) else "",
+                usage=usage if is_object(usage) else None,
+                names=self._names,
+            )
         self.last = self._round.last
         return bool(self._round.content)
 
@@ -136,21 +149,3 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         usage = self._spent
         shown = self._data | {"content": [*self._said, *said], "stop_reason": how.finish}
         return write(shown | ({"usage": usage} if usage is not None else {}))
-
-
-def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, MessagesRound]:
-    """Return the data of a body, and the round that it holds."""
-    try:
-        data = read(body)
-    except ValueError:
-        data = None
-    if not is_object(data) or not is_array(content := data.get("content")):
-        return {}, MessagesRound(names=names)
-    stop, usage = data.get("stop_reason"), data.get("usage")
-    told = MessagesRound(
-        content=content,
-        finish=stop if isinstance(stop, str) else "",
-        usage=usage if is_object(usage) else None,
-        names=names,
-    )
-    return data, told

@@ -134,21 +134,6 @@ def _message(text: str, number: int) -> JsonObject:
     }
 
 
-def _round_of(names: Collection[str], body: bytes, data: Any) -> ItemRound:
-    """Return what a body says; a round without items where it is no response."""
-    try:
-        found = read_body(body)
-    except ValueError:
-        return ItemRound(names=names)
-    turn = found.messages[0] if found.messages else None
-    return ItemRound(
-        names=names,
-        turn=turn if isinstance(turn, Item) else Item(turn_of([])),
-        usage=data.get("usage") if is_object(data) and is_object(data.get("usage")) else None,
-        cut=is_object(data) and data.get("status") == "incomplete",
-    )
-
-
 # -------------------------------------------------------------------------------- bodies on their way
 
 
@@ -169,11 +154,16 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
         return bool(self._said)
 
     def _read(self, body: bytes) -> bool:
+        self._body, self._round = body, ItemRound(names=self._names)
         try:
-            data = read(body)
+            data, found = read(body), read_body(body).messages
         except ValueError:
-            data = None
-        self._body, self._round = body, _round_of(self._names, body, data)
+            data, found = None, ()
+        if found and isinstance(found[0], Item):
+            self._round.turn = found[0]
+        if is_object(data):
+            self._round.usage = data["usage"] if is_object(data.get("usage")) else None
+            self._round.cut = data.get("status") == "incomplete"
         self.last = self._round.shown
         return True
 
