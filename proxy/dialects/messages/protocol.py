@@ -39,7 +39,7 @@ from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
-from proxy.dialects.messages.own_tools import MessagesBodyFilter, add_tools, leaves_room
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter, add_tools, leaves_room
 from proxy.dialects.messages.reply import (
     CALLING,
     THREAD_NOT_FOUND,
@@ -50,7 +50,6 @@ from proxy.dialects.messages.reply import (
     read_body,
 )
 from proxy.dialects.messages.request import compose, parse_messages_request
-from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 
 _ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
 OPENING: Final = "[The beginning of this conversation is not shown.]"

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.messages import DIALECT as MESSAGES
-from proxy.dialects.messages.own_tools import MessagesBodyFilter
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter
 from proxy.dialects.messages.reply import CALLING, MessageReader, events_of, named_event, usage_of
-from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import Forbidden, InternalError, InvalidRequest, NotFound, Overloaded
 from proxy.models import Dollars, cost
