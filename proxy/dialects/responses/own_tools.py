@@ -208,7 +208,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
 
     def _begin(self) -> None:
         self._said += self._round.said
-        self._whole = ResponseReader()
+        self._reply = ResponseReader()  # all that the round says
         self._places: dict[int, int | None] = {}  # where the client was shown each item of the round; None: not at all
         self._round = ItemRound(names=self._names)
         self.ended = False
@@ -230,14 +230,6 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
     def hides(self) -> bool:
         return self.rounds > 0 or None in self._places.values()
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return usage_of(self._spent)
-
-    @property
-    def _round_usage(self) -> JsonObject | None:
-        return self._round.usage
-
     def take(self, event: Event) -> bytes:
         data = event.value
         if not is_object(data):  # a comment, or something unreadable
@@ -246,7 +238,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         kind = data.get("type")
         if kind in _ENDS:
             return self.end(event) + self._closing
-        self._whole.take(event)
+        self._reply.take(event)
         if kind in _OPENINGS:
             if self.rounds:
                 return b""
@@ -271,7 +263,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             return b""
         self.ended = True
         if event is not None:
-            self._whole.take(event)
+            self._reply.take(event)
         self._read_round()
         data: Any = None if event is None else event.value
         response = data.get("response") if is_object(data) else None
@@ -279,7 +271,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             self._response, self._end = response, event.raw
             self._round.usage = response["usage"] if is_object(response.get("usage")) else None
             self._round.cut = data.get("type") == "response.incomplete"
-        if self._whole.failed or not self._end:
+        if self._reply.failed or not self._end:
             self._closing = self._end
             if event is not None:
                 self.reply.take(event)
@@ -304,7 +296,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
 
     def _read_round(self) -> None:
         """Note what the round said as far as it has come."""
-        found = self._whole.replies.messages
+        found = self._reply.replies.messages
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]
 
