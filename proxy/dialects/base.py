@@ -180,10 +180,10 @@ def answer_of(text: str) -> str:
     return after if closed and "<think>" not in before and after[:1] in {"", "\n"} else text
 
 
-def one_line(text: str) -> str:
-    """Return a name that others gave on one line, cut where it is very long."""
-    line = " ".join(text[: 2 * _SHOWN].split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+def one_line(text: str, most: int = _SHOWN) -> str:
+    """Return a name that others gave on one line, cut where it is longer than so many characters."""
+    line = " ".join(text[: 2 * most].split())
+    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def sized(kind: Any, held: str, size: int | None = None) -> str:

@@ -57,6 +57,14 @@ def read(text: bytes) -> Any:
         raise ValueError("nested too deeply") from why
 
 
+def is_object_text(text: Any) -> bool:
+    """Tell whether something is the text of a JSON object, as arguments of a call must be."""
+    try:
+        return is_object(orjson.loads(text))
+    except orjson.JSONDecodeError:  # for what is no text, too
+        return False
+
+
 def mended(value: Any) -> Any:
     """Return the value as every JSON parser takes it.
 

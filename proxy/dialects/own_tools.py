@@ -77,14 +77,6 @@ def unused_id(place: int, taken: Container[str]) -> str:
     return name
 
 
-def is_json_object(text: Any) -> bool:
-    """Tell whether the arguments of a call are the text of a JSON object; some providers refuse any other."""
-    try:
-        return is_object(orjson.loads(text))
-    except (orjson.JSONDecodeError, TypeError):
-        return False
-
-
 class ReplyRound(Protocol):
     """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 

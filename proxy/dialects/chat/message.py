@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
-import orjson
 
 from proxy.dialects.base import (
     Attachment,
@@ -21,7 +20,7 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, is_object_text, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
@@ -373,12 +372,7 @@ def _is_whole_function(function: Any) -> bool:
     if not is_object(function) or not function.get("name"):
         return False
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return is_object(arguments)
-    try:
-        return is_object(orjson.loads(arguments))
-    except orjson.JSONDecodeError:
-        return False
+    return is_object(arguments) or is_object_text(arguments)
 
 
 def _ties(message: ChatMessage) -> ChatTies:

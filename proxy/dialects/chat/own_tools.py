@@ -18,8 +18,8 @@ from msgspec import Struct, structs
 from proxy.dialects import Call, JsonObject, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import read_completion
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import is_array, is_object, read, sound, write
-from proxy.dialects.own_tools import BodyFilter, RoundEnding, is_json_object, offer, schema_of, unused_id
+from proxy.dialects.jsontext import is_array, is_object, is_object_text, read, sound, write
+from proxy.dialects.own_tools import BodyFilter, RoundEnding, offer, schema_of, unused_id
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -152,7 +152,7 @@ def _complete(item: JsonObject, call: Call) -> JsonObject:
     rest = {name: value for name, value in item.items() if name != "index"}
     if call.custom:
         return {**rest, "id": call.id}
-    arguments = call.arguments if is_json_object(call.arguments) else "{}"
+    arguments = call.arguments if is_object_text(call.arguments) else "{}"
     return {**rest, "id": call.id, "type": "function", "function": {**item["function"], "arguments": arguments}}
 
 

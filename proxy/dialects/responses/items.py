@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeGuard
 
-import orjson
 from msgspec import Struct
 
 from proxy.dialects.base import (
@@ -31,7 +30,16 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, with_value, without_fields, write
+from proxy.dialects.jsontext import (
+    FIELDS,
+    ITEMS,
+    is_array,
+    is_object,
+    is_object_text,
+    with_value,
+    without_fields,
+    write,
+)
 
 TURN: Final = "turn"
 INSTRUCTIONS: Final = "instructions"
@@ -636,12 +644,7 @@ def _is_whole(item: JsonObject) -> bool:
         return True
     if not call_id_of(item) or item.get("status") in ("in_progress", "incomplete"):
         return False
-    if kind != "function_call":
-        return True
-    try:
-        return bool(item.get("name")) and is_object(orjson.loads(item.get("arguments") or ""))
-    except orjson.JSONDecodeError:
-        return False
+    return kind != "function_call" or (bool(item.get("name")) and is_object_text(item.get("arguments")))
 
 
 def _as_input(each: Placed) -> bytes:

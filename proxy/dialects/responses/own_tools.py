@@ -18,17 +18,8 @@ import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import RawFields, is_object, is_one_of, read, with_field, write
-from proxy.dialects.own_tools import (
-    STOPPED,
-    BodyFilter,
-    RoundEnding,
-    StreamFilter,
-    is_json_object,
-    offer,
-    schema_of,
-    unused_id,
-)
+from proxy.dialects.jsontext import RawFields, is_object, is_object_text, is_one_of, read, with_field, write
+from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
 from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
@@ -115,7 +106,7 @@ class ItemRound(Struct, kw_only=True, eq=False):
             item = Item(each.raw)
             if each.item.get("call_id") != named[each.at]:
                 item = item.replacing("call_id", named[each.at])
-            return item.raw if is_json_object(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
+            return item.raw if is_object_text(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
 
         message = self.turn.keeping(complete).with_paired_reasoning()
         others = len(self.turn.calls) > len(ours)
