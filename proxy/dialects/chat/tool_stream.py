@@ -28,7 +28,7 @@ from msgspec import Struct, field, structs
 from proxy.dialects import JsonObject, Message
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, usage_only
 from proxy.dialects.chat.own_tools import CalledRound, gap, reply_of, says_something, without_own
-from proxy.dialects.jsontext import is_array, is_object, write
+from proxy.dialects.jsontext import added, is_array, is_object, write
 from proxy.dialects.own_tools import STOPPED, StreamFilter
 from proxy.dialects.sse import Event
 
@@ -123,16 +123,6 @@ class _Part(Struct, frozen=True, kw_only=True):
         return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
 
 
-class _StreamRound(Struct, kw_only=True, eq=False):
-    """One answer of the upstream's as far as it has come."""
-
-    calls: StreamedCalls
-    whole: CompletionAccumulator = field(default_factory=CompletionAccumulator)  # all that it says
-    held: deque[_Part] = field(default_factory=deque)  # chunks that wait for a name
-    finish: str = ""  # why it ended, in upstream's words
-    apart: bool = False  # whether any text of it was shown, so that nothing need keep it apart
-
-
 class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     """One streamed reply on its way to the client, event by event."""
 
@@ -150,18 +140,26 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         self._begin()
 
     def _begin(self) -> None:
-        self._round = _StreamRound(calls=StreamedCalls(names=self._names))
+        self._calls = StreamedCalls(names=self._names)
+        self._reply = CompletionAccumulator()  # all that the round says
+        self._held: deque[_Part] = deque()  # chunks that wait for a name
+        self._finish = ""  # why it ended, in upstream's words
+        self._is_apart = False  # whether any text of it was shown, so that nothing need keep it apart
         self.ended = False
 
     @property
     def message(self) -> JsonObject:
         """All that this round says, whoever is meant; empty where it says nothing."""
-        choices = self._round.whole.choices()
+        choices = self._reply.choices()
         return choices[0].message if choices else {}
 
     def _current(self) -> CalledRound:
-        whole, finish = self._round.whole, self._round.finish
-        return CalledRound(names=self._names, message=self.message, finish=finish, usage=whole.usage)
+        return CalledRound(names=self._names, message=self.message, finish=self._finish)
+
+    @property
+    def _spent(self) -> JsonObject | None:
+        # Some servers tell it in each chunk: what the round says is not put together for that.
+        return added(self._usage_before, self._reply.usage)
 
     @property
     def last(self) -> Message:
@@ -169,7 +167,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     @property
     def hides(self) -> bool:
-        return self.rounds > 0 or bool(self._round.held) or self._round.calls.any_own
+        return self.rounds > 0 or bool(self._held) or self._calls.any_own
 
     def take(self, event: Event) -> bytes:
         chunk = event.value
@@ -184,15 +182,14 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     def end(self, event: Event | None = None) -> bytes:
         del event  # it says nothing beside
-        current = self._round
         if self.ended:
             return b""
         self.ended = True
-        current.calls.decide()
+        self._calls.decide()
         shown = self._release()
         text, finish = self._ended_by("stop")
         # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
-        own = current.calls.any_own and not self.again and not self.calls.others
+        own = self._calls.any_own and not self.again and not self.calls.others
         return shown + self._made(text, finish) if text or own else shown
 
     def give_up(self) -> bytes:
@@ -206,9 +203,8 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
         """Read a chunk of the reply."""
-        current = self._round
         if self.again:  # the reply goes on elsewhere
-            current.whole.add({"usage": chunk.get("usage")})
+            self._reply.add({"usage": chunk.get("usage")})
             return b""
         key = "delta" if "delta" in choice else "message"
         delta = choice.get(key)
@@ -216,34 +212,33 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             delta = {}
         self._last = chunk
         if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
-            current.whole.add(chunk)  # text: nearly all that is ever said
+            self._reply.add(chunk)  # text: nearly all that is ever said
             self._note(chunk, delta, "")
             return event.raw
-        items = current.calls.learn(delta.get("tool_calls"))
+        items = self._calls.learn(delta.get("tool_calls"))
         part = _Part(event=event, chunk=chunk, choice=choice, key=key, delta=delta, items=items)
         if part.finish:
-            current.calls.decide()
+            self._calls.decide()
             return self._release() + self._show(part)
-        if not part.items or not (current.held or current.calls.undecided):
+        if not part.items or not (self._held or self._calls.undecided):
             return self._show(part)
         shown = b""
         if _says(part.delta):
             said, part = part.split()
             shown = self._show(said)
-        current.held.append(part)
+        self._held.append(part)
         return shown + self._release()
 
     def _release(self) -> bytes:
         """Show what waits for nothing any more, in the order of its coming."""
-        held, shown = self._round.held, b""
+        held, shown = self._held, b""
         while held and all(call.own is not None for _, call in held[0].items):
             shown += self._show(held.popleft())
         return shown
 
     def _show(self, part: _Part) -> bytes:
         """Note a chunk, and return what of it the client is shown."""
-        current = self._round
-        current.whole.add(part.chunk)
+        self._reply.add(part.chunk)
         text, finish = "", part.finish
         if finish and not self.ended:
             self.ended = True
@@ -276,7 +271,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
         """Return a delta with the `index` by which the client knows its call."""
         if not call.shown:
-            earlier = self._round.calls.begun
+            earlier = self._calls.begun
             earlier = earlier[: earlier.index(call)]
             call.shown = True
             if any(other.own for other in earlier):
@@ -290,7 +285,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
         No reason: it is kept from the client, because another round follows.
         """
-        self._round.finish = finish
+        self._finish = finish
         if not self.hides:
             return "", finish
         how = self._ending(said=any(says_something(choice.message) for choice in self.reply.choices()))
@@ -298,10 +293,9 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     def _apart(self, content: Any) -> bytes:
         """Return what is shown before `content`, which a round says, because of what was said before it."""
-        current = self._round
-        if not content or current.apart or not self.rounds:
+        if not content or self._is_apart or not self.rounds:
             return b""
-        current.apart = True
+        self._is_apart = True
         choices = self.reply.choices()
         text = gap(choices[0].message.get("content"), content) if choices else ""
         if not text:
@@ -311,7 +305,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     def _made(self, text: str, finish: str) -> bytes:
         """Return an event of our own making: it says `text`, and why the reply ends."""
         shown, chunk = self._apart(text), self._chunk(text, finish)
-        self._round.whole.add(chunk)
+        self._reply.add(chunk)
         return shown + _event(chunk)
 
     def _chunk(self, text: str, finish: str) -> JsonObject:
@@ -327,7 +321,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     def _aside(self, event: Event, chunk: JsonObject) -> bytes:
         """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""
-        self._round.whole.add(chunk)
+        self._reply.add(chunk)
         error = self.reply.error
         self.reply.add(chunk)
         if self.reply.error is not error:
