@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import Call, Dialect, Message, OwnCalls
+from proxy.dialects import Call, Dialect, JsonObject, Message, OwnCalls
 from proxy.pipeline.background import TRIMMING, compute
 from proxy.pipeline.prepare import unused
 from proxy.pipeline.relay import Answered, OwnCall
@@ -94,6 +94,7 @@ class Rounds:
         self._mixed: OwnRound | None = None
         self._asks = 0
         self.answered: list[OwnCall] = []  # every call that was answered, in order
+        self._first_usage: JsonObject | None = None  # that of the first round
 
     def __len__(self) -> int:
         """Return how many rounds the client was not shown."""
@@ -107,14 +108,17 @@ class Rounds:
     def note(self, answered: Answered) -> None:
         """Note in `answered` what happened in these rounds."""
         answered.own_calls, answered.asked_again = tuple(self.answered), self._asks > 0
+        answered.first_usage = self._first_usage
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The rounds, as they are sent: each a reply with its calls, and their results."""
         return _messages_of(self._rounds)
 
-    async def answer(self, calls: OwnCalls) -> None:
-        """Answer all calls of a reply that calls only the proxy's tools."""
+    async def answer(self, calls: OwnCalls, usage: JsonObject | None) -> None:
+        """Answer all calls of a reply that calls only the proxy's tools; `usage` is that of all replies so far."""
+        if not self._rounds:
+            self._first_usage = usage
         self._rounds.append(await self._answer(calls))
 
     async def answer_mixed(self, calls: OwnCalls) -> None:

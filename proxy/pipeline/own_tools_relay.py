@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import anyio
 
-from proxy.dialects import JsonObject, Message
+from proxy.dialects import Message
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.context import Client
@@ -66,7 +66,6 @@ class WholeRelay:
         self._headers = headers
         self._rounds = rounds
         self._filter = rounds.dialect.replies.body_filter(rounds.names)
-        self._first_usage: JsonObject | None = None
 
     async def run(self, settle: Settle) -> None:
         """Relay the reply once it is settled.
@@ -111,9 +110,7 @@ class WholeRelay:
                 if calls.own and calls.others:
                     await rounds.answer_mixed(calls)
                 return self._read(shown), shown
-            if not len(rounds):
-                self._first_usage = found.usage
-            await rounds.answer(calls)
+            await rounds.answer(calls, found.usage)
             answer = await rounds.ask()
             if answer is None:
                 shown = found.give_up()
@@ -131,7 +128,7 @@ class WholeRelay:
 
     def _with_rounds(self, answered: Answered) -> Answered:
         """Return the answered with what is known of all rounds."""
-        answered.usage, answered.first_usage = self._filter.usage, self._first_usage
+        answered.usage = self._filter.usage
         self._rounds.note(answered)
         return answered
 
@@ -162,7 +159,6 @@ class VirtualStream(StreamRelay):
         self._start = start
         self._filter = self._api.stream_filter(rounds.names, hides_usage)
         self._reply = self._filter.reply
-        self._first_usage: JsonObject | None = None
         self._line = anyio.Lock()  # who holds it may write
         self._waiting = b""  # shown, and not sent: it says nothing
         self._started = self._over = False
@@ -183,7 +179,7 @@ class VirtualStream(StreamRelay):
     def answered(self, *, left: bool = False) -> Answered:
         """Return what the client has so far."""
         answered = super().answered(left=left)
-        answered.usage, answered.first_usage = self._filter.usage, self._first_usage
+        answered.usage = self._filter.usage
         self._rounds.note(answered)
         if len(answered.replies) == 1:
             reply, partial = answered.replies[0]
@@ -236,9 +232,7 @@ class VirtualStream(StreamRelay):
         if self._done:
             await self._rest()
         await self._answer.discard()
-        if self._first_usage is None and not len(self._rounds):
-            self._first_usage = self._filter.usage
-        await self._rounds.answer(self._filter.calls)
+        await self._rounds.answer(self._filter.calls, self._filter.usage)
         try:
             answer = await self._rounds.ask()
             refusal = None

@@ -53,7 +53,7 @@ def _rounds(*answers: _Answer) -> Rounds:
 
 
 async def _answered(rounds: Rounds, line: str) -> None:
-    await rounds.answer(CalledRound(names=NAMES, message=message_of(line)).calls)
+    await rounds.answer(CalledRound(names=NAMES, message=message_of(line)).calls, None)
 
 
 def _result(identity: str, text: str) -> dict[str, str]:
