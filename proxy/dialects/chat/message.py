@@ -24,13 +24,6 @@ from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, is_objec
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
-_FOLLOWERS: Final = {
-    (True, True): RESULT_ROLES,
-    (True, False): frozenset({"tool"}),
-    (False, True): frozenset({"function"}),
-    (False, False): frozenset[str](),
-}
-"""Roles of the results of a message: whether it has calls with ids, whether it has a `function_call`."""
 
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
@@ -386,10 +379,11 @@ def _ties(message: ChatMessage) -> ChatTies:
     data = message.data
     ids = tuple([call.id for call in message.calls if not call.legacy])
     legacy_call = is_object(data.get("function_call"))
+    followers = [*(["tool"] if ids else []), *(["function"] if legacy_call else [])]
     return ChatTies(
         role=role,
         ids=ids,
-        followers=_FOLLOWERS[bool(ids), legacy_call],
+        followers=frozenset(followers),
         legacy_call=legacy_call,
         names_calls=data.get("tool_calls") is not None,
         has_content=data.get("content") not in (None, []) or bool(data.get("refusal") or data.get("audio")),

@@ -264,7 +264,8 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
     for index, block in enumerate(answer["content"]):
         begun, delta = dict(block), None
         if block.get("type") in _INPUTS:
-            begun["input"], delta = {}, {"type": "input_json_delta", "partial_json": _json(block.get("input"))}
+            given = orjson.dumps(block.get("input")).decode()
+            begun["input"], delta = {}, {"type": "input_json_delta", "partial_json": given}
         elif block.get("type") == "text":
             begun["text"], delta = "", {"type": "text_delta", "text": block.get("text")}
         events.append({"type": "content_block_start", "index": index, "content_block": begun})
@@ -273,10 +274,6 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
         events.append({"type": "content_block_stop", "index": index})
     stop = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
     return [*events, {"type": "message_delta", "delta": stop, "usage": answer["usage"]}, {"type": "message_stop"}]
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
 
 
 def named_event(data: JsonObject) -> bytes:

@@ -21,7 +21,7 @@ from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDef
 from proxy.dialects.jsontext import RawFields, is_object, is_object_text, is_one_of, read, with_field, write
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
-from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
+from proxy.dialects.responses.reply import OPENINGS, WHOLE, ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
 
 # ------------------------------------------------------------------------------------- the offer
@@ -175,9 +175,6 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
 
 # -------------------------------------------------------------------------------- streams on their way
 
-_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
-
 
 class ItemStreamFilter(StreamFilter[ResponseReader]):
     """One streamed reply on its way to the client, event by event."""
@@ -227,10 +224,10 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             self.said = True
             return event.raw
         kind = data.get("type")
-        if kind in _ENDS:
+        if kind in WHOLE:
             return self.end(event) + self._closing
         self._reply.take(event)
-        if kind in _OPENINGS:
+        if kind in OPENINGS:
             if self.rounds:
                 return b""
             return self._show(event, data)

@@ -21,7 +21,9 @@ from proxy.dialects.sse import Event, EventDecoder
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
-_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+WHOLE: Final = ("response.completed", "response.incomplete", "response.failed")
+"""Types of the events that hold the whole response at its end."""
 _RUNNING: Final = ("queued", "in_progress")
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
@@ -107,7 +109,7 @@ def opening_error(text: bytes) -> bytes | None:
         except ValueError:
             continue
         kind = data.get("type") if is_object(data) else None
-        if kind in _OPENINGS:
+        if kind in OPENINGS:
             continue
         if kind == "error":
             return write({"error": data.get("error") or data})
@@ -157,7 +159,7 @@ class ResponseReader:
             self._error = self._error or data.get("error") or data
         elif is_object(response := data.get("response")):
             self._response = response
-            self._ended = kind in ("response.completed", "response.incomplete", "response.failed")  # it may be any JSON
+            self._ended = kind in WHOLE
             if self._ended:
                 self._output = _output_of(_member(raw, "response", response), response)
             if response.get("error"):
