@@ -41,10 +41,9 @@ from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import ChatMessage, ChatTies
-from proxy.dialects.chat.own_tools import ToolBodyFilter, add_tools, leaves_room, tool_name
+from proxy.dialects.chat.own_tools import ToolBodyFilter, ToolStreamFilter, add_tools, leaves_room, tool_name
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
-from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import read, write
 
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
