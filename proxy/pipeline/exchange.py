@@ -19,8 +19,7 @@ from proxy.dialects import headers
 from proxy.errors import PalimpsestError
 from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
-from proxy.pipeline.own_tools import Rounds, own_tools
-from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
+from proxy.pipeline.own_tools import Rounds, WholeRelay, own_tools, virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
 from proxy.pipeline.relay import Answered, Settle, StreamRelay, relay_whole
