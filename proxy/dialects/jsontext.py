@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
@@ -253,6 +253,25 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
                 pass
     # A field stands there twice: the places of the others cannot be told from their lengths.
     return emitted(wanted)
+
+
+def with_mark(content: bytes, name: str, mark: bytes, takes: Callable[[Any], bool]) -> bytes | None:
+    """Return a content with a cache mark on the last part that `takes` one; None where none does.
+
+    A content that is a text becomes one part. No other byte changes.
+    """
+    said = read(content)
+    if isinstance(said, str) and said.strip():
+        return b'[{"type":"text","text":%b,"%b":%b}]' % (content, name.encode(), mark)
+    places = [at for at, part in enumerate(said) if takes(part)] if is_array(said) else []
+    if not places:
+        return None
+    *before, part = map(bytes, ITEMS.decode(content)[: places[-1] + 1])
+    at = 1
+    for each in before:
+        at = content.index(each, at) + len(each)
+    at = content.index(part, at)
+    return content[:at] + with_field(part, RawFields(part), name, mark) + content[at + len(part) :]
 
 
 def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:

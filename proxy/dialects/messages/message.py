@@ -29,7 +29,17 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, without_fields, write
+from proxy.dialects.jsontext import (
+    FIELDS,
+    ITEMS,
+    RawFields,
+    is_array,
+    is_object,
+    with_field,
+    with_mark,
+    without_fields,
+    write,
+)
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -324,21 +334,9 @@ class MessagesMessage(Message):
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
         """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
-        content = self.data.get("content")
         fields = RawFields(self.raw)
-        if isinstance(content, str):
-            if not content.strip():
-                return None
-            made = b'[{"type":"text","text":%b,"%b":%b}]' % (fields["content"], MARK.encode(), mark)
-            return MessagesMessage(with_field(self.raw, fields, "content", made))
-        pairs = list(self._pairs())
-        for place in range(len(pairs) - 1, -1, -1):
-            raw, block = pairs[place]
-            if is_object(block) and _takes_mark(block):
-                raws = [each for each, _ in pairs]
-                raws[place] = with_field(raw, RawFields(raw), MARK, mark)
-                return MessagesMessage(with_field(self.raw, fields, "content", b"[%b]" % b",".join(raws)))
-        return None
+        content = with_mark(fields["content"], MARK, mark, _takes_mark) if "content" in fields else None
+        return None if content is None else MessagesMessage(with_field(self.raw, fields, "content", content))
 
     # -------------------------------------------------------------------------------------- helpers
 
@@ -464,7 +462,7 @@ def _as_input(raw: bytes, block: Any, reasoning: ReasoningMode, *, partial: bool
     return None if _is_text(block) and not _text_of(block).strip() else raw
 
 
-def _takes_mark(block: JsonObject) -> bool:
+def _takes_mark(block: Any) -> bool:
     if _is_text(block):
         return bool(_text_of(block).strip())
     return _kind(block) in {"tool_result", "tool_use", "image", "document", "search_result"}
