@@ -362,9 +362,10 @@ class Message(ABC):
         """The text where the content is nothing but text; None where it holds anything else."""
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The name that the message gives itself (a participant's, or a tool's on a result); "" without."""
+        name = self.data.get("name")
+        return name if isinstance(name, str) else ""
 
     @property
     @abstractmethod
@@ -435,9 +436,12 @@ class Message(ABC):
     def attachments(self) -> tuple[Attachment, ...]:
         """The content parts that hold no text, in order."""
 
-    @abstractmethod
     def all_texts(self) -> Iterator[str]:
-        """Yield every text in it that somebody wrote: content, calls, arguments, names, a refusal."""
+        """Yield every text in it that somebody wrote: content, calls, arguments; a dialect adds names and a refusal."""
+        yield self.text
+        for call in self.calls:
+            yield call.name
+            yield call.arguments
 
     @abstractmethod
     def countable(self) -> Countable:
@@ -452,9 +456,9 @@ class Message(ABC):
 
     # ------------------------------------------------------------------------------------ rewriting
 
-    @abstractmethod
     def with_text(self, text: str) -> Message:
         """Return it with `text` as its whole content."""
+        return self.replacing("content", text)
 
     def with_content_of(self, other: Message) -> Message:
         """Return it with the whole content of another message of its dialect."""

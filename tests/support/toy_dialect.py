@@ -18,7 +18,7 @@ Tools of the proxy's own are offered where an answer comes in one piece.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Final, cast
 
@@ -121,12 +121,6 @@ class ToyMessage(Message):
                 if not isinstance(part, str)
             ]
         )
-
-    def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
 
     def countable(self) -> Countable:
         return Countable(texts=tuple(text for text in self.all_texts() if text), media=len(self.attachments))

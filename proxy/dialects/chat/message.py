@@ -95,11 +95,6 @@ class ChatMessage(Message):
         return text_of(content)
 
     @property
-    def name(self) -> str:
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
-
-    @property
     def calls(self) -> tuple[Call, ...]:
         """The `tool_calls` in order, then the `function_call`, if there is one."""
         if self._calls is None:
@@ -148,10 +143,7 @@ class ChatMessage(Message):
         return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         for name in ("name", "agent", "refusal"):
             value = self.data.get(name)
             if value:
@@ -196,9 +188,6 @@ class ChatMessage(Message):
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
-
-    def with_text(self, text: str) -> ChatMessage:
-        return self.replacing("content", text)
 
     def with_texts(self, texts: Sequence[str | None]) -> ChatMessage:
         content = self.data.get("content")

@@ -188,10 +188,7 @@ class MessagesMessage(Message):
         return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         if agent := self.data.get("agent"):
             yield str(agent)
 

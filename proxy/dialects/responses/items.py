@@ -293,11 +293,6 @@ class Item(Message):
         return self.text if all(_is_text(slot.value) for slot in self.slots) else None
 
     @property
-    def name(self) -> str:
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
-
-    @property
     def placed_calls(self) -> tuple[tuple[int, Call], ...]:
         """The calls that the client answers, each with the place of its item."""
         if self._calls is None:
@@ -337,10 +332,7 @@ class Item(Message):
         return tuple([_attachment(at, slot.value) for at, slot in enumerate(self.slots) if _is_attachment(slot.value)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         for item in self.items:
             for name in ("name", "agent"):
                 if item.get(name) and kind_of(item) not in CALLS:
