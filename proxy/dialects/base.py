@@ -820,12 +820,10 @@ class Dialect(ABC):
     name: ClassVar[str]  # its name in `DIALECTS`, such as `chat`
     requests: ClassVar[RequestSide]
     replies: ClassVar[ReplySide]
+    message: ClassVar[type[Message]]
+    """Returns the message with this JSON text."""
     repairs_blocks_alone: ClassVar[bool] = False
     """Whether messages that need no repair need none behind others that need none, if they begin with no result."""
-
-    @abstractmethod
-    def message(self, raw: bytes) -> Message:
-        """Return the message with this JSON text."""
 
     @abstractmethod
     def spoken(self, role: SpokenRole, text: str) -> Message:

@@ -372,6 +372,7 @@ class ToyDialect(Dialect):
     """The toy API."""
 
     name: ClassVar[str] = "toy"
+    message: ClassVar[type[Message]] = ToyMessage
     cures: ClassVar[Mapping[StrEnum, str]] = {ToyProblem.MISSING: "put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/talk",
@@ -395,9 +396,6 @@ class ToyDialect(Dialect):
         error_body=_error_body,
         error_event=_error_event,
     )
-
-    def message(self, raw: bytes) -> ToyMessage:
-        return ToyMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> ToyMessage:
         return ToyMessage.of({"who": _WHO[role], "says": [text]})

@@ -189,6 +189,7 @@ class ChatDialect(Dialect):
     """The Chat Completions API."""
 
     name: ClassVar[str] = "chat"
+    message: ClassVar[type[Message]] = ChatMessage
     repairs_blocks_alone: ClassVar[bool] = True
     cures: ClassVar[Mapping[StrEnum, str]] = {
         Problem.MISSING: "a result was put in",
@@ -222,9 +223,6 @@ class ChatDialect(Dialect):
         error_body=lambda error: orjson.dumps(error.body()),
         error_event=lambda body: b"data: %b\n\n" % write(read(body)),
     )
-
-    def message(self, raw: bytes) -> ChatMessage:
-        return ChatMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> ChatMessage:
         return ChatMessage.of({"role": role, "content": text})

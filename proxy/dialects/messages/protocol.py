@@ -203,6 +203,7 @@ class MessagesDialect(Dialect):
     """The Messages API."""
 
     name: ClassVar[str] = "messages"
+    message: ClassVar[type[Message]] = MessagesMessage
     cures: ClassVar[Mapping[StrEnum, str]] = {
         BrokenRule.MISSING: "a result was put in",
         BrokenRule.BEHIND: "put first",
@@ -235,9 +236,6 @@ class MessagesDialect(Dialect):
         error_body=lambda error: orjson.dumps(error_body(error)),
         error_event=lambda body: b"event: error\ndata: %b\n\n" % write(read(body)),
     )
-
-    def message(self, raw: bytes) -> MessagesMessage:
-        return MessagesMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> MessagesMessage:
         return MessagesMessage.of({"role": role, "content": text})

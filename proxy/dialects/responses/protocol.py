@@ -169,6 +169,7 @@ class ResponsesDialect(Dialect):
     """The Responses API."""
 
     name: ClassVar[str] = "responses"
+    message: ClassVar[type[Message]] = Item
     cures: ClassVar[Mapping[StrEnum, str]] = {ItemProblem.MISSING: "a result was put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/responses",
@@ -195,9 +196,6 @@ class ResponsesDialect(Dialect):
         error_body=lambda error: write(error.body()),
         error_event=error_event,
     )
-
-    def message(self, raw: bytes) -> Item:
-        return Item(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> Item:
         if role != "assistant":
