@@ -18,16 +18,19 @@ from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
 from msgspec import Struct
 
 from proxy.dialects.generations import Generations, SharedRoom
-from proxy.dialects.jsontext import FIELDS, members_of, mended, write
+from proxy.dialects.jsontext import members_of, mended, with_value, without_fields, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
+
+if TYPE_CHECKING:  # it imports this module
+    from proxy.dialects.own_tools import BodyFilter, StreamFilter
 
 Made = TypeVar("Made")
 
@@ -177,10 +180,10 @@ def answer_of(text: str) -> str:
     return after if closed and "<think>" not in before and after[:1] in {"", "\n"} else text
 
 
-def one_line(text: str) -> str:
-    """Return a name that others gave on one line, cut where it is very long."""
-    line = " ".join(text[: 2 * _SHOWN].split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+def one_line(text: str, most: int = _SHOWN) -> str:
+    """Return a name that others gave on one line, cut where it is longer than so many characters."""
+    line = " ".join(text[: 2 * most].split())
+    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def sized(kind: Any, held: str, size: int | None = None) -> str:
@@ -298,16 +301,13 @@ class Message(ABC):
 
     def without(self, *names: str) -> Self:
         """Return the message without these fields; the very same message where it has none of them."""
-        if not any(name in self.data for name in names):
+        if self.data.keys().isdisjoint(names):
             return self
-        fields = {key: raw for key, raw in FIELDS.decode(self.raw).items() if key not in names}
-        return type(self)(msgspec.json.encode(fields))
+        return type(self)(without_fields(self.raw, names))
 
     def replacing(self, name: str, value: Any) -> Self:
         """Return the message with field `name` set to `value` (JSON data); other fields keep their bytes."""
-        fields = FIELDS.decode(self.raw)
-        fields[name] = msgspec.Raw(write(value))
-        return type(self)(msgspec.json.encode(fields))
+        return type(self)(with_value(self.raw, name, value))
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -362,9 +362,10 @@ class Message(ABC):
         """The text where the content is nothing but text; None where it holds anything else."""
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The name that the message gives itself (a participant's, or a tool's on a result); "" without."""
+        name = self.data.get("name")
+        return name if isinstance(name, str) else ""
 
     @property
     @abstractmethod
@@ -435,9 +436,12 @@ class Message(ABC):
     def attachments(self) -> tuple[Attachment, ...]:
         """The content parts that hold no text, in order."""
 
-    @abstractmethod
     def all_texts(self) -> Iterator[str]:
-        """Yield every text in it that somebody wrote: content, calls, arguments, names, a refusal."""
+        """Yield every text in it that somebody wrote: content, calls, arguments; a dialect adds names and a refusal."""
+        yield self.text
+        for call in self.calls:
+            yield call.name
+            yield call.arguments
 
     @abstractmethod
     def countable(self) -> Countable:
@@ -452,9 +456,9 @@ class Message(ABC):
 
     # ------------------------------------------------------------------------------------ rewriting
 
-    @abstractmethod
     def with_text(self, text: str) -> Message:
         """Return it with `text` as its whole content."""
+        return self.replacing("content", text)
 
     def with_content_of(self, other: Message) -> Message:
         """Return it with the whole content of another message of its dialect."""
@@ -767,62 +771,8 @@ class OwnCalls(Struct, frozen=True, kw_only=True):
 
     message: Message  # the round as it can be sent back, without the proxy's calls that broke off
     own: tuple[Call, ...]  # the calls that the proxy answers, in order
+    broken: bool = False  # whether a call of the proxy's tools broke off: it cannot be answered
     others: bool  # whether it calls anything that the client answers
-
-
-class ToolFilter(Protocol):
-    """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
-
-    rounds: int  # how many rounds came before this one
-
-    @property
-    def again(
-        self,
-    ) -> bool: ...  # whether another round is to follow: this one calls the proxy's tools and nothing else
-
-    @property
-    def calls(self) -> OwnCalls: ...  # the calls of this round
-
-    @property
-    def last(self) -> Message: ...  # what this round says to the client
-
-    @property
-    def usage(self) -> JsonObject | None: ...  # the usage of all rounds together
-
-    def next(self, *, may_ask: bool) -> None: ...  # begins another round; `may_ask`: one more may follow that
-
-    def give_up(self) -> bytes: ...  # ends a reply that no other round can follow; returns what the client is shown
-
-
-class BodyFilter(ToolFilter, Protocol):
-    """A reply whose rounds each come in one piece."""
-
-    def take(self, body: bytes) -> bytes: ...  # reads the next round; returns the body to show if it is the last
-
-
-class StreamFilter(ToolFilter, Protocol):
-    """A reply whose rounds each come as a stream."""
-
-    said: bool  # whether the client was shown anything but empty beginnings
-
-    @property
-    def reply(self) -> StreamReader: ...  # the reply as the client has it; its usage is not that of all rounds
-
-    @property
-    def ended(self) -> bool: ...  # whether this round came to its end
-
-    @property
-    def hides(self) -> bool: ...  # whether anything was kept from the client, or is being kept for now
-
-    def take(self, event: Event) -> bytes: ...  # reads the next event; returns what is shown now, of what waited too
-
-    def end(
-        self, event: Event | None = None
-    ) -> bytes: ...  # reads the event that ends the round's stream, or its close; returns what is still shown before it
-
-    def closing(
-        self, tail: bytes
-    ) -> bytes: ...  # returns that event, and what came after it, as the client is shown it
 
 
 class ReplySide(Struct, frozen=True, kw_only=True):
@@ -831,8 +781,8 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     read: Callable[[bytes], Replies]  # reads an answer in one piece; raises ValueError where it is no JSON
     reader: Callable[[], StreamReader]
     ends: tuple[bytes, ...]  # the data, or the names, of the events that end a stream
-    body_filter: Callable[[Collection[str]], BodyFilter]  # begins with the names of the proxy's tools
-    stream_filter: Callable[[Collection[str], bool], StreamFilter]
+    body_filter: Callable[[Collection[str]], BodyFilter[Any]]  # begins with the names of the proxy's tools
+    stream_filter: Callable[[Collection[str], bool], StreamFilter[Any]]
     """Begins with these names, and whether usage is kept from the client, which did not ask for it."""
     repeat: Callable[..., tuple[bytes, bytes]]
     """Makes an answer of a stored reply (by name: exchange, created, model, stream, usage): content type and body."""
@@ -843,6 +793,9 @@ class ReplySide(Struct, frozen=True, kw_only=True):
     error_event: Callable[[bytes], bytes]  # returns the event that ends a broken stream with the body of an error
     repeat_id: Callable[[str], str] | None = None
     """Returns the id that `repeat` gives an exchange's answer, where a later request may go on from it."""
+
+
+NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 
 
 class RulesWalk:
@@ -867,12 +820,10 @@ class Dialect(ABC):
     name: ClassVar[str]  # its name in `DIALECTS`, such as `chat`
     requests: ClassVar[RequestSide]
     replies: ClassVar[ReplySide]
+    message: ClassVar[type[Message]]
+    """Returns the message with this JSON text."""
     repairs_blocks_alone: ClassVar[bool] = False
     """Whether messages that need no repair need none behind others that need none, if they begin with no result."""
-
-    @abstractmethod
-    def message(self, raw: bytes) -> Message:
-        """Return the message with this JSON text."""
 
     @abstractmethod
     def spoken(self, role: SpokenRole, text: str) -> Message:

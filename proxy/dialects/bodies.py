@@ -108,7 +108,7 @@ def value_of(param: str, text: bytes) -> Any:
     # Length and number of brackets find nearly all texts to be shallow; brackets may stand in strings too.
     may_be_deep = len(text) > 2 * MAX_LEVELS and text.count(b"[") + text.count(b"{") > MAX_LEVELS
     if may_be_deep and _levels(value) > MAX_LEVELS:
-        raise _too_deep(param, MAX_LEVELS)
+        raise _too_deep(param)
     return value
 
 
@@ -175,11 +175,12 @@ def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
     )
 
 
-def _too_deep(param: str | None, levels: int | None = None) -> InvalidRequest:
-    """Return the error for JSON with too many levels; `levels` is how many may be."""
-    where = f"'{param}'" if param is not None else "The request"
-    limit = f" Send at most {levels} levels." if levels is not None else " Send it with fewer levels."
-    return InvalidRequest(f"{where} is nested too deeply.{limit}", param=param, code="invalid_json")
+def _too_deep(param: str | None) -> InvalidRequest:
+    """Return the error for JSON with too many levels: in a field, or in the request as a whole."""
+    said = "The request is nested too deeply. Send it with fewer levels."
+    if param is not None:
+        said = f"'{param}' is nested too deeply. Send at most {MAX_LEVELS} levels."
+    return InvalidRequest(said, param=param, code="invalid_json")
 
 
 def unreadable(body: bytes, listed: str) -> InvalidRequest:

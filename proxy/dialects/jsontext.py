@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeGuard
 
@@ -55,6 +55,14 @@ def read(text: bytes) -> Any:
             return json.loads(text.decode(errors="replace"))
     except RecursionError as why:
         raise ValueError("nested too deeply") from why
+
+
+def is_object_text(text: Any) -> bool:
+    """Tell whether something is the text of a JSON object, as arguments of a call must be."""
+    try:
+        return is_object(orjson.loads(text))
+    except orjson.JSONDecodeError:  # for what is no text, too
+        return False
 
 
 def mended(value: Any) -> Any:
@@ -185,6 +193,19 @@ class RawFields(Mapping[str, bytes]):
         return len(self._spans)
 
 
+def without_fields(text: bytes, names: Collection[str]) -> bytes:
+    """Return an object without these fields; the very text where it has none of them."""
+    fields = FIELDS.decode(text)
+    if fields.keys().isdisjoint(names):
+        return text
+    return msgspec.json.encode({name: raw for name, raw in fields.items() if name not in names})
+
+
+def with_value(text: bytes, name: str, value: Any) -> bytes:
+    """Return an object with one field set to a value; other fields keep their bytes."""
+    return msgspec.json.encode(FIELDS.decode(text) | {name: msgspec.Raw(write(value))})
+
+
 def members_of(text: bytes | None) -> dict[str, msgspec.Raw]:
     """Return the members of an object; of everything else, none."""
     return FIELDS.decode(text) if text is not None and text.startswith(b"{") else {}
@@ -232,6 +253,25 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
                 pass
     # A field stands there twice: the places of the others cannot be told from their lengths.
     return emitted(wanted)
+
+
+def with_mark(content: bytes, name: str, mark: bytes, takes: Callable[[Any], bool]) -> bytes | None:
+    """Return a content with a cache mark on the last part that `takes` one; None where none does.
+
+    A content that is a text becomes one part. No other byte changes.
+    """
+    said = read(content)
+    if isinstance(said, str) and said.strip():
+        return b'[{"type":"text","text":%b,"%b":%b}]' % (content, name.encode(), mark)
+    places = [at for at, part in enumerate(said) if takes(part)] if is_array(said) else []
+    if not places:
+        return None
+    *before, part = map(bytes, ITEMS.decode(content)[: places[-1] + 1])
+    at = 1
+    for each in before:
+        at = content.index(each, at) + len(each)
+    at = content.index(part, at)
+    return content[:at] + with_field(part, RawFields(part), name, mark) + content[at + len(part) :]
 
 
 def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:

@@ -8,8 +8,7 @@
     history           the request in its place in the stored history
     send              the body, sent upstream; sent again where that may help
     relay             the upstream's answer on its way to the client
-    own_tools         calls of the proxy's own tools, their answers, and asking upstream again
-    own_tools_relay   an answer of a model that may call them, on its way to the client
+    own_tools         calls of the proxy's own tools: their answers, asking upstream again, the way to the client
     outage            while the store is away: what is served, and storing it later
     settle            what is stored of the exchange
     receipt           response headers, the stored receipt, the log line
@@ -31,8 +30,7 @@ from proxy.pipeline.context import ClientRequest, valid_id, valid_tenant
 from proxy.pipeline.exchange import ExchangeHandler
 from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import can_serve_without, erase_tenant, spool_at, warn_of_others
-from proxy.pipeline.own_tools import Rounds
-from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
+from proxy.pipeline.own_tools import Rounds, WholeRelay, virtual_relay
 from proxy.pipeline.receipt import PlanReport, log_line
 from proxy.pipeline.relay import Answered, StreamRelay
 from proxy.pipeline.send import RESCUED

@@ -19,8 +19,7 @@ from proxy.errors import PalimpsestError
 from proxy.pipeline import headers
 from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
-from proxy.pipeline.own_tools import Rounds, own_tools
-from proxy.pipeline.own_tools_relay import WholeRelay, virtual_relay
+from proxy.pipeline.own_tools import Rounds, WholeRelay, own_tools, virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
 from proxy.pipeline.relay import Answered, Settle, StreamRelay, relay_whole
@@ -242,9 +241,7 @@ async def _is_stream(answer: Answer, *, asked: bool) -> bool:
             return True
     elif not asked or answer.media_type not in _UNTYPED:
         return False
-    return not answer.readable or await answer.opening(_first_byte, _OPENING_SECONDS) != b"{"
-
-
-def _first_byte(text: bytes) -> bytes | None:
-    """Return the first byte that is no white space: JSON begins with a brace, and no event does."""
-    return text.lstrip()[:1] or None
+    if not answer.readable:
+        return True
+    # JSON begins with a brace, and no event does.
+    return await answer.opening(lambda text: text.lstrip()[:1] or None, _OPENING_SECONDS) != b"{"

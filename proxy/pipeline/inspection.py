@@ -132,17 +132,17 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
     }
 
 
-class SentView(Struct, frozen=True, kw_only=True):
+class SentView(Struct, kw_only=True):
     """What an exchange sent, and what it was made from."""
 
     instructions: tuple[Message, ...]
-    messages: tuple[Message, ...]  # those that followed
+    messages: tuple[Message, ...] = ()  # those that followed
     tools: bytes | None  # JSON
     entries: tuple[Entry, ...]  # the branch with what the request brought, whole
     nodes: tuple[str | None, ...]  # their nodes, None for what never became one
-    fates: tuple[str, ...]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
-    changes: dict[int, Change]  # the last change of each message that was changed, by its place
-    reasons: tuple[str, ...]
+    fates: list[str]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
+    changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
+    reasons: list[str]
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
@@ -173,9 +173,19 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await tools_sent(row, dialect, store)
+    view = SentView(
+        instructions=lead,
+        tools=tools,
+        entries=tuple(entries),
+        nodes=tuple(nodes),
+        fates=["sent"] * len(entries),
+        reasons=[""] * len(entries),
+    )
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
-        return _told_view(row, tuple(entries), tuple(nodes), lead, tools)
+        _add_told(row, view)
+        view.messages = _messages_of(view)
+        return view
     moved: dict[str, Any] = row.receipt.get("cut") or {}
     lost = cut is None and "observed" not in row.receipt and moved.get("moved") is True
     if lost:
@@ -183,8 +193,10 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         cut = None if before is None else before.cut
     known = PlanningContext(count=lambda message: services.counter.message(message, row.model), agent=row.agent)
     work = COUNTING * size_of([entry.message for entry in entries])
-    view = await compute(work, lambda: _view(row, tuple(entries), tuple(nodes), lead, tools, cut, known, dialect.name))
-    return _with_lost_trim(row, view) if lost else view
+    await compute(work, _add_planned, row, view, cut, known)
+    if lost:
+        _add_lost_trim(row, view)
+    return view
 
 
 async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
@@ -198,87 +210,48 @@ def _cut_node(row: ExchangeRow) -> str | None:
     return None if told is None else row.cut_node if told["moved"] else told["node"]
 
 
-def _view(
-    row: ExchangeRow,
-    entries: tuple[Entry, ...],
-    nodes: tuple[str | None, ...],
-    lead: tuple[Message, ...],
-    tools: bytes | None,
-    cut: Cut | None,
-    known: PlanningContext,
-    dialect: str,
-) -> SentView:
-    composed = row.kind == "append"
+def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
+    """Add what was sent under a cut."""
+    entries, composed = view.entries, row.kind == "append"
     if row.policy == OFF or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
     else:
         as_now = None if cut is None else replace(cut, version=_NOTHING.version)
         made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed)
+    view.messages = made.view
     if made.summary is not None and made.summary.role == "merge":
-        lead = merged(lead, made.summary, dialect_named(dialect))
-    fates, reasons = ["sent"] * len(entries), [""] * len(entries)
-    changes: dict[int, Change] = {}
+        view.instructions = merged(view.instructions, made.summary, entries[0].message.dialect)
     for gap in made.earlier:
         for place in range(gap.start, min(gap.stop, len(entries))):
             summed = made.summary is not None and place < made.summary.until
-            fates[place], reasons[place] = "summarised" if summed else "dropped", gap.reason
+            view.fates[place], view.reasons[place] = "summarised" if summed else "dropped", gap.reason
     for change in made.changes:
-        place = change.position
-        if place < len(entries) and fates[place] in {"sent", "shortened"}:
-            fates[place] = "dropped" if change.message is None else "shortened"
-            reasons[place], changes[place] = change.reason, change
-    return SentView(
-        instructions=lead,
-        messages=made.view,
-        tools=tools,
-        entries=entries,
-        nodes=nodes,
-        fates=tuple(fates),
-        changes=changes,
-        reasons=tuple(reasons),
-    )
+        if change.position < len(entries) and view.fates[change.position] in {"sent", "shortened"}:
+            _add_change(view, change, drops=change.message is None)
 
 
-def _with_lost_trim(row: ExchangeRow, view: SentView) -> SentView:
+def _add_change(view: SentView, change: Change, *, drops: bool) -> None:
+    place = change.position
+    view.fates[place] = "dropped" if drops else "shortened"
+    view.reasons[place], view.changes[place] = change.reason, change
+
+
+def _add_lost_trim(row: ExchangeRow, view: SentView) -> None:
     """Add what the trim of a failed exchange did, as far as its receipt tells: its cut is not stored."""
-    told, incomplete = _told_view(row, view.entries, view.nodes, view.instructions, view.tools), False
-    fates, reasons, changes = list(view.fates), list(view.reasons), dict(view.changes)
-    for place, change in told.changes.items():
-        fates[place], reasons[place], changes[place] = told.fates[place], change.reason, change
+    for place, change in _add_told(row, view).items():
         if change.edit == SUMMARIZE:
-            fates[place] = "summarised"
-        incomplete = incomplete or fates[place] != "dropped"
-    messages = [
-        other.message if (other := changes.get(place)) is not None and other.message is not None else entry.message
-        for place, entry in enumerate(view.entries)
-        if fates[place] in {"sent", "shortened"}
-    ]
-    return replace(
-        view,
-        messages=tuple(messages),
-        fates=tuple(fates),
-        reasons=tuple(reasons),
-        changes=changes,
-        incomplete=incomplete,
-    )
+            view.fates[place] = "summarised"
+        view.incomplete = view.incomplete or view.fates[place] != "dropped"
+    view.messages = _messages_of(view)
 
 
-def _told_view(
-    row: ExchangeRow,
-    entries: tuple[Entry, ...],
-    nodes: tuple[str | None, ...],
-    lead: tuple[Message, ...],
-    tools: bytes | None,
-) -> SentView:
-    """Return the view of an exchange whose content is not stored: what the receipt says became of the messages."""
-    fates, reasons = ["sent"] * len(entries), [""] * len(entries)
-    changes: dict[int, Change] = {}
+def _add_told(row: ExchangeRow, view: SentView) -> dict[int, Change]:
+    """Add what the receipt says became of messages; return that by place, without texts: they are not stored."""
+    told: dict[int, Change] = {}
     for run in row.receipt.get("plan", ()):
         for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"]):
-            if place < len(entries):
-                drops = run["action"] == "drop"
-                fates[place], reasons[place] = "dropped" if drops else "shortened", run["reason"]
-                changes[place] = Change(
+            if place < len(view.entries):
+                change = Change(
                     position=place,
                     edit=run["edit"],
                     reason=run["reason"],
@@ -286,16 +259,20 @@ def _told_view(
                     tokens_before=before,
                     tokens_after=after,
                 )
-    sent = [entry.message for entry, fate in zip(entries, fates, strict=True) if fate != "dropped"]
-    return SentView(
-        instructions=lead,
-        messages=tuple(sent),
-        tools=tools,
-        entries=entries,
-        nodes=nodes,
-        fates=tuple(fates),
-        changes=changes,
-        reasons=tuple(reasons),
+                _add_change(view, change, drops=run["action"] == "drop")
+                told[place] = change
+    return told
+
+
+def _messages_of(view: SentView) -> tuple[Message, ...]:
+    """Return what stands for the messages that were sent, as far as that is known."""
+    changed = {place: change.message for place, change in view.changes.items()}
+    return tuple(
+        [
+            changed.get(place) or entry.message
+            for place, (entry, fate) in enumerate(zip(view.entries, view.fates, strict=True))
+            if fate in {"sent", "shortened"}
+        ]
     )
 
 
@@ -387,18 +364,9 @@ async def search_texts(
                 break
         else:
             after, done = following, following is None
-    return {
-        "data": data,
-        "next": None if done else after,
-        "searched": {
-            "sessions": sessions,
-            "messages": messages,
-            "not_stored": withheld,
-            "complete": done,
-            "back_to": None if oldest is None else timestamp(oldest),
-            "index": False,
-        },
-    }
+    searched = {"sessions": sessions, "messages": messages, "not_stored": withheld, "complete": done}
+    back_to = None if oldest is None else timestamp(oldest)
+    return {"data": data, "next": None if done else after, "searched": {**searched, "back_to": back_to, "index": False}}
 
 
 async def _of_index(
@@ -424,18 +392,10 @@ async def _of_index(
         data += await compute(size, _matches, session, texts, words)
         sessions, messages = sessions + 1, messages + len(texts)
         place = Cursor(time=each.updated_at, name=each.key)
-    return {
-        "data": data,
-        "next": None if done else str(place),
-        "searched": {
-            "sessions": sessions,
-            "messages": messages,
-            "not_stored": 0,
-            "complete": done,
-            "back_to": None if place is None else timestamp(place.time),
-            "index": True,
-        },
-    }
+    searched = {"sessions": sessions, "messages": messages, "not_stored": 0, "complete": done}
+    back_to = None if place is None else timestamp(place.time)
+    following = None if done else str(place)
+    return {"data": data, "next": following, "searched": {**searched, "back_to": back_to, "index": True}}
 
 
 def _matches(session: SessionRow, texts: Sequence[NodeRow], words: list[str]) -> list[JsonObject]:

@@ -402,7 +402,7 @@ class Preparer:
             agent=agent,
             updated_at=history.updated_at,
             scale=history.scale,
-            ready_summary=ready_summary_of(history.ready_summary) if history.ready_summary is not None else None,
+            ready_summary=ready_summary_of(history.ready_summary),
             keeps=history.id is not None and history.unplaced is None and (masker is None or masker.keeps_cuts),
         )
         if request.keeps_loop:

@@ -96,16 +96,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
         error = f"the proxy could not read the answer: {type(why).__name__}"
         return Answered(status=Status.FAILED, error=error, upstream_status=status)
-    if found.later:
-        return Answered(
-            status=Status.COMPLETE,
-            model=found.model,
-            upstream_status=status,
-            ids=found.ids,
-            kept=found.kept,
-            later=True,
-        )
-    if not found.messages:
+    if not (found.messages or found.later):
         error = found.error or _NO_REPLY
         return Answered(
             status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids, kept=found.kept
@@ -119,6 +110,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
         upstream_status=status,
         ids=found.ids,
         kept=found.kept,
+        later=found.later,
     )
 
 

@@ -24,7 +24,7 @@ from proxy.store import Store, WriterProcess
 from proxy.summaries import Summaries, Summarizer, UsedBy
 from proxy.telemetry import Meters
 from proxy.tokens import Calibration, TokenCounter, learnt, rounded
-from proxy.trimming import PlanningContext, Prices, ReadySummary
+from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
 _COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
@@ -94,22 +94,18 @@ class Knowledge:
         ended, in milliseconds since 1970, and `scale` what was learnt of upstream's counting in the session.
         `prepared` is the summary that may be used. `keeps`: a new cut is kept for the next request.
         """
+        share = round(self._cached_shares.get((facts.base_url, model), 1.0), 1)  # what the provider really caches
         return PlanningContext(
             count=lambda message: self.counter.message(message, model),
             fixed_tokens=fixed,
             context_window=facts.context_window,
             agent=agent,
             idle=None if updated_at is None else max(0, self.now - updated_at) / 1000,
-            prices=self._as_billed(model, facts),
+            prices=facts.prices if share == 1 else replace(facts.prices, served=share),
             scale=1.0 if scale is None or self._calibration is None else rounded(scale),
             ready_summary=ready_summary,
             keeps=keeps,
         )
-
-    def _as_billed(self, model: str, facts: ModelFacts) -> Prices:
-        """Return the prices with what was learnt of the provider's cache."""
-        share = round(self._cached_shares.get((facts.base_url, model), 1.0), 1)
-        return facts.prices if share == 1 else replace(facts.prices, served=share)
 
     def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
         """Return the tokens of what is sent beside the history."""

@@ -98,9 +98,7 @@ async def session_view(
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     await knowledge.can_count(model)
-    fixed = await compute(
-        COUNTING * (len(tools or b"") + size_of(lead)), lambda: knowledge.fixed_tokens(lead, tools, model)
-    )
+    fixed = await compute(COUNTING * (len(tools or b"") + size_of(lead)), knowledge.fixed_tokens, lead, tools, model)
     scale = session.scale if session.model == model else None
     facts = knowledge.facts(model, dialect)
     known = knowledge.planning(model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
@@ -113,10 +111,8 @@ async def session_view(
             known = replace(known, ready_summary=ready_summary_of(ready))
     hidden = await store.hidden(session, nodes)
     trims = chosen is not None and chosen.mode == "trim"
-    entries = await compute(
-        size_of(row.message for row in rows),
-        lambda: services.loader.branch(rows, model, hidden, agent=agent, trims=trims),
-    )
+    size, branch = size_of(row.message for row in rows), services.loader.branch
+    entries = await compute(size, branch, rows, model, hidden, agent=agent, trims=trims)
     return SessionView(
         dialect=dialect,
         policy_name=name,
@@ -183,7 +179,7 @@ async def compact(
     After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made.
     """
     cut = now.standing.cut if now.standing is not None else None
-    wanted = await compute(TRIMMING * now.size, lambda: compaction(now.entries, policy, now.known, cut))
+    wanted = await compute(TRIMMING * now.size, compaction, now.entries, policy, now.known, cut)
     if wanted is None:
         ready = unused(now.ready_summary, cut)
         if ready is None or ready.asked:

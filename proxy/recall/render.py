@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-import re2  # type: ignore[import-untyped]  # the package ships no types
 from msgspec import Struct
 
 from proxy.dialects import Message, one_line
 from proxy.errors import InvalidRequest
+from proxy.trimming import compiled
 
-_RE2: Final[Any] = re2
 _RANGE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 REF_PREFIX: Final = "ref_"
 REF_DIGITS: Final = 16
@@ -86,14 +85,10 @@ def span_of(lines: str) -> slice:
 
 def pattern_of(grep: str) -> Any:
     """Return the compiled pattern; raise `InvalidRequest` where RE2 does not know it."""
-    options = _RE2.Options()
-    options.log_errors = False  # RE2 would write to stderr
     try:
-        return _RE2.compile(grep, options)
-    except _RE2.error as why:
-        raise InvalidRequest(
-            f"grep is not a valid RE2 regular expression: {why.args[0].decode()}.", param="grep"
-        ) from why
+        return compiled(grep)
+    except ValueError as why:
+        raise InvalidRequest(f"grep is not a valid RE2 regular expression: {why}.", param="grep") from why
 
 
 def chosen(text: str, span: slice, pattern: Any | None) -> Sequence[tuple[int, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from proxy.dialects import Message
+from proxy.dialects import Message, one_line
 from proxy.textscan import IDENTIFYING, SMALLEST_NUMBER, kind_of, leaves_of, values_of
 from proxy.trimming import Language
 
@@ -91,14 +91,15 @@ def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, langu
     if tokens >= replaced:
         return f"it has {tokens} tokens, and what it replaces {replaced}"
     if found := _CONTROL.search(text):
-        return f"it imitates a turn of a conversation ({_cut(found.group())})"
+        return f"it imitates a turn of a conversation ({one_line(found.group(), _REASON)})"
     if script := _foreign_script(text, source.scripts, language):
         return f"it is written in another language ({script})"
     unknown = list(dict.fromkeys(ungrounded(text, source)))
     if not unknown:
         return ""
+    shown = [one_line(each, _REASON) for each in unknown[:_SHOWN]]
     more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-    return f"it mentions what was never said: {', '.join(map(_cut, unknown[:_SHOWN]))}{more}"
+    return f"it mentions what was never said: {', '.join(shown)}{more}"
 
 
 # ------------------------------------------------------------------------------------ language
@@ -234,9 +235,3 @@ def _value(number: str) -> str:
 def _plain(text: str) -> str:
     """Return a text in lower case, with ordinary in place of full-width characters."""
     return (text if text.isascii() else text.translate(_WIDE)).lower()
-
-
-def _cut(text: str) -> str:
-    """Return a piece of text on one line, cut if it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= _REASON else line[:_REASON] + "…"

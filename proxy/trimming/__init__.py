@@ -44,5 +44,5 @@ from proxy.trimming.model import (
 )
 from proxy.trimming.planner import bypass, compaction, merged, plan, untrimmed, without_bound_reasoning
 from proxy.trimming.policy import Keep, Match, Pin, Policy
-from proxy.trimming.settings import Natural, Positive, Target, Trigger, contradiction
+from proxy.trimming.settings import Natural, Positive, Target, Trigger, compiled, contradiction
 from proxy.trimming.statistics import Language

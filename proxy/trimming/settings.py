@@ -65,36 +65,39 @@ Share: TypeAlias = Annotated[float, Field(gt=0, le=1), NO_TRUTH_VALUE]
 def checked(regex: str) -> str:
     """Return a pattern that RE2 takes; raise `ValueError` with RE2's reason where it does not."""
     try:
-        _compiled(regex)
-    except _RE2.error as error:
-        raise ValueError(f"not a pattern that RE2 takes: {error.args[0].decode()}") from error
+        compiled(regex)
+    except ValueError as why:
+        raise ValueError(f"not a pattern that RE2 takes: {why}") from why
     return regex
 
 
 def is_found(regex: str, text: str) -> bool:
     """Tell whether the pattern is found anywhere in a text."""
-    return _compiled(regex).search(text) is not None
+    return compiled(regex).search(text) is not None
 
 
 def group_names(regex: str) -> frozenset[str]:
     """Return the names of a pattern's groups."""
-    return frozenset(_compiled(regex).groupindex)
+    return frozenset(compiled(regex).groupindex)
 
 
 def named_groups(regex: str, text: str) -> Mapping[str, str] | None:
     """Return what the named groups hold where the pattern is first found; None where it is not found."""
-    match = _compiled(regex).search(text)
+    match = compiled(regex).search(text)
     if match is None:
         return None
     return {name: held for name, held in match.groupdict().items() if held is not None}
 
 
 @lru_cache(maxsize=256)
-def _compiled(regex: str) -> Any:
-    """Return the compiled pattern. RE2 is told not to write to stderr on its own."""
+def compiled(regex: str) -> Any:
+    """Return the compiled pattern; raise `ValueError` with RE2's reason where it is none."""
     options = _RE2.Options()
-    options.log_errors = False
-    return _RE2.compile(regex, options)
+    options.log_errors = False  # RE2 would write to stderr
+    try:
+        return _RE2.compile(regex, options)
+    except _RE2.error as why:
+        raise ValueError(why.args[0].decode()) from why
 
 
 class _Threshold(Struct, frozen=True, kw_only=True):

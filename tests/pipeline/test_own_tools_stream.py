@@ -9,10 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from proxy.dialects.chat.own_tools import STOPPED
+from proxy.dialects.own_tools import STOPPED
 from proxy.errors import PalimpsestError, UpstreamUnreachable
-from proxy.pipeline.own_tools import MOST_ASKS
-from proxy.pipeline.own_tools_relay import COMMENT
+from proxy.pipeline.own_tools import COMMENT, MOST_ASKS
 from proxy.store import Status
 from tests.support.replies import DONE, events_of
 from tests.support.virtual import USER, Answer, World, by_sdk, chunks_of, streams, times, until_true

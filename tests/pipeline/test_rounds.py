@@ -11,7 +11,7 @@ import pytest
 from proxy.dialects import Call, Message
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.own_tools import own_calls
+from proxy.dialects.chat.own_tools import CalledRound
 from proxy.errors import UpstreamUnreachable
 from proxy.pipeline.own_tools import MOST_ASKS, MOST_CALLS, TOO_LONG, TOO_MANY, Rounds
 from tests.support.answers import overflow_body
@@ -53,7 +53,7 @@ def _rounds(*answers: _Answer) -> Rounds:
 
 
 async def _answered(rounds: Rounds, line: str) -> None:
-    await rounds.answer(own_calls(message_of(line), NAMES, "tool_calls"))
+    await rounds.answer(CalledRound(names=NAMES, message=message_of(line)).calls, None)
 
 
 def _result(identity: str, text: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ async def test_a_reply_that_is_all_of_the_last_round_is_sent_as_it_is() -> None:
 async def test_the_form_with_all_calls_stands_for_a_mixed_reply() -> None:
     rounds = _rounds()
     message = message_of("A. | >weather a | >recall_context b")
-    await rounds.answer_mixed(own_calls(message, NAMES, "tool_calls"))
+    await rounds.answer_mixed(CalledRound(names=NAMES, message=message).calls)
     theirs = message_of("A. | >weather a")
     hidden = rounds.hidden(ChatMessage.of(theirs), ChatMessage.of(theirs), partial=False)
     assert hidden is not None

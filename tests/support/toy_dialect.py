@@ -18,11 +18,12 @@ Tools of the proxy's own are offered where an answer comes in one piece.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Final, cast
 
 import orjson
+from msgspec import Struct
 
 from proxy.dialects import (
     INSTRUCTION_ROLES,
@@ -44,8 +45,9 @@ from proxy.dialects import (
     ToolDefinition,
     ToolOffer,
 )
-from proxy.dialects.base import RulesWalk, StreamFilter
+from proxy.dialects.base import RulesWalk
 from proxy.dialects.jsontext import ITEMS, RawFields, emitted
+from proxy.dialects.own_tools import BodyFilter, RoundEnding, StreamFilter
 from proxy.dialects.sse import Event
 from proxy.errors import InvalidRequest, PalimpsestError
 
@@ -119,12 +121,6 @@ class ToyMessage(Message):
                 if not isinstance(part, str)
             ]
         )
-
-    def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
 
     def countable(self) -> Countable:
         return Countable(texts=tuple(text for text in self.all_texts() if text), media=len(self.attachments))
@@ -287,53 +283,58 @@ class _Reader:
         return False
 
 
-class _BodyFilter:
-    """One reply, whose rounds each come in one piece."""
+class _ToyRound(Struct, frozen=True, kw_only=True):
+    """One answer."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._round = _read(b"{}")
-        self._said: list[str] = []
-        self.rounds = 0
-        self._may_ask = True
-
-    @property
-    def _message(self) -> Message:
-        return self._round.messages[0] if self._round.messages else bot()
+    names: Collection[str]
+    replies: Replies
+    says: bool = True
+    cut: bool = False
+    finish: str = ""
 
     @property
-    def again(self) -> bool:
-        return self._may_ask and bool(self.calls.own) and not self.calls.others
-
-    @property
-    def calls(self) -> OwnCalls:
-        own = tuple([call for call in self._message.calls if call.name in self._names])
-        return OwnCalls(message=self._message, own=own, others=len(own) < len(self._message.calls))
-
-    @property
-    def last(self) -> Message:
-        theirs = [at for at, call in enumerate(self._message.calls) if call.name not in self._names]
-        return self._message.with_calls(theirs) if len(theirs) < len(self._message.calls) else self._message
+    def message(self) -> Message:
+        return self.replies.messages[0] if self.replies.messages else bot()
 
     @property
     def usage(self) -> JsonObject | None:
-        return self._round.usage
+        return self.replies.usage
 
-    def take(self, body: bytes) -> bytes:
-        self._round = _read(body)
-        text = "".join([*self._said, self.last.text])
-        return emitted({**RawFields(body), "said": self.last.with_text(text).raw})
-
-    def next(self, *, may_ask: bool) -> None:
-        self._said.append(self._message.text)
-        self.rounds += 1
-        self._may_ask = may_ask
-
-    def give_up(self) -> bytes:
-        return _answer(bot("(no answer)"), why="done")
+    @property
+    def calls(self) -> OwnCalls:
+        own = tuple([call for call in self.message.calls if call.name in self.names])
+        return OwnCalls(message=self.message, own=own, others=len(own) < len(self.message.calls))
 
 
-def _stream_filter(names: Collection[str], hides_usage: bool) -> StreamFilter:
+class _BodyFilter(BodyFilter[_ToyRound]):
+    """One reply, whose rounds each come in one piece."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._said: list[str] = []
+        self._round = _ToyRound(names=names, replies=_read(b"{}"))
+
+    @property
+    def _has_said(self) -> bool:
+        return bool(self._said)
+
+    def _begin(self) -> None:
+        self._said.append(self._round.message.text)
+        self._round = _ToyRound(names=self._names, replies=_read(b"{}"))
+
+    def _read(self, body: bytes) -> bool:
+        self._body = body
+        self._round = _ToyRound(names=self._names, replies=_read(body))
+        theirs = [at for at, call in enumerate(self._round.message.calls) if call.name not in self._names]
+        self.last = self._round.message.with_calls(theirs)
+        return True
+
+    def _shown(self, how: RoundEnding) -> bytes:
+        said = self.last.with_text("".join([*self._said, self.last.text, how.text]))
+        return emitted({**RawFields(self._body), "said": said.raw})
+
+
+def _stream_filter(names: Collection[str], hides_usage: bool) -> StreamFilter[Any]:
     raise AssertionError((names, hides_usage))  # none are offered there
 
 
@@ -371,6 +372,7 @@ class ToyDialect(Dialect):
     """The toy API."""
 
     name: ClassVar[str] = "toy"
+    message: ClassVar[type[Message]] = ToyMessage
     cures: ClassVar[Mapping[StrEnum, str]] = {ToyProblem.MISSING: "put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/talk",
@@ -394,9 +396,6 @@ class ToyDialect(Dialect):
         error_body=_error_body,
         error_event=_error_event,
     )
-
-    def message(self, raw: bytes) -> ToyMessage:
-        return ToyMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> ToyMessage:
         return ToyMessage.of({"who": _WHO[role], "says": [text]})

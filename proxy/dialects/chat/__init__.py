@@ -8,7 +8,6 @@ completion   the replies that a body, or the chunks of a stream, hold
 refusals     what an upstream's error asks for: a shorter request, another order of roles
 cache_marks  explicit cache breakpoints
 own_tools    the proxy's own tools: offered beside the client's, their calls taken out of a reply
-tool_stream  the same for a streamed reply
 """
 
 from __future__ import annotations

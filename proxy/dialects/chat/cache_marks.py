@@ -22,9 +22,8 @@ from msgspec import Struct
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import ITEMS, RawFields, is_array, is_object, with_break, with_field
+from proxy.dialects.jsontext import RawFields, is_array, is_object, with_break, with_field, with_mark
 
-_BETWEEN: Final = b" \t\r\n,"  # what stands in an array between two items
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
 """What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
 _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
@@ -68,7 +67,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
     whoever's it is, are returned as they are, all of them.
     """
     sent = list(messages)
-    if not places or any(_holds_mark(message) for message in sent):
+    if not places or any(map(_marks_in, sent)):
         return tuple(sent)
     rules = _RULES[kind]
     left, wanted = rules.most, False
@@ -85,7 +84,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
     """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
     sent, rules = list(messages), _RULES[kind]
-    timed = any(b'"ttl"' in message.raw and _holds_mark(message) for message in sent)
+    timed = any(b'"ttl"' in message.raw and _marks_in(message) for message in sent)
     if sent[place].role in rules.roles and not timed:
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, rules.name, rules.value)
@@ -106,11 +105,6 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
         return False
     listed = orjson.loads(tools)
     return is_array(listed) and any(map(_is_marked, listed))
-
-
-def _holds_mark(message: Message) -> bool:
-    """Tell whether a message has a mark."""
-    return _marks_in(message) > 0
 
 
 def _marks_in(message: Message) -> int:
@@ -134,22 +128,11 @@ def _is_marked(item: Any) -> bool:
 
 def _with_mark(message: Message, rules: _Rules) -> Message | None:
     """Return the message with a mark at its end; None where it takes none."""
-    content = message.data.get("content")
-    if message.role not in rules.roles or not content:
-        return None
     fields = RawFields(message.raw)
-    if isinstance(content, str):
-        if not content.strip():
-            return None
-        text = b'[{"type":"text","text":%b,"%b":%b}]' % (fields["content"], rules.name.encode(), rules.value)
-    elif is_array(content):
-        last = next((at for at in range(len(content) - 1, -1, -1) if _takes_mark(content[at], rules)), None)
-        if last is None:
-            return None
-        text = _with_mark_on(fields["content"], last, rules)
-    else:
+    if message.role not in rules.roles or "content" not in fields:
         return None
-    return ChatMessage(with_field(message.raw, fields, "content", text))
+    content = with_mark(fields["content"], rules.name, rules.value, lambda part: _takes_mark(part, rules))
+    return None if content is None else ChatMessage(with_field(message.raw, fields, "content", content))
 
 
 def _takes_mark(part: Any, rules: _Rules) -> bool:
@@ -159,16 +142,3 @@ def _takes_mark(part: Any, rules: _Rules) -> bool:
         return False
     text = part.get("text")
     return kind != "text" or (isinstance(text, str) and bool(text.strip()))
-
-
-def _with_mark_on(content: bytes, position: int, rules: _Rules) -> bytes:
-    """Return the text of an array of parts with a mark on one of them."""
-    parts = [bytes(item) for item in ITEMS.decode(content)]
-    start = end = 1
-    for part in parts[: position + 1]:
-        start = end
-        while content[start] in _BETWEEN:
-            start += 1
-        end = start + len(part)
-    part = parts[position]
-    return content[:start] + with_field(part, RawFields(part), rules.name, rules.value) + content[end:]

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
-import orjson
 
 from proxy.dialects.base import (
     Attachment,
@@ -21,17 +20,10 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, is_object_text, write
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
-_FOLLOWERS: Final = {
-    (True, True): RESULT_ROLES,
-    (True, False): frozenset({"tool"}),
-    (False, True): frozenset({"function"}),
-    (False, False): frozenset[str](),
-}
-"""Roles of the results of a message: whether it has calls with ids, whether it has a `function_call`."""
 
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
@@ -103,11 +95,6 @@ class ChatMessage(Message):
         return text_of(content)
 
     @property
-    def name(self) -> str:
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
-
-    @property
     def calls(self) -> tuple[Call, ...]:
         """The `tool_calls` in order, then the `function_call`, if there is one."""
         if self._calls is None:
@@ -156,10 +143,7 @@ class ChatMessage(Message):
         return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         for name in ("name", "agent", "refusal"):
             value = self.data.get(name)
             if value:
@@ -204,9 +188,6 @@ class ChatMessage(Message):
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------ rewriting
-
-    def with_text(self, text: str) -> ChatMessage:
-        return self.replacing("content", text)
 
     def with_texts(self, texts: Sequence[str | None]) -> ChatMessage:
         content = self.data.get("content")
@@ -373,12 +354,7 @@ def _is_whole_function(function: Any) -> bool:
     if not is_object(function) or not function.get("name"):
         return False
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return is_object(arguments)
-    try:
-        return is_object(orjson.loads(arguments))
-    except orjson.JSONDecodeError:
-        return False
+    return is_object(arguments) or is_object_text(arguments)
 
 
 def _ties(message: ChatMessage) -> ChatTies:
@@ -392,10 +368,11 @@ def _ties(message: ChatMessage) -> ChatTies:
     data = message.data
     ids = tuple([call.id for call in message.calls if not call.legacy])
     legacy_call = is_object(data.get("function_call"))
+    followers = [*(["tool"] if ids else []), *(["function"] if legacy_call else [])]
     return ChatTies(
         role=role,
         ids=ids,
-        followers=_FOLLOWERS[bool(ids), legacy_call],
+        followers=frozenset(followers),
         legacy_call=legacy_call,
         names_calls=data.get("tool_calls") is not None,
         has_content=data.get("content") not in (None, []) or bool(data.get("refusal") or data.get("audio")),

@@ -4,22 +4,39 @@ Their definitions are constant bytes after the client's own tools, in one order,
 follows from the request alone: the beginning of every request stays what it was. Nothing is required. Among
 strict functions the schemas are as strict mode wants them: every property required, none beside them, no
 unions of types; an empty string then stands for what is not given.
+
+A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
+sees one reply. Of a stream
+
+    a text           is shown at once, whatever else waits
+    a tool call      waits until its name is whole, or cannot become that of a tool of the proxy's
+    ours             is taken out
+    the client's     is shown with the bytes it came with; where one of ours came before it, it is numbered
+                     anew, from 0 on (SDKs put calls together by their `index`)
+    an end           of a round that another one follows is taken out: its finish, its usage, its `[DONE]`
+    a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
+                     that of all rounds so far; its first text is kept apart from what was said before it
+                     (`gap`), by a chunk of our own, which is no part of what the round says
+
+What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.chat.completion import read_completion
+from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, read_completion, usage_only
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import added, is_array, is_object, read, sound, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.jsontext import added, is_array, is_object, is_object_text, read, sound, write
+from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
+from proxy.dialects.sse import Event
 
 # ------------------------------------------------------------------------------------- the offer
 
@@ -68,30 +85,6 @@ CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that 
 BLANK_LINE: Final = "\n\n"
 
 
-class Parted(Struct, frozen=True, kw_only=True):
-    """The calls of one reply, told apart; places are those in `tool_calls`."""
-
-    own: tuple[int, ...]  # calls that the proxy answers
-    broken: tuple[int, ...]  # calls of the proxy's tools that broke off: they cannot be answered
-    others: bool  # whether the reply calls anything that the client answers, in whichever form
-
-
-def parted(message: JsonObject, names: Collection[str], finish_reason: str | None) -> Parted:
-    """Tell the calls of a reply apart by the names of the proxy's tools.
-
-    Arguments that are not JSON count as broken only where the reply was cut off.
-    """
-    items, calls = _calls(message)
-    own: list[int] = []
-    broken: list[int] = []
-    for place, call in enumerate(calls):
-        if call.name in names:
-            cut = finish_reason in CUT_OFF and not without_unfinished_calls({"tool_calls": [items[place]]})
-            (broken if cut else own).append(place)
-    others = len(own) + len(broken) < len(items) or bool(message.get("function_call"))
-    return Parted(own=tuple(own), broken=tuple(broken), others=others)
-
-
 def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     """Return a reply without its calls of the proxy's tools; the same object where it has none."""
     items, calls = _calls(message)
@@ -104,23 +97,6 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     return changed
 
 
-def ending(
-    message: JsonObject, names: Collection[str], finish: str, *, later: bool, said: bool, may_ask: bool
-) -> RoundEnding:
-    """Decide how a round ends that says `message`; see `RoundCalls.ending`. `finish` is its `finish_reason`."""
-    calls = parted(message, names, finish)
-    told = RoundCalls(
-        own=bool(calls.own),
-        broken=bool(calls.broken),
-        others=calls.others,
-        says=says_something(message),
-        cut=finish in CUT_OFF,
-        finish=finish,
-        whole="stop",
-    )
-    return told.ending(later=later, said=said, may_ask=may_ask)
-
-
 def says_something(message: JsonObject) -> bool:
     """Tell whether a reply has anything to read or to hear."""
     content = message.get("content")
@@ -129,36 +105,55 @@ def says_something(message: JsonObject) -> bool:
     return bool(content or message.get("refusal") or message.get("audio"))
 
 
-def answerable(message: JsonObject, calls: Parted) -> tuple[JsonObject, tuple[Call, ...]]:
-    """Return a reply as it can be sent back, and those of its calls that the proxy answers, in order.
+class CalledRound(Struct, frozen=True, kw_only=True):
+    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 
-    Those that broke off are left out. Of the proxy's own calls each gets what a request needs: an id that no
-    other call of the block has, a type, and arguments that are a JSON object (`{}` for what is none: some
-    providers refuse it). The calls that are returned have the arguments as they came.
-    """
-    items, found = _calls(message)
-    names = [call.id for call in found]
-    kept: list[Any] = []
-    answered: list[Call] = []
-    for place, (item, call) in enumerate(zip(items, found, strict=True)):
-        if place in calls.own:
-            if not call.id or names.count(call.id) > 1:
-                name = f"call_{place}"
-                while name in names:
-                    name += "_"
-                names[place] = name
-            answered.append(structs.replace(call, id=names[place]))
-            kept.append(_complete(item, answered[-1]))
-        elif place not in calls.broken:
-            kept.append(item)
-    return {**message, "tool_calls": kept}, tuple(answered)
+    names: Collection[str]  # the proxy's tools
+    message: JsonObject = {}  # all that it says, whoever is meant; empty where it says nothing
+    finish: str = ""  # why it ended
+    usage: JsonObject | None = None
+
+    @property
+    def calls(self) -> OwnCalls:
+        """Its calls, and the round as it can be sent back.
+
+        Of the proxy's own calls each gets what a request needs: an id that no other call of the block has, a type, and
+        arguments that are a JSON object (`{}` for what is none: some providers refuse it). `OwnCalls.own` has the
+        arguments as they came. Those that are not JSON count as broken only where the reply was cut off.
+        """
+        items, found = _calls(self.message)
+        ids = [call.id for call in found]
+        kept: list[Any] = []
+        own: list[Call] = []
+        broken, others = False, bool(self.message.get("function_call"))
+        for place, (item, call) in enumerate(zip(items, found, strict=True)):
+            if call.name not in self.names:
+                others = True
+                kept.append(item)
+            elif self.cut and not without_unfinished_calls({"tool_calls": [item]}):
+                broken = True
+            else:
+                if not call.id or ids.count(call.id) > 1:
+                    ids[place] = unused_id(place, ids)
+                own.append(structs.replace(call, id=ids[place]))
+                kept.append(_complete(item, own[-1]))
+        sent = reply_of({**self.message, "tool_calls": kept})
+        return OwnCalls(message=sent, own=tuple(own), broken=broken, others=others)
+
+    @property
+    def says(self) -> bool:
+        """Whether it has anything to read or to hear."""
+        return says_something(self.message)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it may have been cut off."""
+        return self.finish in CUT_OFF
 
 
-def own_calls(message: JsonObject, names: Collection[str], finish_reason: str | None) -> OwnCalls:
-    """Return the calls of a reply, told apart by the names of the proxy's tools."""
-    calls = parted(message, names, finish_reason)
-    sent, own = answerable(message, calls)
-    return OwnCalls(message=ChatMessage.as_stored({**sent, "role": "assistant"}), own=own, others=calls.others)
+def reply_of(message: JsonObject) -> ChatMessage:
+    """Return a reply as it is stored."""
+    return ChatMessage.as_stored({**message, "role": "assistant"})
 
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
@@ -174,10 +169,7 @@ def _complete(item: JsonObject, call: Call) -> JsonObject:
     rest = {name: value for name, value in item.items() if name != "index"}
     if call.custom:
         return {**rest, "id": call.id}
-    try:
-        arguments = call.arguments if is_object(orjson.loads(call.arguments)) else "{}"
-    except orjson.JSONDecodeError:
-        arguments = "{}"
+    arguments = call.arguments if is_object_text(call.arguments) else "{}"
     return {**rest, "id": call.id, "type": "function", "function": {**item["function"], "arguments": arguments}}
 
 
@@ -197,85 +189,60 @@ def gap(before: Any, after: Any) -> str:
 # -------------------------------------------------------------------------------- bodies on their way
 
 
-class ToolBodyFilter:
+class ToolBodyFilter(BodyFilter[CalledRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _whole = "stop"
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = names
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[Any] = []  # the contents of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: JsonObject | None = None
         self._body = b""
-        self._message: JsonObject = {}
-        self._finish = ""
-        self._usage: JsonObject | None = None
-        self.again = False
-        self.last: Message = ChatMessage.as_stored({"role": "assistant"})
+        self._finish = ""  # why the last body's reply ended
+        self._round = CalledRound(names=names)
+        self.last = reply_of({})
 
     @property
-    def calls(self) -> OwnCalls:
-        return own_calls(self._message, self._names, self._finish)
+    def _has_said(self) -> bool:
+        return any(says_something({"content": content}) for content in self._said)
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return added(self._usage_before, self._usage)
+    def _read(self, body: bytes) -> bool:
+        self._body, self._finish, self.last = body, "", reply_of({})
+        self._round = CalledRound(names=self._names)
+        try:
+            data = read(body)
+        except ValueError:
+            return False
+        found = read_completion(data)
+        choices = data.get("choices") if is_object(data) else None
+        message: JsonObject = {}
+        if is_array(choices) and len(choices) == 1 and found.choices:
+            message, self._finish = found.choices[0].message, found.choices[0].finish_reason or ""
+        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=found.usage)
+        self.last = reply_of(message)
+        return bool(message)
 
-    def take(self, body: bytes) -> bytes:
-        self._body = body
-        self._message, self._finish, self._usage = message, finish, _ = _only_reply(body)
-        calls = parted(message, self._names, finish)
-        self.last = ChatMessage.as_stored({**message, "role": "assistant"})
-        if not message or not (self._said or calls.own or calls.broken):
-            return body
-        said = any(says_something({"content": content}) for content in self._said)
-        how = ending(message, self._names, finish, later=bool(self._said), said=said, may_ask=self._may_ask)
-        self.again = how.again
-        if how.again:
-            return b""
-        last = without_own(message, self._names)
+    def _begin(self) -> None:
+        self._said.append(self._round.message.get("content"))
+        self._round = CalledRound(names=self._names)
+
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        last = without_own(self._round.message, self._names)
         if how.text:
             last = {**last, "content": _joined([last.get("content"), how.text])}
-        return self._shown(last, how.finish)
-
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before, self._usage = self.usage, None
-        self._said.append(self._message.get("content"))
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
-
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown({"role": "assistant", "content": STOPPED}, "stop")
-
-    def _shown(self, last: JsonObject, finish: str) -> bytes:
-        """Return the reply that ends with the round `last`, in the body of that round."""
-        self.last = ChatMessage.as_stored({**last, "role": "assistant"})
+        self.last = reply_of(last)
         data = read(self._body)
         choice = data["choices"][0]
         message = choice["message"] = without_own(choice["message"], self._names)
         content = _joined([*self._said, last.get("content")])
         if content != message.get("content"):
             message["content"] = content
-        if finish != self._finish:
-            choice["finish_reason"] = finish
-        if self._said and self.usage is not None:
+        if how.finish != self._finish:
+            choice["finish_reason"] = how.finish
+        if self.rounds and self.usage is not None:
             data["usage"] = self.usage
         return write(sound(data))
-
-
-def _only_reply(body: bytes) -> tuple[JsonObject, str, JsonObject | None]:
-    """Return the message of a body with one choice, why it ended, and the usage; else an empty message."""
-    try:
-        data = read(body)
-    except ValueError:
-        return {}, "", None
-    found = read_completion(data)
-    choices = data.get("choices") if is_object(data) else None
-    if not is_array(choices) or len(choices) != 1 or not found.choices:
-        return {}, "", found.usage
-    return found.choices[0].message, found.choices[0].finish_reason or "", found.usage
 
 
 def _joined(contents: Sequence[Any]) -> Any:
@@ -294,3 +261,338 @@ def _joined(contents: Sequence[Any]) -> Any:
     for content in said:
         parts += content if is_array(content) else [{"type": "text", "text": content}]
     return parts
+
+
+# -------------------------------------------------------------------------------- streams on their way
+
+
+class StreamedCall(Struct, kw_only=True, eq=False):
+    """One tool call as far as it has come."""
+
+    name: ToolName = field(default_factory=ToolName)
+    own: bool | None = None  # whether it is of a tool of the proxy's; None while that is not known
+    shown: bool = False  # whether the client saw its beginning; noted by who shows it
+    index: int | None = None
+    """The `index` by which the client knows it, noted likewise; None: upstream's, if it has one."""
+
+
+class StreamedCalls(Struct, kw_only=True, eq=False):
+    """The tool calls of one stream."""
+
+    names: Collection[str]  # the proxy's tools
+    finder: CallFinder = field(default_factory=CallFinder)
+    begun: list[StreamedCall] = []  # all calls, in the order in which they began
+
+    def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
+        """Read the deltas of one chunk; return each with its call."""
+        return [(item, self._learn(item)) for item in items if is_object(item)] if is_array(items) else []
+
+    def decide(self) -> None:
+        """Take every name for whole."""
+        for call in self.begun:
+            if call.own is None:
+                call.own = call.name.value in self.names
+
+    @property
+    def undecided(self) -> bool:
+        """Whether any name is not known yet."""
+        return any(call.own is None for call in self.begun)
+
+    @property
+    def any_own(self) -> bool:
+        """Whether any call is known to be of the proxy's tools."""
+        return any(call.own for call in self.begun)
+
+    def _learn(self, item: JsonObject) -> StreamedCall:
+        index = item.get("index")
+        before = self.finder.by_index.get(index) if isinstance(index, int) else None
+        place = self.finder.place(item)
+        if place == len(self.begun):
+            self.begun.append(StreamedCall())
+            if before is not None and (earlier := self.begun[before]).own is None:
+                earlier.own = earlier.name.value in self.names
+        call = self.begun[place]
+        function, custom = item.get("function"), item.get("custom")
+        call.name.learn(function if is_object(function) else custom if is_object(custom) else {})
+        if call.own is None and call.name.value:
+            known = call.name.value
+            if not isinstance(known, str) or not any(name.startswith(known) for name in self.names):
+                call.own = False
+            elif call.name.whole:
+                call.own = known in self.names
+        return call
+
+
+_SAME: Final = ("id", "created", "model")  # fields that all chunks of one reply have in common
+
+
+class _Part(Struct, frozen=True, kw_only=True):
+    """A chunk, or a part of one, on its way to the client."""
+
+    event: Event | None  # the event that is this chunk and no more; None for a part of one
+    chunk: JsonObject
+    choice: JsonObject
+    key: str  # where the choice has its delta
+    delta: JsonObject
+    items: list[tuple[JsonObject, StreamedCall]]  # the deltas of tool calls in it
+
+    @property
+    def finish(self) -> str:
+        """Why the reply ended; empty where it goes on."""
+        finish = self.choice.get("finish_reason")
+        return finish if isinstance(finish, str) else ""
+
+    def split(self) -> tuple[_Part, _Part]:
+        """Return the part that says something, and the part that calls."""
+        said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
+        calls = {"tool_calls": self.delta["tool_calls"]}
+        return (
+            structs.replace(self, event=None, chunk=self.with_delta(said), delta=said, items=[]),
+            structs.replace(self, event=None, chunk=self.with_delta(calls), delta=calls),
+        )
+
+    def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
+        """Return the chunk with another delta."""
+        return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
+
+
+class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
+    """One streamed reply on its way to the client, event by event."""
+
+    _whole = "stop"
+
+    def __init__(self, names: Collection[str], hides_usage: bool) -> None:
+        """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
+        super().__init__(names)
+        self._hides_usage = hides_usage
+        self.reply = CompletionAccumulator()
+        self._same: JsonObject = {}
+        self._has_role = False
+        self._last: JsonObject | None = None  # how this upstream writes a chunk
+        self._usage_chunk: JsonObject | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls = StreamedCalls(names=self._names)
+        self._reply = CompletionAccumulator()  # all that the round says
+        self._held: deque[_Part] = deque()  # chunks that wait for a name
+        self._finish = ""  # why it ended, in upstream's words
+        self._is_apart = False  # whether any text of it was shown, so that nothing need keep it apart
+        self.ended = False
+
+    @property
+    def message(self) -> JsonObject:
+        """All that this round says, whoever is meant; empty where it says nothing."""
+        choices = self._reply.choices()
+        return choices[0].message if choices else {}
+
+    def _current(self) -> CalledRound:
+        return CalledRound(names=self._names, message=self.message, finish=self._finish)
+
+    @property
+    def _spent(self) -> JsonObject | None:
+        # Some servers tell it in each chunk: what the round says is not put together for that.
+        return added(self._usage_before, self._reply.usage)
+
+    @property
+    def last(self) -> Message:
+        return reply_of(without_own(self.message, self._names))
+
+    @property
+    def hides(self) -> bool:
+        return self.rounds > 0 or bool(self._held) or self._calls.any_own
+
+    def take(self, event: Event) -> bytes:
+        chunk = event.value
+        if not is_object(chunk):  # a comment, or something unreadable
+            self.said = True
+            return event.raw
+        if self.rounds == 0 and len(self._same) < len(_SAME):
+            self._same |= {name: chunk[name] for name in _SAME if name not in self._same and chunk.get(name)}
+        choices = chunk.get("choices")
+        choice = choices[0] if is_array(choices) and len(choices) == 1 else None
+        return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
+
+    def end(self, event: Event | None = None) -> bytes:
+        del event  # it says nothing beside
+        if self.ended:
+            return b""
+        self.ended = True
+        self._calls.decide()
+        shown = self._release()
+        text, finish = self._ended_by("stop")
+        # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
+        own = self._calls.any_own and not self.again and not self.calls.others
+        return shown + self._made(text, finish) if text or own else shown
+
+    def give_up(self) -> bytes:
+        usage, wanted = self.usage, self._usage_chunk is not None and not self._hides_usage
+        self.next(may_ask=False)
+        self.ended = True
+        shown = self._made(STOPPED, "stop")
+        if wanted:
+            shown += _event({**(self._usage_chunk or {}), **self._same, "usage": usage})
+        return shown + b"data: [DONE]\n\n"
+
+    def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
+        """Read a chunk of the reply."""
+        if self.again:  # the reply goes on elsewhere
+            self._reply.add({"usage": chunk.get("usage")})
+            return b""
+        key = "delta" if "delta" in choice else "message"
+        delta = choice.get(key)
+        if not is_object(delta):
+            delta = {}
+        self._last = chunk
+        if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
+            self._reply.add(chunk)  # text: nearly all that is ever said
+            self._note(chunk, delta, "")
+            return event.raw
+        items = self._calls.learn(delta.get("tool_calls"))
+        part = _Part(event=event, chunk=chunk, choice=choice, key=key, delta=delta, items=items)
+        if part.finish:
+            self._calls.decide()
+            return self._release() + self._show(part)
+        if not part.items or not (self._held or self._calls.undecided):
+            return self._show(part)
+        shown = b""
+        if _says(part.delta):
+            said, part = part.split()
+            shown = self._show(said)
+        self._held.append(part)
+        return shown + self._release()
+
+    def _release(self) -> bytes:
+        """Show what waits for nothing any more, in the order of its coming."""
+        held, shown = self._held, b""
+        while held and all(call.own is not None for _, call in held[0].items):
+            shown += self._show(held.popleft())
+        return shown
+
+    def _show(self, part: _Part) -> bytes:
+        """Note a chunk, and return what of it the client is shown."""
+        self._reply.add(part.chunk)
+        text, finish = "", part.finish
+        if finish and not self.ended:
+            self.ended = True
+            text, finish = self._ended_by(finish)
+        shown = self._made(text, "") if text else b""
+        shown += self._apart(part.delta.get("content"))
+        own = any(call.own for _, call in part.items)
+        untouched = not (self.rounds or own or finish != part.finish)
+        if untouched and all(self._indexed(item, call) is item for item, call in part.items):
+            self._note(part.chunk, part.delta, finish)
+            return shown + (part.event.raw if part.event is not None else _event(part.chunk))
+        delta = dict(part.delta)
+        if part.items:
+            delta["tool_calls"] = [self._indexed(item, call) for item, call in part.items if not call.own]
+            if not delta["tool_calls"]:
+                del delta["tool_calls"]
+        if self.rounds and self._has_role:
+            delta.pop("role", None)
+        if not finish and "role" not in delta and not _says_or_calls(delta):
+            return shown
+        changed: JsonObject = {"finish_reason": finish or None} if "finish_reason" in part.choice else {}
+        if own and part.choice.get("logprobs"):
+            changed["logprobs"] = None  # some servers give those of calls, too
+        chunk = self._as_first(part.with_delta(delta, **changed))
+        if self.rounds and is_object(chunk.get("usage")):
+            chunk["usage"] = self.usage
+        self._note(chunk, delta, finish)
+        return shown + _event(chunk, part.event)
+
+    def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
+        """Return a delta with the `index` by which the client knows its call."""
+        if not call.shown:
+            earlier = self._calls.begun
+            earlier = earlier[: earlier.index(call)]
+            call.shown = True
+            if any(other.own for other in earlier):
+                call.index = sum(other.shown for other in earlier)
+        if call.index is None or call.index == item.get("index"):
+            return item
+        return {**item, "index": call.index}
+
+    def _ended_by(self, finish: str) -> tuple[str, str]:
+        """Decide how the round ends; return what is said at its end beside it, and why it ends.
+
+        No reason: it is kept from the client, because another round follows.
+        """
+        self._finish = finish
+        if not self.hides:
+            return "", finish
+        how = self._ending(said=any(says_something(choice.message) for choice in self.reply.choices()))
+        return how.text, how.finish
+
+    def _apart(self, content: Any) -> bytes:
+        """Return what is shown before `content`, which a round says, because of what was said before it."""
+        if not content or self._is_apart or not self.rounds:
+            return b""
+        self._is_apart = True
+        choices = self.reply.choices()
+        text = gap(choices[0].message.get("content"), content) if choices else ""
+        if not text:
+            return b""
+        return _event(self._chunk(text, ""))
+
+    def _made(self, text: str, finish: str) -> bytes:
+        """Return an event of our own making: it says `text`, and why the reply ends."""
+        shown, chunk = self._apart(text), self._chunk(text, finish)
+        self._reply.add(chunk)
+        return shown + _event(chunk)
+
+    def _chunk(self, text: str, finish: str) -> JsonObject:
+        """Note a chunk of our own making, of the shape that the stream's chunks have, and return it."""
+        base: JsonObject = {"object": "chat.completion.chunk", "choices": []}
+        if self._last is not None:
+            base = {name: value for name, value in self._last.items() if name != "usage"}
+        delta = {"content": text} if text else {}
+        choice = {"index": 0, "delta": delta, "finish_reason": finish or None}
+        chunk = self._as_first({**base, "choices": [choice]})
+        self._note(chunk, delta, finish)
+        return chunk
+
+    def _aside(self, event: Event, chunk: JsonObject) -> bytes:
+        """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""
+        self._reply.add(chunk)
+        error = self.reply.error
+        self.reply.add(chunk)
+        if self.reply.error is not error:
+            self.said = True
+            return event.raw
+        if usage_only(chunk):
+            self._usage_chunk = chunk
+            if self._hides_usage:
+                return b""
+            chunk = {**chunk, "usage": self.usage}
+        if self.again:
+            return b""
+        return _event(self._as_first(chunk), event) if self.rounds else event.raw
+
+    def _as_first(self, chunk: JsonObject) -> JsonObject:
+        """Return a chunk as one of the first round's."""
+        return {**chunk, **{name: value for name, value in self._same.items() if name in chunk}}
+
+    def _note(self, chunk: JsonObject, delta: JsonObject, finish: str) -> None:
+        """Note what the client is shown."""
+        self.reply.add(chunk)
+        if not self._has_role:
+            self._has_role = bool(delta.get("role"))
+        if not self.said:
+            self.said = bool(finish) or _says_or_calls(delta)
+
+
+def _says(delta: JsonObject) -> bool:
+    return any(value for name, value in delta.items() if name not in {"role", "tool_calls"})
+
+
+def _says_or_calls(delta: JsonObject) -> bool:
+    return _says(delta) or bool(delta.get("tool_calls"))
+
+
+def _event(chunk: JsonObject, event: Event | None = None) -> bytes:
+    """Return the event that says `chunk`; in the form of `event`, where that has its data in one piece."""
+    data = write(chunk)
+    if event is None or event.data is None or event.raw.count(event.data) != 1:
+        return b"data: %b\n\n" % data
+    return event.raw.replace(event.data, data)

@@ -26,18 +26,26 @@ from typing import ClassVar, Final, cast
 
 import orjson
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, spans_of
+from proxy.dialects.base import (
+    NO_RESULT,
+    Dialect,
+    Message,
+    ReplySide,
+    RequestSide,
+    RulesWalk,
+    Span,
+    SpokenRole,
+    spans_of,
+)
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
 from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import ChatMessage, ChatTies
-from proxy.dialects.chat.own_tools import ToolBodyFilter, add_tools, leaves_room, tool_name
+from proxy.dialects.chat.own_tools import ToolBodyFilter, ToolStreamFilter, add_tools, leaves_room, tool_name
 from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
 from proxy.dialects.chat.request import compose, parse_chat_request
-from proxy.dialects.chat.tool_stream import ToolStreamFilter
 from proxy.dialects.jsontext import read, write
 
-NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
 
 
@@ -181,6 +189,7 @@ class ChatDialect(Dialect):
     """The Chat Completions API."""
 
     name: ClassVar[str] = "chat"
+    message: ClassVar[type[Message]] = ChatMessage
     repairs_blocks_alone: ClassVar[bool] = True
     cures: ClassVar[Mapping[StrEnum, str]] = {
         Problem.MISSING: "a result was put in",
@@ -214,9 +223,6 @@ class ChatDialect(Dialect):
         error_body=lambda error: orjson.dumps(error.body()),
         error_event=lambda body: b"data: %b\n\n" % write(read(body)),
     )
-
-    def message(self, raw: bytes) -> ChatMessage:
-        return ChatMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> ChatMessage:
         return ChatMessage.of({"role": role, "content": text})

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from proxy.dialects import (
     INSTRUCTION_ROLES,
@@ -41,10 +40,7 @@ _CONTENT: Final = "a string, an array of content parts, or null"
 
 
 def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
-    """Read a request. Fields, roles and content parts that are not known here pass as they are.
-
-    `before` is a request whose body begins with the same bytes as this one, up to the end of its first `kept`
-    messages: these are not read again. The result is the same as without it.
+    """Read a request; see `RequestSide.parse`. What is not known here of fields, roles and parts passes as it is.
 
     `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
     """
@@ -65,7 +61,10 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
     lead = 0
     while lead < len(facts) and facts[lead].role in INSTRUCTION_ROLES:
         lead += 1
-    talk = _Talk(
+    return _request(
+        body,
+        fields,
+        values,
         instructions=messages[:lead],
         messages=messages[lead:],
         replies=tuple([at - lead for at in range(lead, len(facts)) if facts[at].role == "assistant"]),
@@ -73,36 +72,17 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         ends=_ends(body, fields, messages) if len(body) >= LONG_BODY else (),
         joined=JoinedTexts() if len(body) >= LONG_BODY else None,
     )
-    return _request(body, fields, values, talk)
 
 
-class _Talk(Struct, frozen=True, kw_only=True):
-    """The messages of a request, with what `Request` says of them."""
-
-    instructions: tuple[Message, ...]
-    messages: tuple[Message, ...]
-    replies: tuple[int, ...]
-    has_own_fields: bool
-    ends: tuple[int, ...]
-    joined: JoinedTexts | None = None
-    kept: int = 0
-
-
-def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk) -> Request:
-    """Return the request; `values` are those of all fields but the messages."""
+def _request(body: bytes, fields: RawFields, values: dict[str, Any], **of_messages: Any) -> Request:
+    """Return the request; `values` are those of all fields but the messages, of which the other ones tell."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     return Request(
         **common_fields(body, fields, values),
-        instructions=talk.instructions,
-        messages=talk.messages,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
-        replies=talk.replies,
-        has_own_fields=talk.has_own_fields,
-        ends=talk.ends,
-        joined=talk.joined,
-        kept=talk.kept,
+        **of_messages,
     )
 
 
@@ -117,10 +97,9 @@ def compose(
     cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
-    """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
+    """Return the body to send; see `RequestSide.compose`. If nothing changes, it is `request.raw` itself.
 
-    Fields of messages that are ours never go out. If nothing changes, the body is `request.raw` itself. `add_usage`
-    and `cache_key` count where the client says nothing about them; `drop_fields`: see `drop_members`.
+    `add_usage` and `cache_key` count where the client says nothing about them.
     """
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     given = (*request.instructions, *request.messages)
@@ -188,7 +167,10 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
     known = before.messages[: kept - lead]
     first = len(known)
     replies = before.replies[: bisect_left(before.replies, first)]
-    talk = _Talk(
+    return _request(
+        body,
+        fields,
+        values,
         instructions=before.instructions,
         messages=known + new,
         replies=replies + tuple([at for at, each in enumerate(facts, first) if each.role == "assistant"]),
@@ -198,7 +180,6 @@ def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
         joined=before.joined,
         kept=kept,
     )
-    return _request(body, fields, values, talk)
 
 
 def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMessage, ...]]:

@@ -7,7 +7,6 @@ request      a request beside its bytes, why it cannot be read, and the body tha
 reply        the reply that a body, or the events of a stream, hold; errors
 cache_marks  cache breakpoints, of which a request has four at most
 own_tools    the proxy's own tools: offered beside the client's, their calls taken out of a reply
-tool_stream  the same for a streamed reply
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of, is_call
 
-_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {}, False)
 _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
 _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
 
@@ -103,4 +102,4 @@ def _is_thinking(block: Any) -> bool:
 
 def _is_empty(value: Any) -> bool:
     """Tell whether a value says as little as a missing field; 0 says something."""
-    return not value and type(value) is not int and type(value) is not float and value in _EMPTY
+    return not value and type(value) not in {int, float}

@@ -29,7 +29,17 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_array, is_object, with_field, write
+from proxy.dialects.jsontext import (
+    FIELDS,
+    ITEMS,
+    RawFields,
+    is_array,
+    is_object,
+    with_field,
+    with_mark,
+    without_fields,
+    write,
+)
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -150,7 +160,8 @@ class MessagesMessage(Message):
     def results(self) -> tuple[Message, ...]:
         if self._only_result is not None:
             return (self,)
-        return tuple([_wrapped(raw) for raw, block in self._pairs() if _is_result(block)])
+        results = [raw for raw, block in self._pairs() if _is_result(block)]
+        return tuple([MessagesMessage(b'{"role":"user","content":[%b]}' % raw) for raw in results])
 
     @property
     def beside(self) -> str:
@@ -177,10 +188,7 @@ class MessagesMessage(Message):
         return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         if agent := self.data.get("agent"):
             yield str(agent)
 
@@ -299,7 +307,8 @@ class MessagesMessage(Message):
         # Thinking that broke off has no signature, and is refused. A call whose input broke off, at the limit of
         # tokens, may have a result.
         pairs = list(self._pairs())
-        left = [_sendable(raw, block) for raw, block in pairs if _can_be_sent(block, reasoning, partial=partial)]
+        made = [_as_input(raw, block, reasoning, partial=partial) for raw, block in pairs]
+        left = [raw for raw in made if raw is not None]
         return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
 
     def without_reasoning(self) -> MessagesMessage | None:
@@ -322,21 +331,9 @@ class MessagesMessage(Message):
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
         """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
-        content = self.data.get("content")
         fields = RawFields(self.raw)
-        if isinstance(content, str):
-            if not content.strip():
-                return None
-            made = b'[{"type":"text","text":%b,"%b":%b}]' % (fields["content"], MARK.encode(), mark)
-            return MessagesMessage(with_field(self.raw, fields, "content", made))
-        pairs = list(self._pairs())
-        for place in range(len(pairs) - 1, -1, -1):
-            raw, block = pairs[place]
-            if is_object(block) and _takes_mark(block):
-                raws = [each for each, _ in pairs]
-                raws[place] = with_field(raw, RawFields(raw), MARK, mark)
-                return MessagesMessage(with_field(self.raw, fields, "content", b"[%b]" % b",".join(raws)))
-        return None
+        content = with_mark(fields["content"], MARK, mark, _takes_mark) if "content" in fields else None
+        return None if content is None else MessagesMessage(with_field(self.raw, fields, "content", content))
 
     # -------------------------------------------------------------------------------------- helpers
 
@@ -376,11 +373,6 @@ class MessagesMessage(Message):
 def result_blocks(message: Message) -> list[bytes]:
     """Return the texts of the blocks of a message that holds results."""
     return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
-
-
-def _wrapped(result: bytes) -> MessagesMessage:
-    """Return a message with one result alone."""
-    return MessagesMessage(b'{"role":"user","content":[%b]}' % result)
 
 
 def blocks_of(data: JsonObject) -> list[Any]:
@@ -458,24 +450,16 @@ def _says(block: Any) -> bool:
     return not is_call(block) and _kind(block) not in THINKING
 
 
-def _can_be_sent(block: Any, reasoning: ReasoningMode, *, partial: bool) -> bool:
-    """Tell whether a block of a stored reply is part of a request."""
-    kind = _kind(block)
-    if kind in THINKING:
-        return reasoning != "drop" and bool(block.get("signature") or block.get("data"))
-    if is_object(block) and UNFINISHED in block and (partial or not is_call(block)):
-        return False
-    return not _is_text(block) or bool(_text_of(block).strip())
-
-
-def _sendable(raw: bytes, block: Any) -> bytes:
-    """Return the text of a block as a request takes it."""
+def _as_input(raw: bytes, block: Any, reasoning: ReasoningMode, *, partial: bool) -> bytes | None:
+    """Return the text of a block of a stored reply as a request takes it; None where it takes none."""
+    if _kind(block) in THINKING:
+        return raw if reasoning != "drop" and (block.get("signature") or block.get("data")) else None
     if is_object(block) and UNFINISHED in block:
-        return write({name: value for name, value in block.items() if name != UNFINISHED})
-    return raw
+        return None if partial or not is_call(block) else without_fields(raw, (UNFINISHED,))
+    return None if _is_text(block) and not _text_of(block).strip() else raw
 
 
-def _takes_mark(block: JsonObject) -> bool:
+def _takes_mark(block: Any) -> bool:
     if _is_text(block):
         return bool(_text_of(block).strip())
     return _kind(block) in {"tool_result", "tool_use", "image", "document", "search_result"}

@@ -2,22 +2,33 @@
 
 Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
 from the request alone: the beginning of every request stays what it was. Nothing is required.
+
+A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
+sees one reply. Of a stream
+
+    a block        is shown as it comes; behind one of ours, and in a later round, it is numbered anew
+    ours           is taken out: its name is whole when it begins
+    an end         of a round that another one follows is taken out: `message_delta` and `message_stop`
+    a later round  begins unseen, and its usage is that of all rounds so far
+
+What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
-from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import added, is_array, is_object, is_one_of, read, write
+from proxy.dialects import JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
+from proxy.dialects.jsontext import is_array, is_object, is_one_of, read, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
-from proxy.dialects.messages.reply import usage_of
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
+from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of
+from proxy.dialects.sse import Event
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
 """Values of `stop_reason` that may have cut a call in two."""
@@ -50,150 +61,231 @@ def _definition(tool: ToolDefinition) -> bytes:
 # ------------------------------------------------------------------------------------- the calls
 
 
-class ReplyRound(Struct, frozen=True, kw_only=True):
+class MessagesRound(Struct, frozen=True, kw_only=True):
     """One answer of the upstream's, with the calls of the proxy's tools told apart."""
 
     content: list[Any] = []  # its blocks
-    stop: str = ""  # why it ended
-    usage: Mapping[str, Any] | None = None  # in the API's own form
+    finish: str = ""  # why it ended
+    usage: JsonObject | None = None  # in the API's own form
     names: Collection[str] = frozenset()  # the proxy's tools
 
     @property
-    def own(self) -> list[JsonObject]:
-        """The calls of the proxy's tools that are whole."""
-        return [block for block in self.content if self.is_own(block) and not self._is_broken(block)]
-
-    @property
-    def broken(self) -> bool:
-        """Whether a call of the proxy's tools broke off."""
-        return any(self.is_own(block) and self._is_broken(block) for block in self.content)
-
-    @property
-    def others(self) -> bool:
-        """Whether it calls anything that the client answers."""
-        return any(is_call(block) and not self.is_own(block) for block in self.content)
+    def cut(self) -> bool:
+        """Whether it may have been cut off."""
+        return self.finish in CUT_OFF
 
     @property
     def shown(self) -> list[Any]:
         """Its blocks without calls of the proxy's tools."""
-        return [block for block in self.content if not self.is_own(block)]
+        return [block for block in self.content if not self._is_own(block)]
 
     @property
     def says(self) -> bool:
         """Whether it has anything to read."""
-        return MessagesMessage.as_stored({"role": "assistant", "content": self.content}).has_content
+        return reply_of(self.content).has_content
 
     @property
     def last(self) -> Message:
         """What it says to the client."""
-        return MessagesMessage.as_stored({"role": "assistant", "content": self.shown})
+        return reply_of(self.shown)
 
     @property
     def calls(self) -> OwnCalls:
         """Its calls, told apart, and the round as it can be sent back."""
         kept: list[Any] = []
+        broken = False
         for block in self.content:
-            if not self.is_own(block):
+            if not self._is_own(block):
                 kept.append(block)
-            elif not self._is_broken(block):
+            elif UNFINISHED in block or not block.get("id") or (self.cut and block is self.content[-1]):
+                broken = True
+            else:
                 kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
-        message: MessagesMessage = MessagesMessage.as_stored({"role": "assistant", "content": kept})
-        own: tuple[Call, ...] = tuple([call for call in message.calls if call.name in self.names])
-        return OwnCalls(message=message, own=own, others=self.others)
+        message = reply_of(kept)
+        own = tuple([call for call in message.calls if call.name in self.names])
+        return OwnCalls(message=message, own=own, broken=broken, others=len(message.calls) > len(own))
 
-    def is_own(self, block: Any) -> bool:
-        """Tell whether a block is a call of a tool of the proxy's."""
+    def _is_own(self, block: Any) -> bool:
         return is_call(block) and is_one_of(block.get("name"), self.names)
 
-    def _is_broken(self, block: JsonObject) -> bool:
-        return UNFINISHED in block or not block.get("id") or (self.stop in CUT_OFF and block is self.content[-1])
 
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how the round ends for the client; see `RoundCalls.ending`."""
-        told = RoundCalls(
-            own=bool(self.own),
-            broken=self.broken,
-            others=self.others,
-            says=self.says,
-            cut=self.stop in CUT_OFF,
-            finish=self.stop,
-            whole=ENDED,
-        )
-        return told.ending(later=later, said=said, may_ask=may_ask)
+def reply_of(content: Sequence[Any]) -> MessagesMessage:
+    """Return a reply with these blocks as it is stored."""
+    return MessagesMessage.as_stored({"role": "assistant", "content": content})
 
 
-def says_something(blocks: Sequence[Any]) -> bool:
-    """Tell whether blocks of a reply have anything to read."""
-    return any(not (is_object(block) and block.get("type") in THINKING) for block in blocks)
+# -------------------------------------------------------------------------------- bodies on their way
 
 
-class MessagesBodyFilter:
+class MessagesBodyFilter(BodyFilter[MessagesRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _whole = ENDED
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = frozenset(names)
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[Any] = []  # the blocks of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: Mapping[str, Any] | None = None
         self._data: JsonObject = {}
-        self._round = ReplyRound()
-        self.again = False
-        self.last: Message = MessagesMessage.as_stored({"role": "assistant", "content": []})
-
-    @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
-
-    @property
-    def usage(self) -> JsonObject | None:
-        spent = added(self._usage_before, self._round.usage)
-        return None if spent is None else usage_of(spent)
-
-    def take(self, body: bytes) -> bytes:
-        self._data, self._round = _round_of(body, self._names)
+        self._round = MessagesRound()
         self.last = self._round.last
-        current = self._round
-        if not current.content or not (self.rounds or current.own or current.broken):
-            return body
-        how = current.ending(later=self.rounds > 0, said=says_something(self._said), may_ask=self._may_ask)
-        self.again = how.again
-        return b"" if how.again else self._shown(current.shown, how)
 
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
+    @property
+    def _has_said(self) -> bool:
+        return any(not (is_object(block) and block.get("type") in THINKING) for block in self._said)
+
+    def _read(self, body: bytes) -> bool:
+        self._data, self._round, self.last = {}, MessagesRound(names=self._names), reply_of([])
+        try:
+            data = read(body)
+        except ValueError:
+            return False
+        if is_object(data) and is_array(content := data.get("content")):
+            finish, usage = data.get("stop_reason"), data.get("usage")
+            self._data = data
+            self._round = MessagesRound(
+                content=content,
+                finish=finish if isinstance(finish, str) else "",
+                usage=usage if is_object(usage) else None,
+                names=self._names,
+            )
+        self.last = self._round.last
+        return bool(self._round.content)
+
+    def _begin(self) -> None:
         self._said += self._round.shown
-        self._round = ReplyRound(names=self._names)
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
+        self._round = MessagesRound(names=self._names)
 
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown([], RoundEnding(text=STOPPED, finish=ENDED))
-
-    def _shown(self, blocks: Sequence[Any], how: RoundEnding) -> bytes:
-        """Return the reply that ends with these blocks, in the body of the last round."""
-        said = [*blocks, *([{"type": "text", "text": how.text}] if how.text else [])]
-        self.last = MessagesMessage.as_stored({"role": "assistant", "content": said})
-        usage = added(self._usage_before, self._round.usage)
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        said = [*self._round.shown, *([{"type": "text", "text": how.text}] if how.text else [])]
+        self.last = reply_of(said)
+        usage = self._spent
         shown = self._data | {"content": [*self._said, *said], "stop_reason": how.finish}
         return write(shown | ({"usage": usage} if usage is not None else {}))
 
 
-def _round_of(body: bytes, names: Collection[str]) -> tuple[JsonObject, ReplyRound]:
-    """Return the data of a body, and the round that it holds."""
-    try:
-        data = read(body)
-    except ValueError:
-        data = None
-    if not is_object(data) or not is_array(content := data.get("content")):
-        return {}, ReplyRound(names=names)
-    stop, usage = data.get("stop_reason"), data.get("usage")
-    told = ReplyRound(
-        content=content,
-        stop=stop if isinstance(stop, str) else "",
-        usage=usage if is_object(usage) else None,
-        names=names,
-    )
-    return data, told
+# -------------------------------------------------------------------------------- streams on their way
+
+_BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_stop")
+
+
+class MessagesStreamFilter(StreamFilter[MessageReader]):
+    """One streamed reply on its way to the client, event by event."""
+
+    _whole = ENDED
+    _as_chat = staticmethod(usage_of)
+
+    def __init__(self, names: Collection[str], hides_usage: bool) -> None:  # noqa: ARG002 - usage is always shown
+        super().__init__(names)
+        self.reply = MessageReader()
+        self._next = 0  # the index of the next block that the client is shown
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reply = MessageReader()  # all that the round says
+        self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
+        self.ended = self._has_hidden = False
+
+    def _current(self) -> MessagesRound:
+        whole = self._reply
+        return MessagesRound(
+            content=whole.content, finish=whole.stop or "", usage=whole.spent or None, names=self._names
+        )
+
+    @property
+    def last(self) -> Message:
+        return self._current().last
+
+    @property
+    def hides(self) -> bool:
+        return self.rounds > 0 or self._has_hidden
+
+    def take(self, event: Event) -> bytes:
+        data = event.value
+        kind = data.get("type") if is_object(data) else None
+        if not is_object(data) or kind == "ping":
+            return event.raw
+        if kind == "error":
+            self.said = True
+            self.reply.add(data)
+        if self.again:  # the reply goes on elsewhere
+            self._reply.add(data)
+            return b""
+        self._reply.add(data)
+        if kind == "message_start":
+            return b"" if self.rounds else self._as_it_came(event, data)
+        if kind in _BLOCKS and isinstance(data.get("index"), int):
+            return self._block(event, data, kind)
+        if kind == "message_delta":
+            return self._end(event, data)
+        return event.raw
+
+    def give_up(self) -> bytes:
+        self.next(may_ask=False)
+        self.ended = True
+        return self._text(STOPPED) + self._closed(ENDED) + named_event({"type": "message_stop"})
+
+    def _as_it_came(self, event: Event, data: JsonObject) -> bytes:
+        self.reply.add(data)
+        return event.raw
+
+    def _block(self, event: Event, data: JsonObject, kind: str) -> bytes:
+        """Show an event of a block, under the index by which the client knows it."""
+        index = data["index"]
+        if kind == "content_block_start":
+            begun = data.get("content_block")
+            if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
+                self._shown[index], self._has_hidden = None, True
+            else:
+                known = self._shown[index] = self._next if self.hides else index
+                self._next = max(self._next, known + 1)
+        known = self._shown.get(index, None if self.hides else index)  # of a block that never began: as it came
+        if known is None:
+            return b""
+        self.said = True
+        if known == index:
+            return self._as_it_came(event, data)
+        return self._made({**data, "index": known})
+
+    def _end(self, event: Event, data: JsonObject) -> bytes:
+        """Decide how the round ends, where the event says that it does."""
+        if self._reply.stop is None or self.ended:
+            return event.raw if not self.rounds else b""
+        self.ended = True
+        if not self.hides:
+            self.said = True
+            return self._as_it_came(event, data)
+        said = any(message.has_content for message in self.reply.replies.messages)
+        how = self._ending(said=said)
+        if how.again:
+            return b""
+        delta, usage = data.get("delta"), data.get("usage")
+        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.finish}}
+        if is_object(usage) and (spent := self._spent) is not None:
+            told["usage"] = {name: spent.get(name, value) for name, value in usage.items()}
+        self.said = True
+        return (self._text(how.text) if how.text else b"") + self._made(told)
+
+    def _made(self, data: JsonObject) -> bytes:
+        """Return an event of our own making, and note it."""
+        self.reply.add(data)
+        return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))
+
+    def _text(self, text: str) -> bytes:
+        """Return the events of a block of text that the model did not say."""
+        index, self._next = self._next, self._next + 1
+        shown = self._made(
+            {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
+        )
+        shown += self._made(
+            {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+        )
+        # It is what the round says last: the reply is sent back with it.
+        at = max(self._shown, default=-1) + 1
+        self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
+        return shown + self._made({"type": "content_block_stop", "index": index})
+
+    def _closed(self, stop: str) -> bytes:
+        delta = {"stop_reason": stop, "stop_sequence": None}
+        return self._made({"type": "message_delta", "delta": delta, "usage": self._spent or {"output_tokens": 0}})

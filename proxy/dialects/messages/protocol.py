@@ -23,6 +23,7 @@ from typing import ClassVar, Final, cast
 import orjson
 
 from proxy.dialects.base import (
+    NO_RESULT,
     Dialect,
     Message,
     ReplySide,
@@ -38,7 +39,7 @@ from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
-from proxy.dialects.messages.own_tools import MessagesBodyFilter, add_tools, leaves_room
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter, add_tools, leaves_room
 from proxy.dialects.messages.reply import (
     CALLING,
     THREAD_NOT_FOUND,
@@ -49,9 +50,7 @@ from proxy.dialects.messages.reply import (
     read_body,
 )
 from proxy.dialects.messages.request import compose, parse_messages_request
-from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 
-NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
 OPENING: Final = "[The beginning of this conversation is not shown.]"
 """What stands before a conversation that would begin with a reply."""
@@ -82,7 +81,11 @@ class _TurnWalk(RulesWalk):
             start, role = position, ties[position].role
             position += 1
             if role == "tool":
-                self._orphans(start, messages[start])
+                # What stands beside results that answer nothing stays.
+                number = messages[start].result_count
+                self.problems += [(start, BrokenRule.ORPHAN)] * number
+                if (left := messages[start].with_results([None] * number)) is not None:
+                    self.keep(None, left)
             elif role == "assistant":
                 ids = self._reply(start, messages[start], ties[start])
                 while ids and position < len(ties) and ties[position].role == "tool":
@@ -102,12 +105,6 @@ class _TurnWalk(RulesWalk):
             self.problems.append((source or 0, BrokenRule.BEGINNING))
             super().keep(None, MESSAGES.spoken("user", OPENING))
         super().keep(source, message)
-
-    def _orphans(self, position: int, message: Message) -> None:
-        """Keep what stands beside results that answer nothing."""
-        self.problems += [(position, BrokenRule.ORPHAN)] * message.result_count
-        if (left := message.with_results([None] * message.result_count)) is not None:
-            self.keep(None, left)
 
     def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
         """Keep of a reply what keeps the rules; return the ids of its calls."""
@@ -206,6 +203,7 @@ class MessagesDialect(Dialect):
     """The Messages API."""
 
     name: ClassVar[str] = "messages"
+    message: ClassVar[type[Message]] = MessagesMessage
     cures: ClassVar[Mapping[StrEnum, str]] = {
         BrokenRule.MISSING: "a result was put in",
         BrokenRule.BEHIND: "put first",
@@ -238,9 +236,6 @@ class MessagesDialect(Dialect):
         error_body=lambda error: orjson.dumps(error_body(error)),
         error_event=lambda body: b"event: error\ndata: %b\n\n" % write(read(body)),
     )
-
-    def message(self, raw: bytes) -> MessagesMessage:
-        return MessagesMessage(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> MessagesMessage:
         return MessagesMessage.of({"role": role, "content": text})

@@ -43,11 +43,11 @@ def read_body(body: bytes) -> Replies:
     data = read(body)
     if not is_object(data) or not is_array(content := data.get("content")):
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
-    stop, usage = data.get("stop_reason"), data.get("usage")
+    stop = data.get("stop_reason")
     return Replies(
         messages=(MessagesMessage.as_stored({"role": "assistant", "content": content}),),
         finish_reasons=(stop if isinstance(stop, str) and stop else None,),
-        usage=usage_of(usage) if is_object(usage) else None,
+        usage=usage_of(data.get("usage")),
         model=_text(data.get("model")),
         error=None,
         ids=_ids(data),
@@ -60,11 +60,13 @@ def _ids(message: JsonObject) -> tuple[str, ...]:
     return () if name is None else (name,)
 
 
-def usage_of(usage: Mapping[str, Any]) -> JsonObject:
+def usage_of(usage: Any) -> JsonObject | None:
     """Return the usage in the form of Chat Completions; how much was written to a cache for an hour stays beside it.
 
     `prompt_tokens` is None where nothing is said of the input: then the cost is not known.
     """
+    if not is_object(usage):
+        return None
     says_input = any(type(usage.get(name)) is int for name in _INPUT_TOKENS)
     fresh, output = _count(usage, "input_tokens"), _count(usage, "output_tokens")
     read_, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
@@ -262,7 +264,8 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
     for index, block in enumerate(answer["content"]):
         begun, delta = dict(block), None
         if block.get("type") in _INPUTS:
-            begun["input"], delta = {}, {"type": "input_json_delta", "partial_json": _json(block.get("input"))}
+            given = orjson.dumps(block.get("input")).decode()
+            begun["input"], delta = {}, {"type": "input_json_delta", "partial_json": given}
         elif block.get("type") == "text":
             begun["text"], delta = "", {"type": "text_delta", "text": block.get("text")}
         events.append({"type": "content_block_start", "index": index, "content_block": begun})
@@ -271,10 +274,6 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
         events.append({"type": "content_block_stop", "index": index})
     stop = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
     return [*events, {"type": "message_delta", "delta": stop, "usage": answer["usage"]}, {"type": "message_stop"}]
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
 
 
 def named_event(data: JsonObject) -> bytes:

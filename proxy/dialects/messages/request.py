@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.jsontext import RawFields, is_array, is_object, write
+from proxy.dialects.jsontext import RawFields, is_array, is_object, is_one_of, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical, earlier_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
@@ -47,7 +47,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     limit = values["max_tokens"]
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
-    system, thread = values.pop("system", None), values.get("thread")
+    system, thread, thinking = values.pop("system", None), values.get("thread"), values.get("thinking")
     # The reply from which a message thread goes on. The provider holds the thread's system prompt, tools and messages.
     earlier = thread.get("previous_message_id") if is_object(thread) else None
     state = earlier if isinstance(earlier, str) else ""
@@ -61,7 +61,8 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         reply_tokens=limit if limit > 0 else None,
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
-        keeps_loop=_is_enabled(values.get("thinking")),
+        # Switched on in the older way, in which a reply amid a tool loop begins with thinking.
+        keeps_loop=is_object(thinking) and thinking.get("type") == "enabled",
         binds_loop=_UNBOUND.search(common["model"]) is None,
         untouched=bool(state) or (is_object(thread) and thread.get("type") == "continue"),
         state=state,
@@ -82,7 +83,7 @@ def compose(
     cache_newest: bool = False,
     tools: bytes | None = None,
 ) -> bytes:
-    """Return the body to send: the client's bytes, with nothing else changed than what is asked for.
+    """Return the body to send; see `RequestSide.compose`.
 
     A system message that leads goes to the system prompt. Where messages change, cache marks stand where the client's
     own do, and they are never more than the API takes. `cache_newest` has the provider mark the newest message of a
@@ -165,13 +166,15 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)
+    if is_one_of(data.get("role"), _OF_CHAT) or data.get("tool_calls"):
+        raise _of_chat()
     for name in ("role", "content"):
-        if name not in data and not (name == "content" and data.get("tool_calls")):
+        if name not in data:
             raise missing(f"{param}.{name}", "Give each message a role and a content.")
     if not isinstance(data["role"], str):
         raise wrong_type(f"{param}.role", "a string", data["role"])
-    content = data.get("content")
-    if not (isinstance(content, str) or is_array(content) or data.get("tool_calls")):
+    content = data["content"]
+    if not (isinstance(content, str) or is_array(content)):
         raise wrong_type(f"{param}.content", "a string, or an array of content blocks", content)
     for place, block in enumerate(content if is_array(content) else ()):
         if not is_object(block):
@@ -189,22 +192,17 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     return facts, data
 
 
-def _is_enabled(thinking: Any) -> bool:
-    """Tell whether thinking is switched on in the older way, in which a reply amid a tool loop begins with thinking."""
-    return is_object(thinking) and thinking.get("type") == "enabled"
+def _of_chat() -> InvalidRequest:
+    """Return the error for a request of Chat Completions, saying where it belongs."""
+    return InvalidRequest(_ELSEWHERE.format("/v1/chat/completions"), code="wrong_endpoint")
 
 
 def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:
-    """Raise `InvalidRequest` for a request of Chat Completions, saying where it belongs."""
+    """Raise `InvalidRequest` for a request of Chat Completions."""
     tools = values.get("tools")
     functions = any(is_object(tool) and "function" in tool for tool in (tools if is_array(tools) else ()))
-    if functions or messages[0].role == "system" or any(map(_is_of_chat, messages)):
-        raise InvalidRequest(_ELSEWHERE.format("/v1/chat/completions"), code="wrong_endpoint")
+    if functions or messages[0].role == "system":
+        raise _of_chat()
     if "max_tokens" not in values:
         advice = "Say how long the reply may be. A request for a chat completion belongs to /v1/chat/completions."
         raise missing("max_tokens", advice)
-
-
-def _is_of_chat(message: Message) -> bool:
-    # `tool` is what a user message with results is called here, too: the text tells.
-    return (message.role in _OF_CHAT and message.data["role"] != "user") or bool(message.data.get("tool_calls"))

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeGuard
 
-import msgspec
-import orjson
 from msgspec import Struct
 
 from proxy.dialects.base import (
@@ -32,7 +30,16 @@ from proxy.dialects.base import (
     one_line,
     sized,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, write
+from proxy.dialects.jsontext import (
+    FIELDS,
+    ITEMS,
+    is_array,
+    is_object,
+    is_object_text,
+    with_value,
+    without_fields,
+    write,
+)
 
 TURN: Final = "turn"
 INSTRUCTIONS: Final = "instructions"
@@ -193,7 +200,7 @@ class Item(Message):
 
     @property
     def listed(self) -> tuple[bytes, ...]:
-        return (_without(self.raw, ("type",)),) if self.kind == INSTRUCTIONS else tuple(self.raws)
+        return (without_fields(self.raw, ("type",)),) if self.kind == INSTRUCTIONS else tuple(self.raws)
 
     @property
     def parted(self) -> Sequence[tuple[Item, Item]]:
@@ -256,7 +263,7 @@ class Item(Message):
         return bool(self.own_fields) and any(item.get("is_internal") is True for item in self.items)
 
     def without(self, *names: str) -> Item:
-        return self.keeping(lambda each: _without(each.raw, names))
+        return self.keeping(lambda each: without_fields(each.raw, names))
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -284,11 +291,6 @@ class Item(Message):
     @property
     def plain_text(self) -> str | None:
         return self.text if all(_is_text(slot.value) for slot in self.slots) else None
-
-    @property
-    def name(self) -> str:
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
 
     @property
     def placed_calls(self) -> tuple[tuple[int, Call], ...]:
@@ -330,10 +332,7 @@ class Item(Message):
         return tuple([_attachment(at, slot.value) for at, slot in enumerate(self.slots) if _is_attachment(slot.value)])
 
     def all_texts(self) -> Iterator[str]:
-        yield self.text
-        for call in self.calls:
-            yield call.name
-            yield call.arguments
+        yield from super().all_texts()
         for item in self.items:
             for name in ("name", "agent"):
                 if item.get(name) and kind_of(item) not in CALLS:
@@ -443,7 +442,7 @@ class Item(Message):
             field = _ARGUMENTS.get(each.kind)
             if each.at not in new or field is None or each.item.get(field) == new[each.at]:
                 return each.raw
-            return _with_field(each.raw, field, new[each.at])
+            return with_value(each.raw, field, new[each.at])
 
         return self.keeping(changed)
 
@@ -481,7 +480,7 @@ class Item(Message):
                 return each.raw
             if each.kind == "reasoning" or (each.kind in _HOSTED and not is_call(each.item)):
                 return None
-            return _without(each.raw, ("id",))
+            return without_fields(each.raw, ("id",))
 
         made = self.keeping(changed)
         return made if made.items else None
@@ -509,9 +508,9 @@ class Item(Message):
             if parts is None:
                 return each.raw
             if -1 in parts:
-                return _with_field(each.raw, field, "" if parts[-1] is None else parts[-1])
+                return with_value(each.raw, field, "" if parts[-1] is None else parts[-1])
             left = [parts.get(place, part) for place, part in enumerate(each.item[field])]
-            return _with_field(each.raw, field, [part for part in left if part is not None])
+            return with_value(each.raw, field, [part for part in left if part is not None])
 
         return self.keeping(changed)
 
@@ -637,32 +636,14 @@ def _is_whole(item: JsonObject) -> bool:
         return True
     if not call_id_of(item) or item.get("status") in ("in_progress", "incomplete"):
         return False
-    if kind != "function_call":
-        return True
-    try:
-        return bool(item.get("name")) and is_object(orjson.loads(item.get("arguments") or ""))
-    except orjson.JSONDecodeError:
-        return False
+    return kind != "function_call" or (bool(item.get("name")) and is_object_text(item.get("arguments")))
 
 
 def _as_input(each: Placed) -> bytes:
     """Return an item of a reply as a request takes it: reasoning has no status there, and nothing is null."""
     if each.kind != "reasoning":
         return each.raw
-    return _without(each.raw, [name for name, value in each.item.items() if value is None or name == "status"])
-
-
-def _without(raw: bytes, names: Collection[str]) -> bytes:
-    """Return an object without these fields; the very text where it has none of them."""
-    fields = FIELDS.decode(raw)
-    if fields.keys().isdisjoint(names):
-        return raw
-    return msgspec.json.encode({name: text for name, text in fields.items() if name not in names})
-
-
-def _with_field(raw: bytes, name: str, value: Any) -> bytes:
-    """Return an object with another value in one field; other fields keep their bytes."""
-    return msgspec.json.encode(FIELDS.decode(raw) | {name: msgspec.Raw(write(value))})
+    return without_fields(each.raw, [name for name, value in each.item.items() if value is None or name == "status"])
 
 
 def _attachment(place: int, part: JsonObject) -> Attachment:

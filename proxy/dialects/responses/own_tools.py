@@ -18,10 +18,10 @@ import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import RawFields, added, is_object, is_one_of, read, with_field, write
-from proxy.dialects.own_tools import STOPPED, RoundCalls, RoundEnding, offer, schema_of
+from proxy.dialects.jsontext import RawFields, is_object, is_object_text, is_one_of, read, with_field, write
+from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
 from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
-from proxy.dialects.responses.reply import ResponseReader, event_of, item_events, read_body, usage_of
+from proxy.dialects.responses.reply import OPENINGS, WHOLE, ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
 
 # ------------------------------------------------------------------------------------- the offer
@@ -49,7 +49,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 # ------------------------------------------------------------------------------------- one round
 
 
-class _Round(Struct, kw_only=True, eq=False):
+class ItemRound(Struct, kw_only=True, eq=False):
     """One answer of the upstream's."""
 
     names: Collection[str]  # the proxy's tools
@@ -57,22 +57,12 @@ class _Round(Struct, kw_only=True, eq=False):
     usage: JsonObject | None = None  # as the API gives it
     cut: bool = False  # whether the response is incomplete
 
-    @property
-    def own(self) -> tuple[int, ...]:
-        """Places of the items that the proxy answers."""
-        return tuple(
-            [at for at, item in enumerate(self.turn.items) if self._is_own(item) and not self._is_broken(item)]
-        )
+    finish = ""  # a response does not say why it ended
 
     @property
-    def broken(self) -> tuple[int, ...]:
-        """Places of calls of the proxy's tools that broke off."""
-        return tuple([at for at, item in enumerate(self.turn.items) if self._is_own(item) and self._is_broken(item)])
-
-    @property
-    def others(self) -> bool:
-        """Whether it calls anything that the client answers."""
-        return len(self.turn.calls) > len(self.own) + len(self.broken)
+    def says(self) -> bool:
+        """Whether it has anything to read."""
+        return self.turn.has_content
 
     def _is_own(self, item: JsonObject) -> bool:
         return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
@@ -93,52 +83,34 @@ class _Round(Struct, kw_only=True, eq=False):
     @property
     def calls(self) -> OwnCalls:
         """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
-        placed = {at: call for at, call in self.turn.placed_calls if at in self.own}
+        ours = [at for at, item in enumerate(self.turn.items) if self._is_own(item)]
+        broken = {at for at in ours if self._is_broken(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
         answered: list[Call] = []
         named: dict[int, str] = {}
-        for at, call in placed.items():
+        for at, call in self.turn.placed_calls:
+            if at not in ours or at in broken:
+                continue
             name = call.id
             if not name or taken.count(name) > 1:
-                name = f"call_{at}"
-                while name in taken:
-                    name += "_"
+                name = unused_id(at, taken)
                 taken.append(name)
             named[at] = name
             answered.append(structs.replace(call, id=name))
 
         def complete(each: Placed) -> bytes | None:
-            if each.at in self.broken:
+            if each.at in broken:
                 return None
             if each.at not in named:
                 return each.raw
             item = Item(each.raw)
             if each.item.get("call_id") != named[each.at]:
                 item = item.replacing("call_id", named[each.at])
-            return item.raw if _is_json_object(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
+            return item.raw if is_object_text(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
 
         message = self.turn.keeping(complete).with_paired_reasoning()
-        return OwnCalls(message=message, own=tuple(answered), others=self.others)
-
-    def ending(self, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-        """Decide how it ends; see `RoundCalls.ending`. A response says nothing of why."""
-        told = RoundCalls(
-            own=bool(self.own),
-            broken=bool(self.broken),
-            others=self.others,
-            says=self.turn.has_content,
-            cut=self.cut,
-            finish="",
-            whole="",
-        )
-        return told.ending(later=later, said=said, may_ask=may_ask)
-
-
-def _is_json_object(text: Any) -> bool:
-    try:
-        return is_object(orjson.loads(text))
-    except (orjson.JSONDecodeError, TypeError):
-        return False
+        others = len(self.turn.calls) > len(ours)
+        return OwnCalls(message=message, own=tuple(answered), broken=bool(broken), others=others)
 
 
 def _message(text: str, number: int) -> JsonObject:
@@ -153,106 +125,68 @@ def _message(text: str, number: int) -> JsonObject:
     }
 
 
-def _round_of(names: Collection[str], body: bytes, data: Any) -> _Round:
-    """Return what a body says; a round without items where it is no response."""
-    try:
-        found = read_body(body)
-    except ValueError:
-        return _Round(names=names)
-    turn = found.messages[0] if found.messages else None
-    return _Round(
-        names=names,
-        turn=turn if isinstance(turn, Item) else Item(turn_of([])),
-        usage=data.get("usage") if is_object(data) and is_object(data.get("usage")) else None,
-        cut=is_object(data) and data.get("status") == "incomplete",
-    )
-
-
 # -------------------------------------------------------------------------------- bodies on their way
 
 
-class ItemBodyFilter:
+class ItemBodyFilter(BodyFilter[ItemRound]):
     """One reply on its way to the client, made of bodies that each hold one round of it."""
 
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
-        self._names = names
-        self.rounds = 0
+        super().__init__(names)
         self._said: list[bytes] = []  # the messages of the rounds that the client is not shown
-        self._may_ask = True
-        self._usage_before: JsonObject | None = None
         self._body = b""
-        self._round = _Round(names=names)
-        self.again = False
-        self.last: Message = Item(turn_of([]))
+        self._round = ItemRound(names=names)
+        self.last = self._round.turn
 
     @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
+    def _has_said(self) -> bool:
+        return bool(self._said)
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return usage_of(added(self._usage_before, self._round.usage))
-
-    def take(self, body: bytes) -> bytes:
+    def _read(self, body: bytes) -> bool:
+        self._body, self._round = body, ItemRound(names=self._names)
         try:
-            data = read(body)
+            data, found = read(body), read_body(body).messages
         except ValueError:
-            data = None
-        self._body, self._round = body, _round_of(self._names, body, data)
-        current = self._round
-        self.last = current.shown
-        if not self.rounds and not current.own and not current.broken:
-            return body
-        how = current.ending(later=bool(self.rounds), said=bool(self._said), may_ask=self._may_ask)
-        self.again = how.again
-        return b"" if how.again else self._shown(current.shown, how.text)
+            data, found = None, ()
+        if found and isinstance(found[0], Item):
+            self._round.turn = found[0]
+        if is_object(data):
+            self._round.usage = data["usage"] if is_object(data.get("usage")) else None
+            self._round.cut = data.get("status") == "incomplete"
+        self.last = self._round.shown
+        return True
 
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
+    def _begin(self) -> None:
         self._said += self._round.said
-        self._round = _Round(names=self._names)
-        self.rounds += 1
-        self._may_ask, self.again = may_ask, False
+        self._round = ItemRound(names=self._names)
 
-    def give_up(self) -> bytes:
-        self.next(may_ask=False)
-        return self._shown(Item(turn_of([])), STOPPED)
-
-    def _shown(self, last: Item, text: str) -> bytes:
-        """Return the reply that ends with the round `last` and a text of ours, in the body of that round."""
-        raws = last.raws
-        if text:
-            raws.append(write(_message(text, self.rounds)))
+    def _shown(self, how: RoundEnding) -> bytes:
+        """Return the reply in the body of its last round."""
+        raws = self._round.shown.raws
+        if how.text:
+            raws.append(write(_message(how.text, self.rounds)))
         self.last = Item(turn_of(raws))
         output = b"[%b]" % b",".join([*self._said, *raws])
-        usage = write(added(self._usage_before, self._round.usage)) if self.rounds else None
-        body = self._body
-        for name, value in (("output", output), ("usage", usage)):
-            if value is not None:
-                body = with_field(body, RawFields(body), name, value)
-        return body
+        body = with_field(self._body, RawFields(self._body), "output", output)
+        return with_field(body, RawFields(body), "usage", write(self._spent)) if self.rounds else body
 
 
 # -------------------------------------------------------------------------------- streams on their way
 
-_ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
-_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
 
-
-class ItemStreamFilter:
+class ItemStreamFilter(StreamFilter[ResponseReader]):
     """One streamed reply on its way to the client, event by event."""
 
+    _as_chat = staticmethod(usage_of)
+
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
-        """Take calls of the tools `names` out; usage is always told."""
-        del hides_usage
-        self._names = frozenset(names)
+        super().__init__(names)
+        del hides_usage  # usage is always told
         self.reply = ResponseReader()
-        self.said = False
-        self.rounds = 0
-        self._may_ask = True
         self._said: list[bytes] = []
-        self._usage_before: JsonObject | None = None
+        self._round = ItemRound(names=self._names)
         self._begin()
         self._shown_items = 0  # items of all rounds that the client was shown
         self._number = 0  # the `sequence_number` of the next event
@@ -261,15 +195,19 @@ class ItemStreamFilter:
         self._ours: list[JsonObject] = []  # items of our own making
 
     def _begin(self) -> None:
-        self._whole = ResponseReader()
+        self._said += self._round.said
+        self._reply = ResponseReader()  # all that the round says
         self._places: dict[int, int | None] = {}  # where the client was shown each item of the round; None: not at all
-        self._round = _Round(names=self._names)
-        self.ended = self.again = False
+        self._round = ItemRound(names=self._names)
+        self.ended = False
         self._end = self._closing = b""
 
     @property
     def calls(self) -> OwnCalls:
         return self._round.calls
+
+    def _current(self) -> ItemRound:
+        return self._round
 
     @property
     def last(self) -> Message:
@@ -280,27 +218,16 @@ class ItemStreamFilter:
     def hides(self) -> bool:
         return self.rounds > 0 or None in self._places.values()
 
-    @property
-    def usage(self) -> JsonObject | None:
-        return usage_of(added(self._usage_before, self._round.usage))
-
-    def next(self, *, may_ask: bool) -> None:
-        self._usage_before = added(self._usage_before, self._round.usage)
-        self._said += self._round.said
-        self.rounds += 1
-        self._may_ask = may_ask
-        self._begin()
-
     def take(self, event: Event) -> bytes:
         data = event.value
         if not is_object(data):  # a comment, or something unreadable
             self.said = True
             return event.raw
         kind = data.get("type")
-        if kind in _ENDS:
+        if kind in WHOLE:
             return self.end(event) + self._closing
-        self._whole.take(event)
-        if kind in _OPENINGS:
+        self._reply.take(event)
+        if kind in OPENINGS:
             if self.rounds:
                 return b""
             return self._show(event, data)
@@ -324,7 +251,7 @@ class ItemStreamFilter:
             return b""
         self.ended = True
         if event is not None:
-            self._whole.take(event)
+            self._reply.take(event)
         self._read_round()
         data: Any = None if event is None else event.value
         response = data.get("response") if is_object(data) else None
@@ -332,14 +259,14 @@ class ItemStreamFilter:
             self._response, self._end = response, event.raw
             self._round.usage = response["usage"] if is_object(response.get("usage")) else None
             self._round.cut = data.get("type") == "response.incomplete"
-        if self._whole.failed or not self._end:
+        if self._reply.failed or not self._end:
             self._closing = self._end
             if event is not None:
                 self.reply.take(event)
             return b""
-        how = self._round.ending(later=self.rounds > 0, said=bool(self._said), may_ask=self._may_ask)
-        if self.hides and how.again:
-            self.again = True
+        how = self._ending(said=bool(self._said))
+        self.again = self.hides and how.again
+        if self.again:
             return b""
         shown = self._made(how.text) if self.hides and how.text else b""
         self._closing = self._closed(event, data) if event is not None else b""
@@ -357,7 +284,7 @@ class ItemStreamFilter:
 
     def _read_round(self) -> None:
         """Note what the round said as far as it has come."""
-        found = self._whole.replies.messages
+        found = self._reply.replies.messages
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]
 
@@ -368,8 +295,8 @@ class ItemStreamFilter:
             return event.raw
         shown = [orjson.loads(raw) for raw in (*self._said, *self._round.shown.raws)]
         output = [*shown, *self._ours]
-        usage = added(self._usage_before, self._round.usage)
-        return self._show(event, {**data, "response": {**data["response"], "output": output, "usage": usage}})
+        told = {**data["response"], "output": output, "usage": self._spent}
+        return self._show(event, {**data, "response": told})
 
     def _made(self, text: str) -> bytes:
         """Return events of our own making, which say `text`."""

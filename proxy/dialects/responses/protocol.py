@@ -20,7 +20,17 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, cast
 
-from proxy.dialects.base import Dialect, Message, ReplySide, RequestSide, RulesWalk, Span, SpokenRole, joined_spans
+from proxy.dialects.base import (
+    NO_RESULT,
+    Dialect,
+    Message,
+    ReplySide,
+    RequestSide,
+    RulesWalk,
+    Span,
+    SpokenRole,
+    joined_spans,
+)
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
@@ -32,7 +42,6 @@ from proxy.dialects.responses.reply import (
     ENDS,
     ResponseReader,
     answer_id,
-    error_body,
     error_event,
     made_answer,
     opening_error,
@@ -40,7 +49,6 @@ from proxy.dialects.responses.reply import (
 )
 from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request, resolved
 
-NO_RESULT: Final = "[no result was recorded for this call]"  # what stands in for a result that was never recorded
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """Calls for which a result can be made up."""
 _NOT_THEIR_OWN: Final = frozenset({"item_reference", "local_shell_call_output"})
@@ -161,6 +169,7 @@ class ResponsesDialect(Dialect):
     """The Responses API."""
 
     name: ClassVar[str] = "responses"
+    message: ClassVar[type[Message]] = Item
     cures: ClassVar[Mapping[StrEnum, str]] = {ItemProblem.MISSING: "a result was put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/responses",
@@ -184,12 +193,9 @@ class ResponsesDialect(Dialect):
         repeat_id=answer_id,
         calling=DONE,
         error_words=error_words,
-        error_body=error_body,
+        error_body=lambda error: write(error.body()),
         error_event=error_event,
     )
-
-    def message(self, raw: bytes) -> Item:
-        return Item(raw)
 
     def spoken(self, role: SpokenRole, text: str) -> Item:
         if role != "assistant":

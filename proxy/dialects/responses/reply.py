@@ -17,12 +17,13 @@ from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
-from proxy.errors import PalimpsestError
 
 DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 """Names of the events that end a stream. `[DONE]` is what some servers send."""
-_OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
+WHOLE: Final = ("response.completed", "response.incomplete", "response.failed")
+"""Types of the events that hold the whole response at its end."""
 _RUNNING: Final = ("queued", "in_progress")
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
@@ -108,7 +109,7 @@ def opening_error(text: bytes) -> bytes | None:
         except ValueError:
             continue
         kind = data.get("type") if is_object(data) else None
-        if kind in _OPENINGS:
+        if kind in OPENINGS:
             continue
         if kind == "error":
             return write({"error": data.get("error") or data})
@@ -158,7 +159,7 @@ class ResponseReader:
             self._error = self._error or data.get("error") or data
         elif is_object(response := data.get("response")):
             self._response = response
-            self._ended = kind in ("response.completed", "response.incomplete", "response.failed")  # it may be any JSON
+            self._ended = kind in WHOLE
             if self._ended:
                 self._output = _output_of(_member(raw, "response", response), response)
             if response.get("error"):
@@ -306,11 +307,6 @@ def event_of(name: str, data: JsonObject) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------ errors
-
-
-def error_body(error: PalimpsestError) -> bytes:
-    """Return an error of the proxy's in the API's shape."""
-    return write(error.body())
 
 
 def error_event(body: bytes) -> bytes:

@@ -216,7 +216,7 @@ def compose(
     cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
-    """Return the body to send: the client's bytes, with nothing else changed than what is asked for."""
+    """Return the body to send; see `RequestSide.compose`."""
     del add_usage  # usage always comes
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     lead = request.instructions if instructions is None else instructions

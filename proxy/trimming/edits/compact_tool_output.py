@@ -15,7 +15,6 @@ from typing import Final, Literal, TypeAlias
 from proxy.dialects import Call, Message
 from proxy.textscan import (
     Embedded,
-    JsonValue,
     condensed,
     ending,
     ends,
@@ -303,23 +302,25 @@ class _CompactForm:
                 if "log" in self._edit.methods:
                     text = condensed(folded(self._shown[place]), self._edit.keep_items)
                     self.is_marked |= self._offer(place, "log", text)
-            elif "preview" in self._edit.methods:
-                alone = len(self._pieces) == 1
-                made = preview(piece.value, self._edit.keep_items, self._edit.max_string, ref if alone else None)
-                if made is not None:
-                    taken = self._offer(place, "preview", self._written(made))
-                    self.is_marked |= taken and not alone
+            else:
+                self._cut_document(place, piece, ref, self._edit.keep_items, self._edit.max_string)
 
     def reduce(self, ref: str, *, keep: int, longest: int, asked: frozenset[str]) -> None:
         """Cut documents to what says which items there are."""
         for place, piece in enumerate(self._pieces):
-            if isinstance(piece, str) or isinstance(piece.value, str) or "preview" not in self._edit.methods:
-                continue
-            alone = len(self._pieces) == 1
-            made = preview(piece.value, keep, longest, ref if alone else None, asked=asked)
-            if made is not None:
-                taken = self._offer(place, "preview", self._written(made))
-                self.is_marked |= taken and not alone
+            if not (isinstance(piece, str) or isinstance(piece.value, str)):
+                self._cut_document(place, piece, ref, keep, longest, asked)
+
+    def _cut_document(
+        self, place: int, piece: Embedded, ref: str, keep: int, longest: int, asked: frozenset[str] | None = None
+    ) -> None:
+        if "preview" not in self._edit.methods:
+            return
+        alone = len(self._pieces) == 1
+        made = preview(piece.value, keep, longest, ref if alone else None, asked=asked)
+        if made is not None:
+            table = tabulated(made) if "table" in self._edit.methods else None
+            self.is_marked |= self._offer(place, "preview", write(made if table is None else table)) and not alone
 
     def put(self, text: str | None, ref: str | None, *, is_cut: bool) -> None:
         """Put `text` in its place, and a line at the end where a ref is given; None leaves it out."""
@@ -355,10 +356,6 @@ class _CompactForm:
         return "preview" in self._edit.methods and (
             len(piece.source) * self._per_byte > _HOPELESS * self._edit.over_tokens
         )
-
-    def _written(self, made: JsonValue) -> str:
-        table = tabulated(made) if "table" in self._edit.methods else None
-        return write(made if table is None else table)
 
     def _offer(self, place: int, method: Method, text: str) -> bool:
         """Put `text` in the place of a piece where it is shorter; tell whether it is."""

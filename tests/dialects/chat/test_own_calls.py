@@ -9,19 +9,9 @@ import orjson
 import pytest
 
 from proxy.dialects import Call
-from proxy.dialects.chat.own_tools import (
-    BLANK_LINE,
-    Parted,
-    ToolBodyFilter,
-    answerable,
-    ending,
-    gap,
-    parted,
-    says_something,
-    without_own,
-)
+from proxy.dialects.chat.own_tools import BLANK_LINE, CalledRound, ToolBodyFilter, gap, says_something, without_own
 from proxy.dialects.jsontext import added
-from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED, RoundEnding
+from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED, RoundEnding, round_ending
 
 Data = dict[str, Any]
 NAMES = frozenset({"ours"})
@@ -40,21 +30,22 @@ CUT = call("ours", "c", '{"q')
 
 
 @pytest.mark.parametrize(
-    ("message", "finish", "expected"),
+    ("message", "finish", "own", "broken", "others"),
     [
-        ({}, None, Parted(own=(), broken=(), others=False)),
-        (reply(OURS, THEIRS, OURS), "tool_calls", Parted(own=(0, 2), broken=(), others=True)),
-        (reply(OURS), "stop", Parted(own=(0,), broken=(), others=False)),
-        (reply(THEIRS), "stop", Parted(own=(), broken=(), others=True)),
-        ({"function_call": {"name": "f"}}, "function_call", Parted(own=(), broken=(), others=True)),
-        (reply("junk", OURS), None, Parted(own=(1,), broken=(), others=True)),
-        (reply(CUT), "tool_calls", Parted(own=(0,), broken=(), others=False)),
-        (reply(OURS, CUT), "length", Parted(own=(0,), broken=(1,), others=False)),
-        (reply(CUT), "content_filter", Parted(own=(), broken=(0,), others=False)),
+        ({}, "", 0, False, False),
+        (reply(OURS, THEIRS, OURS), "tool_calls", 2, False, True),
+        (reply(OURS), "stop", 1, False, False),
+        (reply(THEIRS), "stop", 0, False, True),
+        ({"function_call": {"name": "f"}}, "function_call", 0, False, True),
+        (reply("junk", OURS), "", 1, False, True),
+        (reply(CUT), "tool_calls", 1, False, False),
+        (reply(OURS, CUT), "length", 1, True, False),
+        (reply(CUT), "content_filter", 0, True, False),
     ],
 )
-def test_calls_are_told_apart(message: Data, finish: str | None, expected: Parted) -> None:
-    assert parted(message, NAMES, finish) == expected
+def test_calls_are_told_apart(message: Data, finish: str, own: int, broken: bool, others: bool) -> None:
+    calls = CalledRound(names=NAMES, message=message, finish=finish).calls
+    assert (len(calls.own), calls.broken, calls.others) == (own, broken, others)
 
 
 def test_a_message_without_the_proxys_calls() -> None:
@@ -87,7 +78,9 @@ def test_a_message_without_the_proxys_calls() -> None:
     ],
 )
 def test_how_a_round_ends(message: Data, finish: str, how: Data, expected: RoundEnding) -> None:
-    assert ending(message, NAMES, finish, **{"later": False, "said": False, "may_ask": True, **how}) == expected
+    current = CalledRound(names=NAMES, message=message, finish=finish)
+    given = {"later": False, "said": False, "may_ask": True, **how}
+    assert round_ending(current, "stop", **given) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,29 +107,31 @@ def test_a_message_sent_back_has_all_that_a_request_needs() -> None:
         {"id": "x", "type": "custom", "custom": {"name": "ours", "input": "free"}},
         content="So",
     )
-    sent, own = answerable(message, Parted(own=(0, 2, 4), broken=(3,), others=True))
+    calls = CalledRound(names=NAMES, message=message, finish="tool_calls").calls
 
-    assert sent["content"] == "So"
-    assert sent["tool_calls"] == [
+    assert calls.message.data["content"] == "So"
+    assert calls.message.data["tool_calls"] == [
         call("ours", "call_0_"),
         call("theirs", "call_0", "junk"),
         call("ours", "call_2"),
+        call("ours", "c"),
         {"id": "x", "type": "custom", "custom": {"name": "ours", "input": "free"}},
     ]
-    assert own == (
+    assert calls.own == (
         Call(id="call_0_", name="ours", arguments=""),
         Call(id="call_2", name="ours", arguments="[1]"),
+        Call(id="c", name="ours", arguments='{"q'),
         Call(id="x", name="ours", arguments="free", custom=True),
     )
 
 
 def test_a_whole_message_is_sent_back_as_it_came() -> None:
     said = call("ours", "a", '{ "q": 1 }')
-    sent, own = answerable(reply(said), Parted(own=(0,), broken=(), others=False))
-    assert sent == reply(said)
-    assert own == (Call(id="a", name="ours", arguments='{ "q": 1 }'),)
-    broken, [first] = answerable(reply(call("ours", "a", "{oops")), Parted(own=(0,), broken=(), others=False))
-    assert (broken["tool_calls"], first.arguments) == ([call("ours", "a", "{}")], "{oops")
+    calls = CalledRound(names=NAMES, message=reply(said)).calls
+    assert calls.message.data == reply(said)
+    assert calls.own == (Call(id="a", name="ours", arguments='{ "q": 1 }'),)
+    broken = CalledRound(names=NAMES, message=reply(call("ours", "a", "{oops"))).calls
+    assert (broken.message.data["tool_calls"], broken.own[0].arguments) == ([call("ours", "a", "{}")], "{oops")
 
 
 def part(text: Any) -> dict[str, Any]:

@@ -452,7 +452,7 @@ def test_errors_have_the_words_and_codes_of_the_api() -> None:
     with pytest.raises(InvalidRequest) as raised:
         parse_chat_request(b'{"model": "", "messages": [{"role": "user"}]}')
     assert raised.value.param == "model"
-    assert "at most 7 levels" in bodies._too_deep("user", 7).message
+    assert f"at most {MAX_LEVELS} levels" in bodies._too_deep("user").message
 
 
 # ------------------------------------------------------------------- a body that begins like the one before

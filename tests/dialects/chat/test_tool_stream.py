@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.completion import Deltas
-from proxy.dialects.chat.tool_stream import StreamedCalls, ToolStreamFilter
+from proxy.dialects.chat.own_tools import StreamedCalls, ToolStreamFilter
 from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.dialects.sse import Event, EventDecoder
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.messages import DIALECT as MESSAGES
-from proxy.dialects.messages.own_tools import MessagesBodyFilter
+from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter
 from proxy.dialects.messages.reply import CALLING, MessageReader, events_of, named_event, usage_of
-from proxy.dialects.messages.tool_stream import MessagesStreamFilter
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import Forbidden, InternalError, InvalidRequest, NotFound, Overloaded
 from proxy.models import Dollars, cost
@@ -97,8 +96,12 @@ def test_usage_has_the_form_that_prices_read() -> None:
         "completion_tokens_details": {"reasoning_tokens": 2},
         "cache_creation": {"ephemeral_1h_input_tokens": 30},
     }
-    assert usage_of({"input_tokens": None, "output_tokens": "x"})["total_tokens"] == 0
-    assert usage_of({"cache_read_input_tokens": 5})["prompt_tokens"] == 5
+    assert usage_of(None) is None
+    for usage, name, tokens in (
+        ({"input_tokens": None, "output_tokens": "x"}, "total_tokens", 0),
+        ({"cache_read_input_tokens": 5}, "prompt_tokens", 5),
+    ):
+        assert (usage_of(usage) or {})[name] == tokens
 
 
 @pytest.mark.parametrize("usage", [{}, {"output_tokens": 9}, {"input_tokens": None}])

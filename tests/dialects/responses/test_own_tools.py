@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from proxy.dialects import ToolDefinition, dialect_named
-from proxy.dialects.base import BodyFilter, StreamFilter
-from proxy.dialects.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED
+from proxy.dialects.own_tools import BROKE_OFF, MOST_TOOLS, SAID_NOTHING, STOPPED, BodyFilter, StreamFilter
 from proxy.dialects.responses.reply import event_of, item_events
 from proxy.dialects.sse import Event, EventDecoder
 from tests.dialects.responses.test_items import REASONING, said
@@ -53,7 +52,7 @@ def test_tools_are_not_offered_where_there_is_no_room(fields: dict[str, Any]) ->
 # ---------------------------------------------------------------------------------------------- bodies
 
 
-def body_filter() -> BodyFilter:
+def body_filter() -> BodyFilter[Any]:
     return API.replies.body_filter(["recall"])
 
 
@@ -130,7 +129,7 @@ def test_calls_get_what_a_request_needs() -> None:
 # --------------------------------------------------------------------------------------------- streams
 
 
-def stream_filter() -> StreamFilter:
+def stream_filter() -> StreamFilter[Any]:
     return API.replies.stream_filter(["recall"], False)
 
 
@@ -143,7 +142,7 @@ def events(*output: dict[str, Any], end: str = "completed", **fields: Any) -> li
     return EventDecoder(API.replies.ends).feed(b"".join(raw))
 
 
-def run(found: StreamFilter, given: list[Event]) -> bytes:
+def run(found: StreamFilter[Any], given: list[Event]) -> bytes:
     """Relay a round as the pipeline does; return what is shown."""
     shown, tail = b"", b""
     for each in given:
