@@ -737,6 +737,11 @@ class RequestSide(Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------- replies
 
 
+def begun_under(name: str) -> str:
+    """Return what is kept beside the id of a response whose reply went on in another one: see `Replies.ids`."""
+    return f"begun:{name}"
+
+
 class Replies(Struct, frozen=True, kw_only=True):
     """What an answer of the upstream's says, as far as it has come."""
 
@@ -745,7 +750,9 @@ class Replies(Struct, frozen=True, kw_only=True):
     usage: JsonObject | None  # in the form of Chat Completions, which receipts and prices read
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
-    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
+    ids: tuple[str, ...] = ()
+    """Ids under which the provider keeps the reply and parts of it. A streamed reply of several rounds began under the
+    id of the first, which clients may name, too: it is among them, also as `begun_under` has it."""
     kept: bool = True  # whether it does; it may say that it keeps nothing
     later: bool = False  # whether the provider only says that it will have a reply
 

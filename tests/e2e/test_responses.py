@@ -297,6 +297,45 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothing_of(
+    serves: Callable[..., Proxy], api: Provider, session: str | None, stream: bool
+) -> None:
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    api.answers.append([reasoning(1), call("recall_context", 1), call("look", 2)])
+    mixed = outcome(ask(proxy, [user("where are my cats?")], session, tools=tools, stream=stream))
+    assert [each["type"] for each in mixed["output"]] == ["reasoning", "function_call"]
+    for number in (3, 4):  # again, too: it is a fork
+        api.answers.append([said("In the garden.", number)])
+        ask(proxy, [output(2, "garden")], session, previous_response_id=mixed["id"], tools=tools, stream=stream)
+        assert [(item["type"], item["call_id"]) for item in api.sent["input"]] == [
+            ("function_call_output", "call_1"),
+            ("function_call_output", "call_2"),
+        ]
+
+
+@pytest.mark.parametrize("state", ["upstream", "proxy"])
+def test_a_client_may_name_the_response_with_which_a_stream_of_several_rounds_began(
+    serves: Callable[..., Proxy], api: Provider, state: str
+) -> None:
+    """As LangChain and Vercel's SDK do."""
+    proxy = serves(virtual_tools={"recall_context": True}, responses={"state": state})
+    tools = [{"type": "function", "name": "look"}]
+    api.answers += [[reasoning(1), call("recall_context", 1)], [reasoning(2), said("Eighty.", 2)]]
+    answer = ask(proxy, [user("How many cats?")], None, tools=tools, stream=True)
+    told = [orjson.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+    begun, ended = told[0]["response"]["id"], told[-1]["response"]["id"]
+    assert begun != ended
+    whole = ["user", "rs_1", "fc_1", "call_1", "rs_2", "msg_2", "user"]
+    for name, held in ((ended, 6), (begun, 3)):
+        api.answers.append([said("Yes.", 3)])
+        later = ask(proxy, [user("Sure?")], None, tools=tools, previous_response_id=name)
+        assert later.headers["x-session-id"] == answer.headers["x-session-id"]
+        sent = [item.get("id") or item.get("call_id") or item["role"] for item in api.sent["input"]]
+        assert sent == (whole if state == "proxy" else whole[held:])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_from_the_store_can_be_followed(serves: Callable[..., Proxy], api: Provider, stream: bool) -> None:
     proxy = serves(responses={"state": "proxy"}, finish={"tools": ["finish_task"]})
