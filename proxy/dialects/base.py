@@ -581,8 +581,8 @@ class Request(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]  # all the others in order, our own fields included
     model: str  # empty where the client named none
     stream: bool
-    has_tools: bool  # whether it offers tools, at least one
-    tools: bytes | None  # the JSON text of its tools; None where it offers none
+    has_tools: bool  # whether it offers tools, at least one; Chat Completions' old `functions` count
+    tools: bytes | None  # the JSON text of its tools; None where it offers none, or `functions`
     wants_usage: bool | None  # whether it asks for the usage of a stream; None where it says nothing about it
     reply_tokens: int | None = None  # how many tokens the reply may have at most; None where it says nothing about it
     replies: tuple[int, ...] = ()  # positions of the assistant messages in `messages`

@@ -92,8 +92,10 @@ def _request(body: bytes, fields: RawFields, values: dict[str, Any], talk: _Talk
     """Return the request; `values` are those of all fields but the messages."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
+    common = common_fields(body, fields, values)
+    common["has_tools"] = common["has_tools"] or bool(values.get("functions"))
     return Request(
-        **common_fields(body, fields, values),
+        **common,
         instructions=talk.instructions,
         messages=talk.messages,
         wants_usage=_wants_usage(values.get("stream_options")),
