@@ -488,6 +488,15 @@ class Message(ABC):
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Message:
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
 
+    def with_paired_reasoning(self) -> Message:
+        """Return it without reasoning that nothing of it follows, where that is refused."""
+        return self
+
+    def behind_rounds(self, rounds: Sequence[Message]) -> Message:
+        """Return a reply without what the client was shown of `rounds`, which are sent before it and hold it, too."""
+        del rounds
+        return self
+
     def without_reasoning(self) -> Message | None:
         """Return it without reasoning that is valid only behind the very entries that it was made behind.
 

@@ -592,6 +592,18 @@ def _new_entries(bodies: Sequence[Body], start: int, stored: Sequence[Body] = ()
     return tuple(entries)
 
 
+def beside_hidden(message: Message, hidden: Hidden) -> tuple[Message, Hidden]:
+    """Return a reply as its client sends it, and what is sent in its place as long as hidden rounds are.
+
+    A client that puts a reply together from the events of a stream has of these rounds all but the calls.
+    """
+    alone = message.with_paired_reasoning()
+    if hidden.reply is not None or not hidden.before:
+        return alone, hidden
+    rest = message.behind_rounds(hidden.before)
+    return alone, hidden if rest == alone else replace(hidden, reply=rest)
+
+
 def _entry(
     message: Message,
     tokens: int,
@@ -602,6 +614,8 @@ def _entry(
 ) -> Entry:
     """Return a message that the client sent as trimming sees it."""
     own_fields = message.facts is None or message.facts.has_own_fields
+    if hidden is not None:
+        message, hidden = beside_hidden(message, hidden)
     return Entry(
         message=message.without_own_fields() if own_fields else message,
         tokens=tokens,

@@ -199,6 +199,34 @@ def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Prox
         assert len(api.sent["input"]) == 7
 
 
+@pytest.mark.parametrize("from_events", [True, False, None], ids=["events", "last event", "json"])
+def test_what_unseen_rounds_said_and_searched_comes_back_once(
+    serves: Callable[..., Proxy], api: Provider, from_events: bool | None
+) -> None:
+    """A message and a search need the reasoning before them; a reasoning item needs what followed it."""
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}}
+    api.answers += [[reasoning(1), search, said("I look.", 1), reasoning(2), call("recall_context", 2)]]
+    api.answers += [[reasoning(3), said("Eighty.", 3)]]
+    asked = user("How many cats?")
+    answer = ask(proxy, [asked], tools=tools, stream=from_events is not None)
+    shown = outcome(answer)["output"]
+    whole = ["rs_1", "ws_1", "msg_1", "rs_3", "msg_3"]
+    assert [item["id"] for item in shown] == whole
+    if from_events:
+        told = [orjson.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+        shown = [data["item"] for data in told if data["type"] == "response.output_item.done"]
+        assert [item["id"] for item in shown] == [*whole[:3], "rs_2", *whole[3:]]
+    for policy, hidden in (("default", ["rs_2", "fc_2", None]), ("off", [])):
+        api.answers.append([said("Yes.", 4)])
+        headers = {"x-context-policy": policy}
+        later = ask(proxy, [asked, *shown, user("Sure?")], tools=tools, headers=headers)
+        assert "x-context-warning" not in later.headers
+        assert [item.get("id") for item in api.sent["input"]][1:-1] == [*whole[:3], *hidden, *whole[3:]]
+        view = proxy.get(f"/exchanges/{later.headers['x-exchange-id']}/view")
+        assert view["messages"] == api.sent["input"]
+
+
 def test_the_view_of_an_exchange_is_what_was_sent(serves: Callable[..., Proxy], api: Provider) -> None:
     """Items, not turns of them, and the proxy's own tools."""
     proxy = serves(policies={"default": TRIMS}, virtual_tools={"recall_context": True})

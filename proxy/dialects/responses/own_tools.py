@@ -1,8 +1,7 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
 A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the
-client sees one response. It has the messages of all rounds and everything else of the last one: a reasoning item
-belongs before the call that it led to.
+client sees one response. It has what all rounds said: without the calls, and without a reasoning item right before one.
 
 Of a stream an item is shown, or not, from its first event on, which names the tool. Where something was left out,
 the events after it are numbered anew.
@@ -84,11 +83,6 @@ class _Round(Struct, kw_only=True, eq=False):
     def shown(self) -> Item:
         """What the client is shown of it."""
         return self.turn.keeping(lambda each: None if self._is_own(each.item) else each.raw).with_paired_reasoning()
-
-    @property
-    def said(self) -> list[bytes]:
-        """Its messages, as a later round shows them again."""
-        return [raw for raw, item in zip(self.turn.raws, self.turn.items, strict=True) if kind_of(item) == "message"]
 
     @property
     def calls(self) -> OwnCalls:
@@ -178,7 +172,7 @@ class ItemBodyFilter:
         """Take calls of the tools `names` out."""
         self._names = names
         self.rounds = 0
-        self._said: list[bytes] = []  # the messages of the rounds that the client is not shown
+        self._said: list[bytes] = []  # what the rounds before this one showed
         self._may_ask = True
         self._usage_before: JsonObject | None = None
         self._body = b""
@@ -204,13 +198,14 @@ class ItemBodyFilter:
         self.last = current.shown
         if not self.rounds and not current.own and not current.broken:
             return body
-        how = current.ending(later=bool(self.rounds), said=bool(self._said), may_ask=self._may_ask)
+        said = bool(Item(turn_of(self._said)).text)
+        how = current.ending(later=bool(self.rounds), said=said, may_ask=self._may_ask)
         self.again = how.again
         return b"" if how.again else self._shown(current.shown, how.text)
 
     def next(self, *, may_ask: bool) -> None:
         self._usage_before = added(self._usage_before, self._round.usage)
-        self._said += self._round.said
+        self._said += self._round.shown.raws
         self._round = _Round(names=self._names)
         self.rounds += 1
         self._may_ask, self.again = may_ask, False
@@ -286,7 +281,7 @@ class ItemStreamFilter:
 
     def next(self, *, may_ask: bool) -> None:
         self._usage_before = added(self._usage_before, self._round.usage)
-        self._said += self._round.said
+        self._said += self._round.shown.raws
         self.rounds += 1
         self._may_ask = may_ask
         self._begin()
@@ -337,7 +332,8 @@ class ItemStreamFilter:
             if event is not None:
                 self.reply.take(event)
             return b""
-        how = self._round.ending(later=self.rounds > 0, said=bool(self._said), may_ask=self._may_ask)
+        said = bool(Item(turn_of(self._said)).text)
+        how = self._round.ending(later=self.rounds > 0, said=said, may_ask=self._may_ask)
         if self.hides and how.again:
             self.again = True
             return b""
