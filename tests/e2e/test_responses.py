@@ -205,7 +205,12 @@ def test_what_unseen_rounds_said_and_searched_comes_back_once(
 ) -> None:
     """A message and a search need the reasoning before them; a reasoning item needs what followed it."""
     proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
-    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}}
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
     api.answers += [[reasoning(1), search, said("I look.", 1), reasoning(2), call("recall_context", 2)]]
     api.answers += [[reasoning(3), said("Eighty.", 3)]]
     asked = user("How many cats?")
