@@ -117,9 +117,13 @@ class Rounds:
         """Answer all calls of a reply that calls only the proxy's tools."""
         self._rounds.append(await self._answer(calls))
 
-    async def answer_mixed(self, calls: OwnCalls) -> None:
-        """Answer the proxy's calls of a reply that calls tools of the client's, too: it is the last one."""
-        self._mixed = await self._answer(calls)
+    async def answer_last(self, calls: OwnCalls) -> None:
+        """Answer the proxy's calls of the last reply: one that calls tools of the client's, too.
+
+        Where the provider may hold the reply, those of any: what goes on from it must bring their results.
+        """
+        if calls.own and (calls.others or self.dialect.requests.state_fields):
+            self._mixed = await self._answer(calls)
 
     async def ask(self) -> Answer | None:
         """Ask upstream again with the results, and with shorter ones where those are too long for it.
@@ -141,6 +145,8 @@ class Rounds:
             if not (too_long and self._shorten()):
                 return answer
             await answer.aclose()
+        if self._rounds and self.dialect.requests.state_fields:  # the provider holds it as the last reply
+            self._mixed = self._rounds.pop()
         return None
 
     def hidden(self, reply: Message, last: Message, *, partial: bool) -> Hidden | None:

@@ -108,8 +108,7 @@ class WholeRelay:
             shown = found.take(body)
             calls = found.calls
             if not found.again:
-                if calls.own and calls.others:
-                    await rounds.answer_mixed(calls)
+                await rounds.answer_last(calls)
                 return self._read(shown), shown
             if not len(rounds):
                 self._first_usage = found.usage
@@ -209,9 +208,7 @@ class VirtualStream(StreamRelay):
             await self._send(b"".join([shown for _, shown in last]))
             return await self._go_on(settle)
         if whole and (self._done or self._filter.ended):
-            calls = self._filter.calls
-            if calls.own and calls.others:
-                await self._rounds.answer_mixed(calls)
+            await self._rounds.answer_last(self._filter.calls)
         await settle(await self.ending())
         self._tail = self._filter.closing(self._tail)
         await self._close(last)

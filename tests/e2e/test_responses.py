@@ -369,6 +369,30 @@ def test_a_client_may_name_the_response_with_which_a_stream_of_several_rounds_be
         assert sent == (whole if state == "proxy" else whole[held:])
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_model_that_recalls_for_ever_can_be_asked_on(
+    serves: Callable[..., Proxy], api: Provider, stream: bool
+) -> None:
+    """By the id of its response, which ends with a call, and with the whole history."""
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    talk = [user("How many cats?")]
+    for turn in (0, 10):
+        api.answers += [[reasoning(turn + n), call("recall_context", turn + n)] for n in range(4)]
+        stopped = outcome(ask(proxy, talk, tools=tools, stream=stream))
+        assert [each["type"] for each in stopped["output"]][-1] == "message"
+        calls = [item["call_id"] for item in api.sent["input"] if "call_id" in item]
+        api.answers.append([said("Yes.", turn + 5)])
+        ask(proxy, [user("Sure?")], previous_response_id=stopped["id"], tools=tools)
+        assert [item.get("call_id") for item in api.sent["input"]] == [f"call_{turn + 3}", None]
+        talk += [*stopped["output"], user("Sure?")]
+        api.answers.append([said("No.", turn + 6)])
+        later = ask(proxy, talk, tools=tools)
+        assert "x-context-warning" not in later.headers
+        sent = [item["call_id"] for item in api.sent["input"] if "call_id" in item]
+        assert sent == [*calls, f"call_{turn + 3}", f"call_{turn + 3}"]
+        talk += [said("No.", turn + 6), user("Really?")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_from_the_store_can_be_followed(serves: Callable[..., Proxy], api: Provider, stream: bool) -> None:
     proxy = serves(responses={"state": "proxy"}, finish={"tools": ["finish_task"]})

@@ -135,12 +135,13 @@ def _is_json_object(text: Any) -> bool:
         return False
 
 
-def _message(text: str, number: int) -> JsonObject:
-    """Return an output item of our own."""
+def _message(text: str, response: Any) -> JsonObject:
+    """Return an output item of our own, for the end of a response."""
+    name = response.get("id") if is_object(response) else None
     part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "type": "message",
-        "id": f"msg_proxy{number}",
+        "id": f"msg_proxy_{name[-32:] if isinstance(name, str) else ''}",
         "status": "completed",
         "role": "assistant",
         "content": [part],
@@ -218,7 +219,7 @@ class ItemBodyFilter:
         """Return the reply that ends with the round `last` and a text of ours, in the body of that round."""
         raws = last.raws
         if text:
-            raws.append(write(_message(text, self.rounds)))
+            raws.append(write(_message(text, read(self._body))))
         self.last = Item(turn_of(raws))
         output = b"[%b]" % b",".join([*self._said, *raws])
         usage = write(added(self._usage_before, self._round.usage)) if self.rounds else None
@@ -370,7 +371,7 @@ class ItemStreamFilter:
     def _made(self, text: str) -> bytes:
         """Return events of our own making, which say `text`."""
         self.said = self._changed = True
-        item = _message(text, self.rounds)
+        item = _message(text, self._response)
         self._ours.append(item)
         place = self._shown_items
         self._shown_items += 1
