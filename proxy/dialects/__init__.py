@@ -44,6 +44,7 @@ from proxy.dialects.base import (
     ToolDefinition,
     ToolOffer,
     answer_of,
+    begun_under,
     body_id,
     dialect_named,
     hash_of,

@@ -492,6 +492,15 @@ class Message(ABC):
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Message:
         """Return a reply in the form in which a request carries it; `partial`: it broke off."""
 
+    def with_paired_reasoning(self) -> Message:
+        """Return it without reasoning that nothing of it follows, where that is refused."""
+        return self
+
+    def behind_rounds(self, rounds: Sequence[Message]) -> Message:
+        """Return a reply without what the client was shown of `rounds`, which are sent before it and hold it, too."""
+        del rounds
+        return self
+
     def without_reasoning(self) -> Message | None:
         """Return it without reasoning that is valid only behind the very entries that it was made behind.
 
@@ -585,8 +594,8 @@ class Request(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]  # all the others in order, our own fields included
     model: str  # empty where the client named none
     stream: bool
-    has_tools: bool  # whether it offers tools, at least one
-    tools: bytes | None  # the JSON text of its tools; None where it offers none
+    has_tools: bool  # whether it offers tools, at least one; Chat Completions' old `functions` count
+    tools: bytes | None  # the JSON text of its tools; None where it offers none, or `functions`
     wants_usage: bool | None  # whether it asks for the usage of a stream; None where it says nothing about it
     reply_tokens: int | None = None  # how many tokens the reply may have at most; None where it says nothing about it
     replies: tuple[int, ...] = ()  # positions of the assistant messages in `messages`
@@ -741,6 +750,11 @@ class RequestSide(Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------- replies
 
 
+def begun_under(name: str) -> str:
+    """Return what is kept beside the id of a response whose reply went on in another one: see `Replies.ids`."""
+    return f"begun:{name}"
+
+
 class Replies(Struct, frozen=True, kw_only=True):
     """What an answer of the upstream's says, as far as it has come."""
 
@@ -749,7 +763,9 @@ class Replies(Struct, frozen=True, kw_only=True):
     usage: JsonObject | None  # in the form of Chat Completions, which receipts and prices read
     model: str | None  # the model that answered, as it calls itself
     error: str | None  # what the error says, where it is one
-    ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
+    ids: tuple[str, ...] = ()
+    """Ids under which the provider keeps the reply and parts of it. A streamed reply of several rounds began under the
+    id of the first, which clients may name, too: it is among them, also as `begun_under` has it."""
     kept: bool = True  # whether it does; it may say that it keeps nothing
     later: bool = False  # whether the provider only says that it will have a reply
 

@@ -95,6 +95,9 @@ class History(Struct, frozen=True, kw_only=True):
     doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
     heard: tuple[int, Hidden] | None = None
     """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
+    owed: tuple[Message, ...] = ()
+    """What the client was not shown of the reply from which the provider goes on, and the provider lacks, such as the
+    results of the proxy's own tools: it is sent before the request's messages."""
     relayed: tuple[int, ...] = ()
     """Which of `fresh` are known as replies of upstream, from a conversation with the same beginning."""
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
@@ -208,7 +211,7 @@ class HistoryLoader:
             expands = False
         # What is to be sent is stored at its place, whatever session the client names.
         if place is not None and (expands or context.session in {None, place.session}):
-            session, state = place.session, ProviderState(node=place.node, expands=expands)
+            session, state = place.session, ProviderState(node=place.node, expands=expands, begun=place.begun)
         else:
             session, state = context.session or f"ses_{secrets.token_hex(16)}", ProviderState(node=None, expands=False)
         return await self._load(request, incoming, session, context, whole=whole, state=state)
@@ -403,6 +406,7 @@ class HistoryLoader:
             attempt=snapshot.attempt,
             carried=snapshot.carried,
             heard=heard,
+            owed=snapshot.owed,
             known=_known_of(request, incoming, snapshot, known) if request.ends else None,
         )
 
@@ -588,6 +592,18 @@ def _new_entries(bodies: Sequence[Body], start: int, stored: Sequence[Body] = ()
     return tuple(entries)
 
 
+def beside_hidden(message: Message, hidden: Hidden) -> tuple[Message, Hidden]:
+    """Return a reply as its client sends it, and what is sent in its place as long as hidden rounds are.
+
+    A client that puts a reply together from the events of a stream has of these rounds all but the calls.
+    """
+    alone = message.with_paired_reasoning()
+    if hidden.reply is not None or not hidden.before:
+        return alone, hidden
+    rest = message.behind_rounds(hidden.before)
+    return alone, hidden if rest == alone else replace(hidden, reply=rest)
+
+
 def _entry(
     message: Message,
     tokens: int,
@@ -598,6 +614,8 @@ def _entry(
 ) -> Entry:
     """Return a message that the client sent as trimming sees it."""
     own_fields = message.facts is None or message.facts.has_own_fields
+    if hidden is not None:
+        message, hidden = beside_hidden(message, hidden)
     return Entry(
         message=message.without_own_fields() if own_fields else message,
         tokens=tokens,

@@ -16,7 +16,7 @@ from proxy.conversation import ROOT, Kind
 from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
-from proxy.pipeline.history import size_of
+from proxy.pipeline.history import beside_hidden, size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp, tools_sent
@@ -157,9 +157,11 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     forms = await store.forms(key, row.id)
     if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
         for place, each in enumerate(rows):
-            sent = forms.get(each.node, each.message).without_own_fields()
+            sent, beside = forms.get(each.node, each.message).without_own_fields(), hidden.get(each.node)
+            if beside is not None:
+                sent, beside = beside_hidden(sent, beside)
             entries[place] = replace(
-                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=hidden.get(each.node)
+                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=beside
             )
     if not row.nodes:  # its messages never became nodes
         brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]

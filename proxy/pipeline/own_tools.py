@@ -142,9 +142,13 @@ class Rounds:
             self._first_usage = usage
         self._rounds.append(await self._answer(calls))
 
-    async def answer_mixed(self, calls: OwnCalls) -> None:
-        """Answer the proxy's calls of a reply that calls tools of the client's, too: it is the last one."""
-        self._mixed = await self._answer(calls)
+    async def answer_last(self, calls: OwnCalls) -> None:
+        """Answer the proxy's calls of the last reply: one that calls tools of the client's, too.
+
+        Where the provider may hold the reply, those of any: what goes on from it must bring their results.
+        """
+        if calls.own and (calls.others or self.dialect.requests.state_fields):
+            self._mixed = await self._answer(calls)
 
     async def ask(self) -> Answer | None:
         """Ask upstream again with the results, and with shorter ones where those are too long for it.
@@ -166,6 +170,8 @@ class Rounds:
             if not (too_long and self._shorten()):
                 return answer
             await answer.aclose()
+        if self._rounds and self.dialect.requests.state_fields:  # the provider holds it as the last reply
+            self._mixed = self._rounds.pop()
         return None
 
     def hidden(self, reply: Message, last: Message, *, partial: bool) -> Hidden | None:
@@ -289,8 +295,7 @@ class WholeRelay:
             shown = found.take(body)
             calls = found.calls
             if not found.again:
-                if calls.own and calls.others:
-                    await rounds.answer_mixed(calls)
+                await rounds.answer_last(calls)
                 return self._read(shown), shown
             await rounds.answer(calls, found.usage)
             answer = await rounds.ask()
@@ -387,9 +392,7 @@ class VirtualStream(StreamRelay):
             await self._send(b"".join([shown for _, shown in last]))
             return await self._go_on(settle)
         if whole and (self._done or self._filter.ended):
-            calls = self._filter.calls
-            if calls.own and calls.others:
-                await self._rounds.answer_mixed(calls)
+            await self._rounds.answer_last(self._filter.calls)
         await settle(await self.ending())
         self._tail = self._filter.closing(self._tail)
         await self._close(last)

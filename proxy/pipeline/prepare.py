@@ -241,7 +241,7 @@ class Preparer:
     ) -> tuple[tuple[str, ...], str]:
         """Return the warnings beside the plan's own, and why no summary is made."""
         services, no_summary = self._services, ""
-        warnings = (FINISHED,) if finishing is not None else _absent_tools(tools, made.view)
+        warnings = (FINISHED,) if finishing is not None else _absent_tools(request, tools, made.view)
         warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
         if services.store.masker is not None:
             warnings += _masked(history)
@@ -331,7 +331,8 @@ class Preparer:
         wanted = made.summary_request
         told = prepared.report.warnings[len(prepared.report.plan.warnings) :]
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
-        warnings += _absent_tools(prepared.tools, made.view) + tuple([one for one in told if one != _TOOLS_ABSENT])
+        absent = _absent_tools(prepared.request, prepared.tools, made.view)
+        warnings += absent + tuple([one for one in told if one != _TOOLS_ABSENT])
         report = report_of(
             made,
             planning,
@@ -541,9 +542,12 @@ def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry |
     return last if finishes else None
 
 
-def _absent_tools(tools: bytes | None, view: Sequence[Message]) -> tuple[str, ...]:
-    """Return the warning that the view holds tool calls and the request offers no tools, if so."""
-    if tools is not None:
+def _absent_tools(request: Request, tools: bytes | None, view: Sequence[Message]) -> tuple[str, ...]:
+    """Return the warning that the view holds tool calls and the request offers no tools, if so.
+
+    `tools` are those that are sent; older clients of Chat Completions have others beside them (`functions`).
+    """
+    if tools is not None or (request.has_tools and request.tools is None):
         return ()
     for message in view:
         if (message.facts is None or message.facts.has_calls) and message.calls:

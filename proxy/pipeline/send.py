@@ -395,6 +395,8 @@ class UpstreamSender:
         if made.summary is not None and made.summary.role == "merge":
             instructions = merged(instructions, made.summary, dialect)
         instructions, view, newest = self._marked(attempt, instructions, view)
+        if history.owed:
+            view = (*history.owed, *view)
         if attempt.rounds:
             view = (*view, *attempt.rounds)
         if orders:

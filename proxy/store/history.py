@@ -35,6 +35,7 @@ from proxy.conversation import (
     place_append,
     reconcile,
 )
+from proxy.dialects import Message
 from proxy.dialects.generations import scaled
 from proxy.errors import Conflict
 from proxy.store import tree
@@ -251,7 +252,7 @@ class HistoryReader:
         return self._with_others(found) if question.merging else found
 
     def _of_provider_state(self, session: SessionRow, state: ProviderState) -> HistorySnapshot:
-        """Read what a request goes on from that an id names: nothing, unless the proxy is to send it."""
+        """Read what a request goes on from that an id names: nothing, unless the proxy is to send something of it."""
         node = state.node if state.node and self.depths([state.node]) else None
         arrival = Arrival(
             kind=Kind.PROVIDER_STATE, base=node or session.head, known=0, at_head=node is None, expanded=state.expands
@@ -261,11 +262,28 @@ class HistoryReader:
             arrival=arrival, depth=depth, updated_at=session.updated_at, scale=session.scale, model=session.model
         )
         if not state.expands:
-            return found
+            is_hidden = node is not None and session.hidden
+            return replace(found, owed=self._owed(arrival.base, begun=state.begun)) if is_hidden else found
         rows, cut = self._rows_and_cut(arrival.base, depth)
         instructions = tree.instructions_at(self._connection, self._key, arrival.base)
         found = replace(found, rows=rows, cut=cut, instructions=instructions)
         return self._with_hidden_and_summaries(session, found)
+
+    def _owed(self, node: str, *, begun: bool) -> tuple[Message, ...]:
+        """Return what the provider lacks of a reply whose calls of the proxy's tools it holds unanswered.
+
+        Those are the calls beside the client's own. `begun`: those of the first round, and of all rounds after it.
+        """
+        hidden = tree.hidden_at(self._connection, self._key, [node], 1).get(node)
+        if hidden is None:
+            return ()
+        if not begun or not hidden.before:
+            return hidden.after
+        said = hidden.reply
+        if said is None:
+            row = tree.rows_of(self._connection, self._key, [node])[0]
+            said = row.message.as_request("auto", partial=row.partial)
+        return (*hidden.before[1:], said, *hidden.after)
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the depth of each of these nodes that is stored."""

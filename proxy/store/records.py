@@ -435,6 +435,7 @@ class ProviderState(Struct, frozen=True, kw_only=True):
 
     node: str | None  # the reply, where it is stored; None: where the session stands
     expands: bool = False  # whether the proxy sends what came before, in the provider's place
+    begun: bool = False  # whether the provider holds but the first round of the reply under that id
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True):
@@ -477,6 +478,8 @@ class HistorySnapshot(Struct, frozen=True, kw_only=True):
     attempt: SummaryRow | None = None  # the summary of the branch that was tried last, whatever became of it
     others: Sequence[NodeRow] = ()  # what other agents said since this one's last turn, oldest first
     hidden: Mapping[str, Hidden] = {}  # by node, what the client was not shown of the replies among `marks` and `rows`
+    owed: tuple[Message, ...] = ()
+    """What the provider must be sent of a reply that it holds, before anything goes on from that."""
 
 
 class TooLong(Exception):

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 
 from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
-from proxy.dialects import Dialect, Message
+from proxy.dialects import Dialect, Message, begun_under
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import (
@@ -612,6 +612,7 @@ class ProviderPlace(Struct, frozen=True, kw_only=True):
 
     session: str  # id of the session
     node: str  # the reply; "" where it became none
+    begun: bool = False  # whether the provider has but the first round of it under the id
 
 
 def _of_tenant(*columns: ColumnElement[Any]) -> Select[Any]:
@@ -627,8 +628,10 @@ def _of_tenant(*columns: ColumnElement[Any]) -> Select[Any]:
     )
 
 
-_NEWEST_PLACE: Final = (
-    _of_tenant(SESSIONS.c.id, PROVIDER_IDS.c.node).order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session).limit(1)
+_NEWEST_PLACES: Final = (
+    _of_tenant(SESSIONS.c.id, PROVIDER_IDS.c.node, PROVIDER_IDS.c.piece)
+    .order_by(SESSIONS.c.updated_at.desc(), SESSIONS.c.session)
+    .limit(2)
 )
 _KNOWN_PIECES: Final = _of_tenant(PROVIDER_IDS.c.piece)
 _NODES_OF_PIECES: Final = _of_tenant(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node).where(PROVIDER_IDS.c.node != "")
@@ -636,9 +639,14 @@ _NODES_OF_PIECES: Final = _of_tenant(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node
 
 def provider_place(connection: StoreConnection, tenant: str, dialect: str, name: str) -> ProviderPlace | None:
     """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
-    asked = {"pieces": [_piece(tenant, dialect, name)], "tenant": tenant, "dialect": dialect}
-    row = connection.execute(_NEWEST_PLACE, asked).one_or_none()
-    return None if row is None else ProviderPlace(session=row.id, node=row.node)
+    begun = _piece(tenant, dialect, begun_under(name))
+    asked = {"pieces": [_piece(tenant, dialect, name), begun], "tenant": tenant, "dialect": dialect}
+    rows = connection.execute(_NEWEST_PLACES, asked).all()
+    if not rows:
+        return None
+    first = rows[0]
+    is_begun = any(row.piece == begun and (row.id, row.node) == (first.id, first.node) for row in rows)
+    return ProviderPlace(session=first.id, node=first.node, begun=is_begun)
 
 
 def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[str]:

@@ -106,13 +106,17 @@ def draft_of(
     log = [entry.message for entry in entries]
     parts, turns = spans(log), rounds(log)
     untouched = protected(log, parts, turns, policy)
+    if exempting:
+        untouched |= recalled_lately(parts, turns, base.hidden)
+    if context.keeps_loop:
+        untouched |= closing(log, parts, untouched)
     return Draft(
         entries=entries,
         messages=base.messages,
         tokens=base.tokens,
         spans=parts,
         rounds=turns,
-        protected=untouched | recalled_lately(parts, turns, base.hidden) if exempting else untouched,
+        protected=untouched,
         count=context.count,
         fixed_tokens=context.fixed_tokens,
         target=target,
@@ -162,6 +166,19 @@ def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Coll
     oldest = rounds[max(0, len(rounds) - _RECALLED_ROUNDS)].start
     newest = [span for span in spans[max(0, len(spans) - _RECALLED_SPANS) :] if span.start >= oldest]
     return frozenset(place for span in newest if span.start in hidden for place in range(span.start, span.stop))
+
+
+def closing(messages: Sequence[Message], spans: Sequence[Span], kept: Collection[int]) -> frozenset[int]:
+    """Return the place of the answer before the latest question, where calls before it are among those to be kept.
+
+    Without it the calls would count as a loop that is under way, whose reasoning must be there.
+    """
+    asked = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), 0)
+    before = [span for span in spans if span.stop <= asked and messages[span.start].role == "assistant"]
+    if not before or messages[before[-1].start].calls:
+        return frozenset()
+    calling = any(messages[span.start].calls and span.start in kept for span in before)
+    return frozenset(range(before[-1].start, before[-1].stop)) if calling else frozenset()
 
 
 def trim(

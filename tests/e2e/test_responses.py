@@ -199,6 +199,39 @@ def test_a_tool_of_the_proxy_s_own_is_answered_unseen(serves: Callable[..., Prox
         assert len(api.sent["input"]) == 7
 
 
+@pytest.mark.parametrize("from_events", [True, False, None], ids=["events", "last event", "json"])
+def test_what_unseen_rounds_said_and_searched_comes_back_once(
+    serves: Callable[..., Proxy], api: Provider, from_events: bool | None
+) -> None:
+    """A message and a search need the reasoning before them; a reasoning item needs what followed it."""
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
+    api.answers += [[reasoning(1), search, said("I look.", 1), reasoning(2), call("recall_context", 2)]]
+    api.answers += [[reasoning(3), said("Eighty.", 3)]]
+    asked = user("How many cats?")
+    answer = ask(proxy, [asked], tools=tools, stream=from_events is not None)
+    shown = outcome(answer)["output"]
+    whole = ["rs_1", "ws_1", "msg_1", "rs_3", "msg_3"]
+    assert [item["id"] for item in shown] == whole
+    if from_events:
+        told = [orjson.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+        shown = [data["item"] for data in told if data["type"] == "response.output_item.done"]
+        assert [item["id"] for item in shown] == [*whole[:3], "rs_2", *whole[3:]]
+    for policy, hidden in (("default", ["rs_2", "fc_2", None]), ("off", [])):
+        api.answers.append([said("Yes.", 4)])
+        headers = {"x-context-policy": policy}
+        later = ask(proxy, [asked, *shown, user("Sure?")], tools=tools, headers=headers)
+        assert "x-context-warning" not in later.headers
+        assert [item.get("id") for item in api.sent["input"]][1:-1] == [*whole[:3], *hidden, *whole[3:]]
+        view = proxy.get(f"/exchanges/{later.headers['x-exchange-id']}/view")
+        assert view["messages"] == api.sent["input"]
+
+
 def test_the_view_of_an_exchange_is_what_was_sent(serves: Callable[..., Proxy], api: Provider) -> None:
     """Items, not turns of them, and the proxy's own tools."""
     proxy = serves(policies={"default": TRIMS}, virtual_tools={"recall_context": True})
@@ -295,6 +328,69 @@ def test_the_proxy_holds_the_state_where_it_is_asked_to(serves: Callable[..., Pr
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
     lost = ask(proxy, "four", None, previous_response_id="resp_elsewhere")
     assert (lost.status_code, lost.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothing_of(
+    serves: Callable[..., Proxy], api: Provider, session: str | None, stream: bool
+) -> None:
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    api.answers.append([reasoning(1), call("recall_context", 1), call("look", 2)])
+    mixed = outcome(ask(proxy, [user("where are my cats?")], session, tools=tools, stream=stream))
+    assert [each["type"] for each in mixed["output"]] == ["reasoning", "function_call"]
+    for number in (3, 4):  # again, too: it is a fork
+        api.answers.append([said("In the garden.", number)])
+        ask(proxy, [output(2, "garden")], session, previous_response_id=mixed["id"], tools=tools, stream=stream)
+        assert [(item["type"], item["call_id"]) for item in api.sent["input"]] == [
+            ("function_call_output", "call_1"),
+            ("function_call_output", "call_2"),
+        ]
+
+
+@pytest.mark.parametrize("state", ["upstream", "proxy"])
+def test_a_client_may_name_the_response_with_which_a_stream_of_several_rounds_began(
+    serves: Callable[..., Proxy], api: Provider, state: str
+) -> None:
+    """As LangChain and Vercel's SDK do."""
+    proxy = serves(virtual_tools={"recall_context": True}, responses={"state": state})
+    tools = [{"type": "function", "name": "look"}]
+    api.answers += [[reasoning(1), call("recall_context", 1)], [reasoning(2), said("Eighty.", 2)]]
+    answer = ask(proxy, [user("How many cats?")], None, tools=tools, stream=True)
+    told = [orjson.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
+    begun, ended = told[0]["response"]["id"], told[-1]["response"]["id"]
+    assert begun != ended
+    whole = ["user", "rs_1", "fc_1", "call_1", "rs_2", "msg_2", "user"]
+    for name, held in ((ended, 6), (begun, 3)):
+        api.answers.append([said("Yes.", 3)])
+        later = ask(proxy, [user("Sure?")], None, tools=tools, previous_response_id=name)
+        assert later.headers["x-session-id"] == answer.headers["x-session-id"]
+        sent = [item.get("id") or item.get("call_id") or item["role"] for item in api.sent["input"]]
+        assert sent == (whole if state == "proxy" else whole[held:])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_a_model_that_recalls_for_ever_can_be_asked_on(
+    serves: Callable[..., Proxy], api: Provider, stream: bool
+) -> None:
+    """By the id of its response, which ends with a call, and with the whole history."""
+    proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
+    talk = [user("How many cats?")]
+    for turn in (0, 10):
+        api.answers += [[reasoning(turn + n), call("recall_context", turn + n)] for n in range(4)]
+        stopped = outcome(ask(proxy, talk, tools=tools, stream=stream))
+        assert [each["type"] for each in stopped["output"]][-1] == "message"
+        calls = [item["call_id"] for item in api.sent["input"] if "call_id" in item]
+        api.answers.append([said("Yes.", turn + 5)])
+        ask(proxy, [user("Sure?")], previous_response_id=stopped["id"], tools=tools)
+        assert [item.get("call_id") for item in api.sent["input"]] == [f"call_{turn + 3}", None]
+        talk += [*stopped["output"], user("Sure?")]
+        api.answers.append([said("No.", turn + 6)])
+        later = ask(proxy, talk, tools=tools)
+        assert "x-context-warning" not in later.headers
+        sent = [item["call_id"] for item in api.sent["input"] if "call_id" in item]
+        assert sent == [*calls, f"call_{turn + 3}", f"call_{turn + 3}"]
+        talk += [said("No.", turn + 6), user("Really?")]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -104,6 +104,13 @@ async def test_tool_calls_in_the_history_without_tools_in_the_request_are_warned
     assert "x-context-warning" not in (await house.ask(messages=said, tools=tools)).headers
 
 
+async def test_functions_of_older_clients_are_tools_too(house: House) -> None:
+    asked = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+    said = [{"role": "user", "content": "go"}, asked, {"role": "function", "name": "look", "content": "found"}]
+    assert "x-context-warning" not in (await house.ask(messages=said, functions=[{"name": "look"}])).headers
+    assert "tool" in (await house.ask(messages=said, functions=[])).headers["x-context-warning"]
+
+
 async def test_a_client_whose_only_tools_would_go_keeps_them_beside_those_of_the_proxy(
     provider: Provider, tmp_path: Path
 ) -> None:

@@ -163,7 +163,7 @@ async def test_a_reply_that_is_all_of_the_last_round_is_sent_as_it_is() -> None:
 async def test_the_form_with_all_calls_stands_for_a_mixed_reply() -> None:
     rounds = _rounds()
     message = message_of("A. | >weather a | >recall_context b")
-    await rounds.answer_mixed(CalledRound(names=NAMES, message=message).calls)
+    await rounds.answer_last(CalledRound(names=NAMES, message=message).calls)
     theirs = message_of("A. | >weather a")
     hidden = rounds.hidden(ChatMessage.of(theirs), ChatMessage.of(theirs), partial=False)
     assert hidden is not None

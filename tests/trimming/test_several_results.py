@@ -214,6 +214,19 @@ def test_thinking_of_a_loop_under_way_stays_where_the_model_requires_it(keeps_lo
     assert all(b"signature" not in message.raw for message in done.view)
 
 
+@pytest.mark.parametrize("keeps_loop", [False, True])
+def test_calls_that_stay_are_no_loop_under_way_behind_their_answer(keeps_loop: bool) -> None:
+    answer = reply(THOUGHT, {"type": "text", "text": "One thing."})
+    talk = [ask("What is there?"), reply(THOUGHT, use("a")), user(result("a", "Mind the gap.")), answer, ask("So?")]
+    settings = {"trigger": {"every_request": True}, "target": {"tokens": 1}, "edits": [{"type": "drop_oldest"}]}
+    for pins, stays in (([{"regex": "gap", "roles": ["tool"]}], True), ([], False)):
+        context = PlanningContext(count=_count, keeps_loop=keeps_loop)
+        made = plan(entries(talk), Policy.model_validate(settings | {"pin": pins}), "p", context, None)
+        assert any(message.is_result for message in made.view) is stays
+        assert any(message.text == "One thing." for message in made.view) is (keeps_loop and stays)
+        assert made.view[-1] == talk[-1]
+
+
 def test_what_results_of_one_message_cost_is_counted_once() -> None:
     names = "abcd"
     talk = [TALK[0], reply(*map(use, names)), user(*[result(each, LONG) for each in names]), *TALK[3:5]]

@@ -78,8 +78,10 @@ def _request(body: bytes, fields: RawFields, values: dict[str, Any], **of_messag
     """Return the request; `values` are those of all fields but the messages, of which the other ones tell."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
+    common = common_fields(body, fields, values)
+    common["has_tools"] = common["has_tools"] or bool(values.get("functions"))
     return Request(
-        **common_fields(body, fields, values),
+        **common,
         wants_usage=_wants_usage(values.get("stream_options")),
         reply_tokens=_reply_tokens(values),
         **of_messages,

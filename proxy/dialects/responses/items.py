@@ -485,6 +485,11 @@ class Item(Message):
         made = self.keeping(changed)
         return made if made.items else None
 
+    def behind_rounds(self, rounds: Sequence[Message]) -> Item:
+        held = {name for each in rounds if isinstance(each, Item) and each.is_turn for name in map(_mark, each.items)}
+        made = self.keeping(lambda each: None if (_mark(each.item) or each.raw) in held else each.raw)
+        return made.with_paired_reasoning() if made is not self and made.items else self
+
     def with_paired_reasoning(self) -> Item:
         """Return it without reasoning items that no item of the model's follows: these are refused."""
         items = self.items
@@ -627,6 +632,12 @@ def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
             at,
             Call(id=call_id_of(item), name=name if isinstance(name, str) else "", arguments=arguments, custom=custom),
         )
+
+
+def _mark(item: JsonObject) -> str | None:
+    """Return what no other item of the model's has; None where that is not known."""
+    name = item.get("id") or item.get("encrypted_content")
+    return name if isinstance(name, str) else None
 
 
 def _is_whole(item: JsonObject) -> bool:

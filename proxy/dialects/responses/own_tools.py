@@ -1,8 +1,7 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
 A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the
-client sees one response. It has the messages of all rounds and everything else of the last one: a reasoning item
-belongs before the call that it led to.
+client sees one response. It has what all rounds said: without the calls, and without a reasoning item right before one.
 
 Of a stream an item is shown, or not, from its first event on, which names the tool. Where something was left out,
 the events after it are numbered anew.
@@ -76,11 +75,6 @@ class ItemRound(Struct, kw_only=True, eq=False):
         return self.turn.keeping(lambda each: None if self._is_own(each.item) else each.raw).with_paired_reasoning()
 
     @property
-    def said(self) -> list[bytes]:
-        """Its messages, as a later round shows them again."""
-        return [raw for raw, item in zip(self.turn.raws, self.turn.items, strict=True) if kind_of(item) == "message"]
-
-    @property
     def calls(self) -> OwnCalls:
         """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
         ours = [at for at, item in enumerate(self.turn.items) if self._is_own(item)]
@@ -113,12 +107,18 @@ class ItemRound(Struct, kw_only=True, eq=False):
         return OwnCalls(message=message, own=tuple(answered), broken=bool(broken), others=others)
 
 
-def _message(text: str, number: int) -> JsonObject:
-    """Return an output item of our own."""
+def _has_text(raws: Sequence[bytes]) -> bool:
+    """Tell whether output items say anything to read."""
+    return bool(Item(turn_of(raws)).text)
+
+
+def _message(text: str, response: Any) -> JsonObject:
+    """Return an output item of our own, for the end of a response."""
+    name = response.get("id") if is_object(response) else None
     part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "type": "message",
-        "id": f"msg_proxy{number}",
+        "id": f"msg_proxy_{name[-32:] if isinstance(name, str) else ''}",
         "status": "completed",
         "role": "assistant",
         "content": [part],
@@ -135,14 +135,14 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        self._said: list[bytes] = []  # the messages of the rounds that the client is not shown
+        self._said: list[bytes] = []  # what the rounds before this one showed
         self._body = b""
         self._round = ItemRound(names=names)
         self.last = self._round.turn
 
     @property
     def _has_said(self) -> bool:
-        return bool(self._said)
+        return _has_text(self._said)
 
     def _read(self, body: bytes) -> bool:
         self._body, self._round = body, ItemRound(names=self._names)
@@ -156,17 +156,17 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
             self._round.usage = data["usage"] if is_object(data.get("usage")) else None
             self._round.cut = data.get("status") == "incomplete"
         self.last = self._round.shown
-        return True
+        return is_object(data)
 
     def _begin(self) -> None:
-        self._said += self._round.said
+        self._said += self._round.shown.raws
         self._round = ItemRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
         """Return the reply in the body of its last round."""
         raws = self._round.shown.raws
         if how.text:
-            raws.append(write(_message(how.text, self.rounds)))
+            raws.append(write(_message(how.text, read(self._body))))
         self.last = Item(turn_of(raws))
         output = b"[%b]" % b",".join([*self._said, *raws])
         body = with_field(self._body, RawFields(self._body), "output", output)
@@ -195,7 +195,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         self._ours: list[JsonObject] = []  # items of our own making
 
     def _begin(self) -> None:
-        self._said += self._round.said
+        self._said += self._round.shown.raws
         self._reply = ResponseReader()  # all that the round says
         self._places: dict[int, int | None] = {}  # where the client was shown each item of the round; None: not at all
         self._round = ItemRound(names=self._names)
@@ -264,7 +264,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             if event is not None:
                 self.reply.take(event)
             return b""
-        how = self._ending(said=bool(self._said))
+        how = self._ending(said=_has_text(self._said))
         self.again = self.hides and how.again
         if self.again:
             return b""
@@ -301,7 +301,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
     def _made(self, text: str) -> bytes:
         """Return events of our own making, which say `text`."""
         self.said = self._changed = True
-        item = _message(text, self.rounds)
+        item = _message(text, self._response)
         self._ours.append(item)
         place = self._shown_items
         self._shown_items += 1

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from proxy.dialects import JsonObject, Message, Replies
+from proxy.dialects import JsonObject, Message, Replies, begun_under
 from proxy.dialects.chat.completion import words_of
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, kind_of, turn_of
@@ -130,6 +130,7 @@ class ResponseReader:
         self._begun: dict[int, JsonObject] = {}  # items under way
         self._pieces: dict[tuple[int, int, str], list[str]] = {}
         self._error: Any = None
+        self._opened: str | None = None  # the id under which it began
         self._ended = False
 
     def take(self, event: Event) -> bool:
@@ -159,6 +160,8 @@ class ResponseReader:
             self._error = self._error or data.get("error") or data
         elif is_object(response := data.get("response")):
             self._response = response
+            if self._opened is None and isinstance(response.get("id"), str):
+                self._opened = response["id"]
             self._ended = kind in WHOLE
             if self._ended:
                 self._output = _output_of(_member(raw, "response", response), response)
@@ -174,7 +177,10 @@ class ResponseReader:
             found = msgspec.structs.replace(found, messages=(Item(turn_of(items)),))
             reasons = (None,)
         error = words_of(self._error) if self._error is not None else found.error if self._ended else None
-        return msgspec.structs.replace(found, finish_reasons=reasons, error=error)
+        ids = found.ids
+        if self._opened is not None and self._opened not in ids:
+            ids = (*ids, self._opened, begun_under(self._opened))
+        return msgspec.structs.replace(found, finish_reasons=reasons, error=error, ids=ids)
 
     @property
     def failed(self) -> bool:

@@ -81,7 +81,7 @@ def test_a_body_that_calls_ours_alone_is_followed_by_another() -> None:
     assert [each["type"] for each in found.calls.message.data["items"]] == ["reasoning", "message", "function_call"]
     found.next(may_ask=True)
     shown = orjson.loads(found.take(body({**REASONING, "id": "rs_2"}, said("Found."))))
-    assert [each["type"] for each in shown["output"]] == ["message", "reasoning", "message"]
+    assert [each["type"] for each in shown["output"]] == ["reasoning", "message", "reasoning", "message"]
     assert shown["usage"]["input_tokens"] == 2 * USAGE["input_tokens"]
     assert (found.usage or {})["prompt_tokens"] == 2 * USAGE["input_tokens"]
     assert (found.rounds, found.last.text) == (1, "Found.")
@@ -182,7 +182,7 @@ def test_a_stream_that_calls_ours_alone_is_followed_by_another() -> None:
     data = told(shown)
     assert [each["sequence_number"] for each in data] == list(range(len(data)))
     assert sorted({each["output_index"] for each in data if "output_index" in each}) == [0, 1, 2, 3]
-    assert [each["type"] for each in output_of(shown)] == ["message", "reasoning", "message"]
+    assert [each["type"] for each in output_of(shown)] == ["reasoning", "message", "reasoning", "message"]
     assert (found.usage or {})["prompt_tokens"] == 2 * USAGE["input_tokens"]
     assert found.last.text == "Found."
     assert found.reply.replies.messages[0].text == "I look.Found."
