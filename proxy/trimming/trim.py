@@ -219,7 +219,8 @@ def trim(
         # What is left out may be what something else followed from.
         edited, following = _followed(draft.after(made), edits)
         made += following
-    made = sorted(_lasting(made, draft), key=_by_position)
+    last = list(_ending(edited, made))
+    edited, made = edited.after(last), sorted(_lasting([*made, *last], draft), key=_by_position)
     every = sorted([*base.changes, *made], key=_by_position)
     dropped, gone = gaps_of(entries, parts, every)
     left = [change for change in every if change.position not in gone]
@@ -387,6 +388,19 @@ def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Chan
         made += following
         draft = draft.after(following)
     return draft, made
+
+
+def _ending(draft: Draft, made: Sequence[Change]) -> Iterator[Change]:
+    """Yield changes that drop replies which would end the view, where what came after them was trimmed.
+
+    A model takes such a reply for one that it has to go on with, or its provider refuses it.
+    """
+    if not made or draft.entries[-1].message.role == "assistant":
+        return
+    for place, message in reversed([*draft.remaining()]):
+        if message.role != "assistant" or message.calls or place in draft.protected:
+            return
+        yield draft.removing(place, made[-1].edit, "nothing that followed it is left")
 
 
 def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:

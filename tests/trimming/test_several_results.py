@@ -189,6 +189,17 @@ def test_what_was_said_last_beside_results_is_protected() -> None:
     assert TALK[2] in pinned.view
 
 
+@pytest.mark.parametrize(
+    "edit", [{"type": "keep_tool_calls", "last": 0, "scope": "all"}, {"type": "recent_window", "tokens": 60}]
+)
+def test_no_reply_ends_the_view_where_what_followed_it_was_trimmed(edit: dict[str, Any]) -> None:
+    said = {"type": "text", "text": "I will look."}
+    talk = [ask("What is there?"), reply(said), reply(said, use("a")), user(result("a", LONG))]
+    made = planned(edit, messages=talk, keep={"rounds": 0, "spans": 0})
+    assert made.view == (talk[0],)
+    assert made.tokens_sent == _count(talk[0])
+
+
 def test_results_beside_what_was_said_last_are_cut_where_the_request_is_too_long() -> None:
     talk = [*TALK[:1], reply(use("a")), user(result("a", "line of it\n" * 2000), REMINDER)]
 
