@@ -122,8 +122,13 @@ def read_file(path: Path) -> list[SessionHistory]:
     try:
         value = read(text)
     except ValueError:
-        return _of_value(name, _lines(path, text))
-    return _of_value(name, value)
+        value = _lines(path, text)
+    try:
+        return _of_value(name, value)
+    except InvalidRequest as why:
+        # The file is told by its path: of many, several may have that name.
+        said = why.message.removeprefix(name) if why.message.startswith(f"{name}:") else f": {why.message}"
+        raise InvalidRequest(f"{path}{said}") from why
 
 
 def _lines(path: Path, text: bytes) -> list[Any]:

@@ -7,11 +7,12 @@ history does. A baseline that a policy can express is a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+import msgspec
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,6 +29,8 @@ from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy
 PREFIX: Final = "baseline:"
 NONE: Final = "baseline:none"
 ORACLE: Final = "baseline:oracle"
+NO_SUMMARY: Final = "no summary: a backtest asks no model, and the other edits do the work"
+"""The warning of a trim for which the proxy would have used a summary by a model."""
 CLEARED: Final = "[Old tool result content cleared]"  # the placeholder for a tool result, as in Claude Code
 ORACLE_CLEARED: Final = "[cleared]"
 _CLEAR_KEEPS: Final = 3
@@ -55,8 +58,8 @@ class Counted:
         """The messages; nothing was decided on arrival yet."""
         self.messages: Final = tuple([entry.message for entry in self.entries])
         """The messages as they are sent when nothing is trimmed."""
-        tools = history.tools
-        self._tools = [Segment(text=tools, tokens=counter.json(tools, self.model))] if tools is not None else []
+        self.tools: Final = self._segments_of(history.tools)
+        """The tools of every request, as a part of a prompt; nothing if there are none."""
         self.fixed_tokens: Final = sum([part.tokens for part in self.prompt(self.instructions)])
 
     def count(self, message: Message) -> int:
@@ -74,14 +77,31 @@ class Counted:
             found = self._segments[message.raw] = Segment(text=text, tokens=self._counter.message(message, self.model))
         return found
 
-    def prompt(self, messages: Sequence[Message]) -> list[Segment]:
-        """Return what a model reads, in the order in which it is cached: tools, then messages."""
-        return [*self._tools, *map(self.segment, messages)]
+    def tools_without(self, names: Collection[str]) -> tuple[Segment, ...]:
+        """Return the tools that are left where a policy leaves out those of these names, as for a new session.
+
+        Those that the first request calls stay, and all do where none would be left.
+        """
+        tools = self.history.tools
+        if tools is None or not names:
+            return self.tools
+        first = next(iter(self.history.requests), 0)
+        called = {call.name for message in self.messages[:first] for call in message.calls}
+        kept = [
+            text
+            for name, text in self.messages[0].dialect.requests.declared(tools)
+            if name is None or name not in names or name in called
+        ]
+        return self._segments_of(msgspec.json.encode(kept)) if kept else self.tools
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Segment] | None = None) -> list[Segment]:
+        """Return what a model reads, in the order in which it is cached: tools (by default all), then messages."""
+        return [*(self.tools if tools is None else tools), *map(self.segment, messages)]
 
     def marks(self, messages: Sequence[Message], beside: Iterable[int] = ()) -> set[int]:
         """Return the parts of the prompt with an explicit cache mark: the client's, and those at `beside`."""
         own = [place for place, message in enumerate(messages) if message.raw in self._marked]
-        return {place + len(self._tools) for place in (*beside, *own)}
+        return {place + len(self.tools) for place in (*beside, *own)}
 
     def reply_tokens(self, position: int) -> int:
         """Return the tokens that a model wrote for the reply at `position`, with its reasoning."""
@@ -93,6 +113,9 @@ class Counted:
         """What the tool calls of the history used."""
         tools = (self.history.tools or b"").decode()
         return References(self.instructions, self.messages, tools=tools, strangers=self._strangers)
+
+    def _segments_of(self, tools: bytes | None) -> tuple[Segment, ...]:
+        return () if tools is None else (Segment(text=tools, tokens=self._counter.json(tools, self.model)),)
 
     def _entry(self, position: int, message: Message) -> Entry:
         sent = message.without_own_fields()
@@ -122,6 +145,7 @@ class SentRequest(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()  # what could not be done, in words
     stable_ends: tuple[int, ...] = ()
     """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
+    tools: tuple[Segment, ...] | None = None  # the tools that are offered; None for all of them
 
 
 NextRequest: TypeAlias = Callable[[int, float | None], SentRequest]
@@ -148,6 +172,8 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
         """Start on a history. Cuts and decisions on arrival are kept, as the proxy keeps them."""
         entries: list[Entry] = []
         cuts: dict[str | None, Cut] = {}
+        tools = counted.tools_without(self.policy.tools.remove)
+        fixed_tokens = sum([part.tokens for part in counted.prompt(counted.instructions, tools)])
 
         def next_request(stop: int, idle: float | None) -> SentRequest:
             known = len(entries)
@@ -155,7 +181,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
             agent = counted.entries[stop].agent if stop < len(counted.entries) else None  # who asked for the reply
             context = PlanningContext(
                 count=counted.count,
-                fixed_tokens=counted.fixed_tokens,
+                fixed_tokens=fixed_tokens,
                 context_window=model.context_window,
                 agent=agent,
                 idle=idle,
@@ -168,9 +194,14 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
                 entries[place] = replace(entries[place], arrival=planned.decided[place])
             messages = sent_messages(counted.instructions, planned)
             ahead = len(messages) - len(planned.view)
+            lacks_summary = planned.summary_request is not None and planned.summary_request.urgent
             stable_ends = tuple([ahead + end - 1 for end in planned.stable_ends])
             return SentRequest(
-                messages=messages, moved=planned.trimmed, warnings=planned.warnings, stable_ends=stable_ends
+                messages=messages,
+                moved=planned.trimmed,
+                warnings=planned.warnings + ((NO_SUMMARY,) if lacks_summary else ()),
+                stable_ends=stable_ends,
+                tools=tools,
             )
 
         return next_request
@@ -389,7 +420,7 @@ def replayed(
             ended = times[min(stop, len(times) - 1)]  # the time of its reply
         untrimmed += sum([entry.tokens for entry in counted.entries[done:stop]])
         done = stop
-        prompt = counted.prompt(sent.messages)
+        prompt = counted.prompt(sent.messages, sent.tools)
         marks = counted.marks(sent.messages, sent.stable_ends if model.marks else ())
         uses = {rule: cache.read(prompt, at or 0.0, marks) for rule, cache in caches.items()}
         yield ReplayedRequest(stop=stop, sent=sent, uses=uses, untrimmed=untrimmed)

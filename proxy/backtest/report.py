@@ -63,6 +63,8 @@ def headlines(result: BacktestResult) -> Iterator[str]:
         if name.startswith(PREFIX) or not own:
             continue
         costs = [(line.figures.cost.input, whole[line.session].cost.input) for line in own]
+        if not any(untrimmed for _, untrimmed in costs):
+            continue  # no request, or no price: there is nothing to compare
         counts = [line.figures.recall.far for line in own if line.figures.recall is not None]
         told = f"{name}: {percent(costs)} of the input cost at {prices}"
         kept = [(float(each.present), float(each.grounded)) for each in counts]

@@ -62,6 +62,7 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
         yield "extends", policy.extends
     match = policy.match
     yield "match", f"models {', '.join(match.models)}; tenants {', '.join(match.tenants)}"
+    yield from _unusual(policy)
     if policy.trigger is not None:
         yield "trigger", _shown(policy.trigger.model_dump(exclude_defaults=True))
     if policy.target is not None:
@@ -74,7 +75,17 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
         if edits:
             yield key, ", ".join(edit.type for edit in edits)
     if not policy.edits and not policy.on_arrival:
-        yield "edits", "none: everything is sent"
+        yield "edits", "none: every message is sent"
+
+
+def _unusual(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Yield what most policies leave as it is, where it differs from that."""
+    for name in ("mode", "share", "trim_at", "agents"):
+        value = getattr(policy, name)
+        if value != Policy.model_fields[name].default:
+            yield name, str(value)
+    if policy.tools.remove:
+        yield "tools", f"without {', '.join(policy.tools.remove)}"
 
 
 def _shown(settings: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     rounds: tuple[Round, ...]  # rounds of the log; the last one is the current one, the others are history
     protected: frozenset[int]  # positions that no edit may touch; a span is protected as a whole or not at all
     count: Count  # counts the tokens of a message that an edit made
+    cuttable: frozenset[int] = frozenset()  # protected positions whose tool results may be shortened all the same
     fixed_tokens: int = 0  # tokens of what is sent beside the log
     target: int | None = None  # how many tokens may be sent; None where no limit is set and each edit runs once
     made_by: tuple[tuple[str, ...], ...] = ()  # by place the types of all edits that made what stands there

@@ -101,7 +101,10 @@ _RELEASE: Final = ReleaseHidden()
 def draft_of(
     base: TrimmedHistory, policy: Policy, context: PlanningContext, target: int | None, *, exempting: bool = True
 ) -> Draft:
-    """Return what is left of a log as edits see it; with `exempting`, what was recalled lately stays."""
+    """Return what is left of a log as edits see it; with `exempting`, what was recalled lately stays.
+
+    Without, results that stay because something must be left to answer may be shortened.
+    """
     entries = base.log.entries
     log = [entry.message for entry in entries]
     parts, turns = spans(log), rounds(log)
@@ -117,6 +120,7 @@ def draft_of(
         spans=parts,
         rounds=turns,
         protected=untouched,
+        cuttable=frozenset() if exempting else _cuttable(log, parts, policy),
         count=context.count,
         fixed_tokens=context.fixed_tokens,
         target=target,
@@ -143,15 +147,30 @@ def protected(
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
         inside = [span for span in spans if span.round == number]
         whole.update(inside[max(0, len(inside) - keep.spans) :])
-    if spans and (not users or open_calls(messages)):
-        whole.add(spans[-1])  # without a question of a user's something must be left to answer
-    newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
-    if newest is not None and messages[newest].is_result:
-        whole.update(span for span in spans if span.start <= newest < span.stop)
+    whole.update(_answered(messages, spans))
     whole.update(span for span in spans if any([each.is_lasting for each in messages[span.start : span.stop]]))
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
+
+
+def _answered(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span]:
+    """Yield the spans without which nothing would be left to answer.
+
+    That is the last one, without a question of a user's and where calls are open; and the one with results beside
+    which a user said something last.
+    """
+    if spans and (all(message.role != "user" for message in messages) or open_calls(messages)):
+        yield spans[-1]
+    newest = next((at for at in range(len(messages) - 1, -1, -1) if _speaks(messages[at])), None)
+    if newest is not None and messages[newest].is_result:
+        yield from (span for span in spans if span.start <= newest < span.stop)
+
+
+def _cuttable(messages: Sequence[Message], spans: Sequence[Span], policy: Policy) -> frozenset[int]:
+    """Return the places of results that stay only because something must be left to answer: no pin fits them."""
+    found = [span for span in _answered(messages, spans) if not any(map(policy.pins, messages[span.start : span.stop]))]
+    return frozenset([at for span in found for at in range(span.start, span.stop) if messages[at].is_result])
 
 
 def _speaks(message: Message) -> bool:
@@ -217,7 +236,8 @@ def trim(
         # What is left out may be what something else followed from.
         edited, following = _followed(draft.after(made), edits)
         made += following
-    made = sorted(_lasting(made, draft), key=_by_position)
+    last = list(_ending(edited, made))
+    edited, made = edited.after(last), sorted(_lasting([*made, *last], draft), key=_by_position)
     every = sorted([*base.changes, *made], key=_by_position)
     dropped, gone = gaps_of(entries, parts, every)
     left = [change for change in every if change.position not in gone]
@@ -385,6 +405,19 @@ def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Chan
         made += following
         draft = draft.after(following)
     return draft, made
+
+
+def _ending(draft: Draft, made: Sequence[Change]) -> Iterator[Change]:
+    """Yield changes that drop replies which would end the view, where what came after them was trimmed.
+
+    A model takes such a reply for one that it has to go on with, or its provider refuses it.
+    """
+    if not made or draft.entries[-1].message.role == "assistant":
+        return
+    for place, message in reversed([*draft.remaining()]):
+        if message.role != "assistant" or message.calls or place in draft.protected:
+            return
+        yield draft.removing(place, made[-1].edit, "nothing that followed it is left")
 
 
 def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:

@@ -106,8 +106,9 @@ def test_requests_that_continue_each_other_are_one_session(tmp_path: Path) -> No
 def test_a_file_without_a_session_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=said) as refused:
         read_file(file)
+    assert refused.value.message.startswith(str(file))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,15 @@ import yaml
 
 from proxy.backtest.cost import CacheRule, Segment, Use
 from proxy.backtest.histories import of_messages
-from proxy.backtest.replay import Counted, PolicyStrategy, ReplayedRequest, ReplayModel, replayed, sent_messages
+from proxy.backtest.replay import (
+    NO_SUMMARY,
+    Counted,
+    PolicyStrategy,
+    ReplayedRequest,
+    ReplayModel,
+    replayed,
+    sent_messages,
+)
 from proxy.cli.serving import server_config
 from proxy.config import Settings
 from proxy.demo import DemoOutcome, rehearse
@@ -210,6 +219,33 @@ def test_instructions_and_tools_are_fixed_tokens() -> None:
     assert counted(TOLD).fixed_tokens == system
     assert [entry.position for entry in ready.entries] == [0, 1, 2, 3]
     assert [entry.tokens for entry in ready.entries] == COUNTER.messages(ready.messages, "")
+
+
+def test_tools_that_a_policy_leaves_out_are_not_sent() -> None:
+    tools = [{"type": "function", "function": {"name": name, "description": "word " * 90}} for name in ("look", "book")]
+    ready = counted(agent(2), tools=tools)
+    (whole,) = ready.tools
+    for removed, left in ((["book"], tools[:1]), (["look"], tools[1:]), (["other"], tools), (["look", "book"], tools)):
+        (sent,) = ready.tools_without(removed)
+        assert json.loads(sent.text) == left
+        for request in requests(ready, policy(tools={"remove": removed})):
+            assert request.untrimmed - request.tokens == whole.tokens - sent.tokens
+    begun = counted([call("a"), result("a", "x"), user("go on"), reply("ok")], tools=tools)
+    assert json.loads(begun.tools_without(["look", "book"])[0].text) == tools[:1]
+    assert counted(agent(2)).tools_without(["look"]) == ()
+
+
+def test_where_a_summary_by_a_model_is_missing_it_is_told() -> None:
+    said = [message for at in range(30) for message in (user(f"{at} " + "word " * 90), reply("ok"))]
+    summing = policy(
+        trigger={"tokens": 2000},
+        target={"tokens": 1000},
+        edits=[{"type": "summarize", "mode": "model", "keep_rounds": 1}, {"type": "drop_oldest"}],
+    )
+    found = requests(counted(said), summing)
+    moved = [request for request in found if request.sent.moved]
+    assert moved
+    assert [request for request in found if NO_SUMMARY in request.sent.warnings] == moved
 
 
 def test_a_prompt_begins_with_the_tools() -> None:

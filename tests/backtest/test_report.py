@@ -54,6 +54,7 @@ def test_a_line_says_first_what_a_policy_costs_and_keeps() -> None:
     assert "100 % (100 to 100) of the input cost" in many[0]
     without = Backtest(strategies, standard_classes(), COUNTER, recall=False).run([history(agent(3), "one")])
     assert next(iter(headlines(without))) == "all: 100 % of the input cost at read 0.1."
+    assert not list(headlines(test.run([history([reply("b")], "no request")])))
 
 
 def test_sessions_in_which_nothing_is_counted_do_not_widen_the_interval() -> None:

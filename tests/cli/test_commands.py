@@ -156,6 +156,25 @@ def test_check_shows_each_policy_with_everything_it_extends(run: Run, config: Pa
     ]
 
 
+def test_check_shows_that_a_policy_only_observes_and_what_else_is_unusual(run: Run, config: Path) -> None:
+    config.write_text(
+        "policies:\n"
+        "  tried: {mode: observe, share: 0.1, agents: merge, trim_at: any, tools: {remove: [bash, web]}}\n"
+        "  default: {extends: tried, share: 1.0}\n"
+    )
+    tried, default, *_ = run("check")[1].split("\n\n")[1:]
+    assert tried.splitlines()[2:] == [
+        "  mode:       observe",
+        "  share:      0.1",
+        "  trim_at:    any",
+        "  agents:     merge",
+        "  tools:      without bash, web",
+        "  edits:      none: every message is sent",
+    ]
+    assert "  mode:       observe" in default
+    assert "share" not in default
+
+
 def test_check_json_has_the_merged_policies(run: Run, config: Path) -> None:
     config.write_text(EXTENDED)
     merged = json.loads(run("check", "--json")[1])["merged"]

@@ -13,6 +13,7 @@ from proxy.dialects import Message
 from proxy.dialects.messages import DIALECT as MESSAGES
 from proxy.recall import ref_of, referred
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, plan
+from proxy.trimming.trim import BEYOND_KEEP
 
 LONG = "many words about one thing " * 40
 OTHER = "few words about another thing " * 40
@@ -186,6 +187,35 @@ def test_what_was_said_last_beside_results_is_protected() -> None:
     pins = [{"regex": "gap", "roles": ["user"]}]
     pinned = planned({"type": "drop_oldest"}, target={"tokens": 1}, pin=pins, keep={"rounds": 0})
     assert TALK[2] in pinned.view
+
+
+@pytest.mark.parametrize(
+    "edit", [{"type": "keep_tool_calls", "last": 0, "scope": "all"}, {"type": "recent_window", "tokens": 60}]
+)
+def test_no_reply_ends_the_view_where_what_followed_it_was_trimmed(edit: dict[str, Any]) -> None:
+    said = {"type": "text", "text": "I will look."}
+    talk = [ask("What is there?"), reply(said), reply(said, use("a")), user(result("a", LONG))]
+    made = planned(edit, messages=talk, keep={"rounds": 0, "spans": 0})
+    assert made.view == (talk[0],)
+    assert made.tokens_sent == _count(talk[0])
+
+
+def test_results_beside_what_was_said_last_are_cut_where_the_request_is_too_long() -> None:
+    talk = [*TALK[:1], reply(use("a")), user(result("a", "line of it\n" * 2000), REMINDER)]
+
+    def rescued(**policy: Any) -> Plan:
+        context = PlanningContext(count=_count)
+        return plan(entries(talk), Policy.model_validate(policy), "p", context, None, overflow=1000)
+
+    made = rescued()
+    assert made.tokens_sent <= 1000
+    assert MESSAGES.problems(made.view) == []
+    cut, beside = made.view[-1].data["content"]
+    assert beside == REMINDER
+    assert ref_of(body_of(talk[2])) in cut["content"]
+    assert BEYOND_KEEP in made.warnings
+    # Pinned, it stays as it is.
+    assert rescued(pin=[{"regex": "gap", "roles": ["user"]}]).view[-1] == talk[2]
 
 
 def test_a_result_that_lost_the_others_keeps_its_ref() -> None:

@@ -125,7 +125,11 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
                     form.take(step, entry.ref)
         if self.strict:
             self._fit(forms, original, entry.ref, frozenset(_NAME.findall(asked.lower())))
-        made = [None if form.is_left_out else form.text for form in forms]
+        # A part of which only blanks are left goes: some refuse it.
+        made = [
+            None if form.is_left_out or (form.text != own and not form.text.strip()) else form.text
+            for own, form in zip(original.texts, forms, strict=True)
+        ]
         if not "".join(filter(None, made)).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
             made = [ending(entry.ref), *original.texts[1:]]
@@ -179,7 +183,7 @@ def _ends_of(texts: Sequence[str], room: float, spare: int) -> dict[int, str | N
             if len(cut) + spare < len(texts[at]):
                 made[at] = cut
     left_out = sorted(inwards[count:])
-    mark = omitted(f"{len(left_out)} parts")
+    mark = omitted(f"{len(left_out)} part{'s' if len(left_out) > 1 else ''}")
     if len(mark) + spare < sum(len(texts[at]) for at in left_out):
         made |= {at: mark if at == left_out[-1] else None for at in left_out}
     return made

@@ -106,8 +106,8 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
         for span in draft.spans:
             calls = by_id(calls_in(draft.entries, span))
-            for place, message in draft.free(span.start, span.stop):
-                if not message.is_result:
+            for place, message in draft.remaining(span.start, span.stop):
+                if not message.is_result or (place in draft.protected and place not in draft.cuttable):
                     continue
                 shortened = self.shorten_all(message, draft.entries[place], calls)
                 if shortened is None:

@@ -127,7 +127,10 @@ def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
 
 
 def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes) -> list[str | None]:
-    """Return the parts of `text` with the mark in place of `head` to `tail`; None for one of which nothing is left."""
+    """Return the parts of `text` with the mark in place of `head` to `tail`; None for one that was cut to nothing.
+
+    Blanks are nothing, too: some refuse a part of blanks alone.
+    """
     kept: list[str | None] = []
     start = 0
     for own in texts:
@@ -135,7 +138,8 @@ def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes)
         if own:
             middle = mark if start <= head < stop else b""
             left = text[start : max(start, min(head, stop))] + middle + text[min(stop, max(tail, start)) : stop]
-            kept.append(left.decode() if left else None)
+            text_left = left.decode()
+            kept.append(text_left if text_left.strip() or text_left == own else None)
         else:
             kept.append(own)
         start = stop

@@ -97,6 +97,16 @@ def test_text_parts_are_put_in_form_and_others_stay() -> None:
     ]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_part_of_which_only_blanks_would_be_left_goes(*, strict: bool) -> None:
+    edit = CompactToolOutput(over_tokens=10, strict=strict)
+    made = compacted(edit, [part("\x1b[0m\x1b[2K\r"), part(" "), part("words  \n" * 90)])
+    assert made is not None
+    texts = [each["text"] for each in made.data["content"]]
+    assert len(texts) == 1
+    assert texts[0].endswith(f"[... compacted; full output: {REF} ...]")
+
+
 def test_beside_an_image_the_text_alone_is_judged() -> None:
     message = result([part('{"a":    1}'), IMAGE])
     dear = Entry(message=message, tokens=1000, ref=REF, position=0)

@@ -157,6 +157,18 @@ def mark(omitted: str, of: str) -> str:
             ],
             id="what is no part stays",
         ),
+        pytest.param(
+            "tail",
+            [part("a" * 300), part("b" * 30 + " "), part("c" * 19)],
+            [part(mark("1 line (330 bytes)", "1 (350 bytes)") + "\n"), part("c" * 19)],
+            id="of a part that is cut no blanks alone stay",
+        ),
+        pytest.param(
+            "head",
+            [part(" "), part(" " * 30 + "b" * 300)],
+            [part(" "), part(" " * 19 + "\n" + mark("1 line (311 bytes)", "1 (331 bytes)"))],
+            id="blanks of which nothing is cut stay",
+        ),
     ],
 )
 def test_content_in_parts(direction: Direction, content: list[Any], after: list[Any]) -> None:
