@@ -38,7 +38,7 @@ async def store(store: Store) -> Store:
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_LONG", 4)
+    monkeypatch.setattr("proxy.store.store._LONG", 4)
     monkeypatch.setattr(portions, "_ROWS", 4)
     monkeypatch.setattr(portions, "_ALONE", 1)
 
@@ -171,7 +171,8 @@ async def test_what_is_known_of_the_messages_is_stored_with_them(store: Store, m
 
 
 async def test_one_large_text_is_a_portion(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "_BYTES", 100)
+    for module in ("portions", "store"):
+        monkeypatch.setattr(f"proxy.store.{module}.PORTION_BYTES", 100)
     told = Counted(store, monkeypatch)
     large = [shake_256(name).hexdigest(200) for name in (b"x", b"y")]  # packed it has more than 100 bytes
     await ask(store, [body("user", large[0]), body("assistant", large[1]), body("user", "z")])
