@@ -82,7 +82,7 @@ def serve(
 ) -> None:
     """Run the proxy. The store is migrated first, unless `store.migrate` is false."""
     given = {"host": host, "port": port, "workers": workers}
-    loaded = ConfigSource(path=config, overrides={"server": given}).read()
+    loaded = ConfigSource(path=config, overrides={"server": given}, serves=True).read()
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     for line in loaded.warnings:

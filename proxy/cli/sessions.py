@@ -414,7 +414,7 @@ def opened_file(file: Path) -> BinaryIO:
 def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
     """Do the work with the configured store, which is not migrated: an older proxy may be serving it.
 
-    `makes`: a store that does not exist is created.
+    `makes`: it is made or migrated, as `serve` does.
     """
 
     async def run() -> Result:

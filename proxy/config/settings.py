@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
@@ -706,13 +706,12 @@ class Settings(BaseSettings):
                     "upstream",
                     name,
                 )
-        self._leads_elsewhere()
         if self.store.content == "none":
             self._needs_no_content()
         return self
 
-    def _leads_elsewhere(self) -> None:
-        """Raise an error where an address is the proxy's own: each request would be another one, without an end."""
+    def own_addresses(self) -> Iterator[tuple[str | int, ...]]:
+        """Yield the settings of addresses that are the proxy's own: each request would be another one, without end."""
         named: list[tuple[str | None, tuple[str | int, ...]]] = [
             (self.upstream.base_url, ("upstream", "base_url")),
             (self.upstream.anthropic_base_url, ("upstream", "anthropic_base_url")),
@@ -730,11 +729,7 @@ class Settings(BaseSettings):
             if (parts.scheme, parts.port or _HTTP_PORT) != ("http", self.server.port):
                 continue
             if host == listening or (here and is_loopback(host)):
-                raise contradiction(
-                    "this is the address of the proxy itself: name the provider's, or give the proxy another "
-                    "server.port",
-                    *path,
-                )
+                yield path
 
     def _needs_no_content(self) -> None:
         """Raise an error where something needs what `store.content: none` does not store."""

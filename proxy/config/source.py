@@ -61,6 +61,7 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
 
     path: Path | None = None  # the file; None for `config.yaml` of the working folder, if there is one
     overrides: Mapping[str, Any] = {}  # settings of the command line, nested like the file. A None in it is ignored.
+    serves: bool = False  # whether it is to serve with them: others do not know of a port on the command line
 
     @property
     def file(self) -> Path:
@@ -96,9 +97,11 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
         except ValidationError as why:
             # The original message shows values, keys among them. It must not be printed.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
-        if misread := list(merged.misread(settings)):
-            raise ConfigurationError("\n".join(misread))
-        return Loaded(source=self, content=content, settings=settings, warnings=tuple(merged.warnings(settings)))
+        own = list(merged.own_addresses(settings))
+        if wrong := [*merged.misread(settings), *(own if self.serves else ())]:
+            raise ConfigurationError("\n".join(wrong))
+        warnings = (*own, *merged.warnings(settings))
+        return Loaded(source=self, content=content, settings=settings, warnings=warnings)
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -108,7 +111,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     content: bytes | None  # the content of the file, which may hold a key; None without a file
     settings: Settings
     warnings: tuple[str, ...] = ()
-    """A line for each setting that is valid and has no effect, in the form of those about mistakes."""
+    """A line for each setting that is valid and has no effect, or is one to serve with on another port alone; in the
+    form of those about mistakes."""
 
     def __repr__(self) -> str:
         return f"Loaded(source={self.source!r}, settings={self.settings!r})"
@@ -537,6 +541,12 @@ class _Merged:
             if type(_value_at(settings, location)) is int:
                 what = f"YAML reads {text} as {float(text):g}: write {text.replace('.', '')} or {float(text):g}"
                 yield line_about(location, what, self._line)
+
+    def own_addresses(self, settings: Settings) -> Iterator[str]:
+        """Yield a line for each address of a provider that is the proxy's own."""
+        what = "this is the address of the proxy itself: name the provider's, or give the proxy another server.port"
+        for location in settings.own_addresses():
+            yield line_about(location, what, self._where)
 
     def warnings(self, settings: Settings) -> Iterator[str]:
         """Yield a line for each setting that has no effect."""

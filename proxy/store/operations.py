@@ -147,18 +147,22 @@ def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, 
 
 
 def sessions_to_delete(connection: StoreConnection, *, before: int | None, most: int | None) -> Sequence[str]:
-    """Return the internal names of sessions that were last used before a time, or are more than `most`."""
+    """Return the internal names of sessions that were last used before a time, or are more than `most`.
+
+    One with an exchange under way is in use; for the time it is one that began later.
+    """
     oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)
+    pending = select(PENDING.c.session)
     keys: list[str] = []
     if before is not None:
         old = oldest.where(SESSIONS.c.period <= before // PERIOD_MS, SESSIONS.c.updated_at < before)
+        old = old.where(SESSIONS.c.session.not_in(pending.where(PENDING.c.created_at >= before)))
         keys = list(connection.execute(old.limit(_AT_ONCE)).scalars())
     if most is not None and len(keys) < _AT_ONCE:
         count = int(connection.execute(select(func.count()).select_from(SESSIONS)).scalar_one_or_none() or 0)
         beyond = min(count - most, _AT_ONCE)
         if beyond > len(keys):
-            # One with an exchange under way is in use, whenever that began.
-            idle = oldest.where(SESSIONS.c.session.not_in(select(PENDING.c.session)))
+            idle = oldest.where(SESSIONS.c.session.not_in(pending))
             keys = list(dict.fromkeys([*keys, *connection.execute(idle.limit(beyond)).scalars()]))[:beyond]
     return keys
 

@@ -512,7 +512,7 @@ def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
     except Exception as why:  # noqa: BLE001 - it is the future's
         failure = why
 
-    def told() -> None:
+    def pass_on() -> None:
         if future.done():
             return
         if failure is None:
@@ -522,7 +522,7 @@ def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
             future.exception()  # nobody may wait for it any more
 
     with suppress(RuntimeError):  # the loop has ended
-        future.get_loop().call_soon_threadsafe(told)
+        future.get_loop().call_soon_threadsafe(pass_on)
 
 
 def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> None:

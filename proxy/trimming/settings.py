@@ -65,7 +65,7 @@ Share: TypeAlias = Annotated[float, Field(gt=0, le=1), NO_TRUTH_VALUE]
 def checked(regex: str) -> str:
     """Return a pattern that RE2 takes; raise `ValueError` with RE2's reason where it does not."""
     try:
-        compiled(regex)
+        _pattern(regex)
     except ValueError as why:
         raise ValueError(f"not a pattern that RE2 takes: {why}") from why
     return regex
@@ -73,23 +73,22 @@ def checked(regex: str) -> str:
 
 def is_found(regex: str, text: str) -> bool:
     """Tell whether the pattern is found anywhere in a text."""
-    return compiled(regex).search(text) is not None
+    return _pattern(regex).search(text) is not None
 
 
 def group_names(regex: str) -> frozenset[str]:
     """Return the names of a pattern's groups."""
-    return frozenset(compiled(regex).groupindex)
+    return frozenset(_pattern(regex).groupindex)
 
 
 def named_groups(regex: str, text: str) -> Mapping[str, str] | None:
     """Return what the named groups hold where the pattern is first found; None where it is not found."""
-    match = compiled(regex).search(text)
+    match = _pattern(regex).search(text)
     if match is None:
         return None
     return {name: held for name, held in match.groupdict().items() if held is not None}
 
 
-@lru_cache(maxsize=256)
 def compiled(regex: str) -> Any:
     """Return the compiled pattern; raise `ValueError` with RE2's reason where it is none."""
     options = _RE2.Options()
@@ -98,6 +97,11 @@ def compiled(regex: str) -> Any:
         return _RE2.compile(regex, options)
     except _RE2.error as why:
         raise ValueError(why.args[0].decode()) from why
+
+
+_pattern: Final = lru_cache(maxsize=256)(compiled)
+"""Those of policies are kept. What models and users look for is not among them: it would put them out, and each that
+has searched a text takes megabytes."""
 
 
 class _Threshold(Struct, frozen=True, kw_only=True):

@@ -147,14 +147,14 @@ def protected(
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
         inside = [span for span in spans if span.round == number]
         whole.update(inside[max(0, len(inside) - keep.spans) :])
-    whole.update(_answered(messages, spans))
+    whole.update(_asking(messages, spans))
     whole.update(span for span in spans if any([each.is_lasting for each in messages[span.start : span.stop]]))
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
 
 
-def _answered(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span]:
+def _asking(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span]:
     """Yield the spans without which nothing would be left to answer.
 
     That is the last one, without a question of a user's and where calls are open; and the one with results beside
@@ -169,7 +169,7 @@ def _answered(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Sp
 
 def _cuttable(messages: Sequence[Message], spans: Sequence[Span], policy: Policy) -> frozenset[int]:
     """Return the places of results that stay only because something must be left to answer: no pin fits them."""
-    found = [span for span in _answered(messages, spans) if not any(map(policy.pins, messages[span.start : span.stop]))]
+    found = [span for span in _asking(messages, spans) if not any(map(policy.pins, messages[span.start : span.stop]))]
     return frozenset([at for span in found for at in range(span.start, span.stop) if messages[at].is_result])
 
 

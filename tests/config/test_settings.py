@@ -103,26 +103,6 @@ def _priced(*steps: dict[str, float], price: float = 1) -> dict[str, Any]:
         ),
         ({"auth": {"mode": "passthrough"}, "upstream": {"api_key": "k"}}, "remove upstream.api_key"),
         ({"server": {"host": "0.0.0.0"}}, "without authentication the proxy listens on this machine only"),
-        ({"upstream": {"base_url": "http://localhost:8080/v1"}}, "the proxy itself"),
-        ({"upstream": {"anthropic_base_url": "http://[::1]:8080"}}, "the proxy itself"),
-        ({"server": {"port": 80}, "summarizer": {"base_url": "http://127.0.0.1/v1"}}, "the proxy itself"),
-        ({"upstream": {"routes": [{"models": ["a"], "base_url": "http://127.0.0.1:8080"}]}}, "the proxy itself"),
-        (
-            {
-                "server": {"host": "10.0.0.1"},
-                "auth": {"mode": "passthrough"},
-                "upstream": {"base_url": "http://10.0.0.1:8080/v1"},
-            },
-            "the proxy itself",
-        ),
-        (
-            {
-                "server": {"host": "0.0.0.0"},
-                "auth": {"mode": "passthrough"},
-                "upstream": {"base_url": "http://localhost:8080/v1"},
-            },
-            "the proxy itself",
-        ),
         ({"policies": {"off": {}}}, "reserved"),
         ({"models": [{}]}, "Field required"),
         ({"models": [{"match": []}]}, "at least 1 item"),
@@ -164,19 +144,34 @@ def test_with_authentication_the_proxy_may_listen_on_any_address(mode: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("host", "address"),
+    ("given", "own"),
     [
-        ("127.0.0.1", "http://127.0.0.1:11434/v1"),
-        ("127.0.0.1", "https://127.0.0.1:8080/v1"),
-        ("127.0.0.1", "http://models:8080/v1"),
-        ("10.0.0.1", "http://127.0.0.1:8080/v1"),
+        ({"upstream": {"base_url": "http://localhost:8080/v1"}}, ("upstream", "base_url")),
+        ({"upstream": {"anthropic_base_url": "http://[::1]:8080"}}, ("upstream", "anthropic_base_url")),
+        ({"server": {"port": 80}, "summarizer": {"base_url": "http://127.0.0.1/v1"}}, ("summarizer", "base_url")),
+        (
+            {"upstream": {"routes": [{"models": ["a"], "base_url": "http://127.0.0.1:8080"}]}},
+            ("upstream", "routes", 0, "base_url"),
+        ),
+        (
+            {"server": {"host": "10.0.0.1"}, "upstream": {"base_url": "http://10.0.0.1:8080/v1"}},
+            ("upstream", "base_url"),
+        ),
+        (
+            {"server": {"host": "0.0.0.0"}, "upstream": {"base_url": "http://localhost:8080/v1"}},
+            ("upstream", "base_url"),
+        ),
+        ({"upstream": {"base_url": "http://127.0.0.1:11434/v1"}}, None),
+        ({"upstream": {"base_url": "https://127.0.0.1:8080/v1"}}, None),
+        ({"upstream": {"base_url": "http://models:8080/v1"}}, None),
+        ({"server": {"host": "10.0.0.1"}, "upstream": {"base_url": "http://127.0.0.1:8080/v1"}}, None),
     ],
 )
-def test_a_provider_on_this_machine_is_told_from_the_proxy(host: str, address: str) -> None:
-    settings = Settings.model_validate(
-        {"server": {"host": host}, "auth": {"mode": "passthrough"}, "upstream": {"base_url": address}}
-    )
-    assert settings.upstream.base_url == address
+def test_a_provider_on_this_machine_is_told_from_the_proxy(
+    given: dict[str, Any], own: tuple[str | int, ...] | None
+) -> None:
+    settings = Settings.model_validate({"auth": {"mode": "passthrough"}, **given})
+    assert list(settings.own_addresses()) == ([] if own is None else [own])
 
 
 def test_settings_are_frozen() -> None:

@@ -298,6 +298,18 @@ def test_keys_of_clients_that_open_no_provider_are_a_warning(upstream: str, warn
     assert [line.partition(" wants a key")[1] != "" for line in warnings] == [True] * warns
 
 
+def test_the_proxy_does_not_serve_with_its_own_address_as_the_provider_s() -> None:
+    """Other commands do: they do not know of `serve --port`."""
+    Path("config.yaml").write_text("upstream: {base_url: 'http://localhost:8080/v1'}\n")
+    own = "config.yaml:1: upstream.base_url: this is the address of the proxy itself"
+    (warning,) = ConfigSource().read().warnings
+    assert warning.startswith(own)
+    with pytest.raises(ConfigurationError, match=own):
+        ConfigSource(serves=True).read()
+    elsewhere = ConfigSource(serves=True, overrides={"server": {"port": 8081}}).read()
+    assert elsewhere.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("auth", "idle"),
     [

@@ -130,6 +130,14 @@ async def test_a_session_with_an_exchange_under_way_is_not_among_the_least_recen
     assert [row.id for row in rows] == ["s3"]
 
 
+async def test_a_session_that_is_used_again_after_a_long_time_is_not_swept_amid_an_exchange(store: Store) -> None:
+    talk = Talk(store=store, tenant="t", session="s")
+    await talk.say("hi", "hello", settled_at=1_000)
+    await talk.begin(body("user", "still there?"), created_at=3_000)
+    assert await store.sweep(before=2_000, most=None) == 0
+    assert await store.sweep(before=4_000, most=None) == 1  # an exchange that never ended
+
+
 async def test_an_id_of_the_provider_s_leads_to_the_last_reply_that_came_with_it(store: Store) -> None:
     talk = Talk(store=store)
     heads = [(await say(talk, text, reply("a"))).head for text in ("one", "two")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from proxy.trimming import settings
 from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
 from proxy.trimming.settings import (
     Natural,
@@ -17,6 +18,7 @@ from proxy.trimming.settings import (
     Target,
     Trigger,
     checked,
+    compiled,
     group_names,
     is_found,
     named_groups,
@@ -306,3 +308,11 @@ def test_the_named_groups_of_a_pattern() -> None:
 
 def test_a_pattern_that_would_take_for_ever_elsewhere() -> None:
     assert named_groups("^(a+)+(?P<end>!)$", "a" * 1_000_000) is None
+
+
+def test_patterns_that_somebody_looks_for_put_none_of_a_policy_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_found("a pin", "this is a pin")
+    for number in range(300):
+        assert compiled(f"typed {number}").search("typed 7") is None or number == 7
+    monkeypatch.setattr(settings, "_RE2", None)  # to compile it anew would fail
+    assert is_found("a pin", "this is a pin")

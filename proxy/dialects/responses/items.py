@@ -486,8 +486,11 @@ class Item(Message):
         return made if made.items else None
 
     def behind_rounds(self, rounds: Sequence[Message]) -> Item:
-        held = {name for each in rounds if isinstance(each, Item) and each.is_turn for name in map(_mark, each.items)}
-        made = self.keeping(lambda each: None if (_mark(each.item) or each.raw) in held else each.raw)
+        held: set[str] = set()
+        for each in rounds:
+            if isinstance(each, Item) and each.is_turn:
+                held.update(*map(_marks, each.items))
+        made = self.keeping(lambda each: each.raw if held.isdisjoint(_marks(each.item)) else None)
         return made.with_paired_reasoning() if made is not self and made.items else self
 
     def with_paired_reasoning(self) -> Item:
@@ -634,10 +637,9 @@ def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
         )
 
 
-def _mark(item: JsonObject) -> str | None:
-    """Return what no other item of the model's has; None where that is not known."""
-    name = item.get("id") or item.get("encrypted_content")
-    return name if isinstance(name, str) else None
+def _marks(item: JsonObject) -> list[str]:
+    """Return what no other item of the model's has, as far as it is known: some clients leave ids out."""
+    return [mark for name in ("id", "encrypted_content") if isinstance(mark := item.get(name), str) and mark]
 
 
 def _is_whole(item: JsonObject) -> bool:

@@ -263,6 +263,14 @@ def test_a_reply_takes_the_form_of_a_request(reasoning: ReasoningMode, partial: 
     assert turn(REASONING).as_request("drop", partial=False).text == ""
 
 
+def test_what_rounds_said_is_left_out_of_a_reply_that_goes_without_ids() -> None:
+    """As clients send it that store nothing at the provider."""
+    first, second = ({**REASONING, "id": f"rs_{n}", "encrypted_content": f"sealed {n}"} for n in (1, 2))
+    shown = [{name: value for name, value in each.items() if name != "id"} for each in (first, second)]
+    rest = turn(*shown, said("Found.")).behind_rounds([turn(first, CALL), item(OUTPUT)])
+    assert rest == turn(shown[1], said("Found."))
+
+
 # ---------------------------------------------------------------------------------------- recognising
 
 
