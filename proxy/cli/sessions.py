@@ -79,14 +79,15 @@ def list_sessions(
     if as_json:
         typer.echo(json.dumps([session_document(each.row, (), each.cost_saved) for each in rows], ensure_ascii=False))
         return
-    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "paid $", "saved $", "last used")
+    figures_of = ("messages", "rounds", "tokens", "sent", "saved", "paid $", "saved $")
     lines: list[list[str]] = []
     for each in rows:
         row = each.row
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
         dollars = ["-" if amount is None else f"{amount:,.4f}" for amount in (row.cost, each.cost_saved)]
-        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), *dollars, timestamp(row.updated_at)])
-    print_table(columns, lines, texts=(0, 1, 9))
+        named = (row.id, row.tenant, row.dialect)
+        lines.append([*named, *(f"{figure:,}" for figure in figures), *dollars, timestamp(row.updated_at)])
+    print_table(("session", "tenant", "dialect", *figures_of, "last used"), lines, texts=(0, 1, 2, 10))
 
 
 @app.command("search")

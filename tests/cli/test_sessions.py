@@ -89,6 +89,8 @@ def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, co
         await store.close()
 
     asyncio.run(fill())
+    rows = [line.split() for line in run("sessions", "list")[1].splitlines()]
+    assert sorted(row[2] for row in rows if row[0] == "twice") == ["chat", "responses"]
     assert "chat" in run("sessions", "show", "twice")[1]
     code, out, _ = run("sessions", "show", "twice", "--dialect", "responses")
     assert (code, "responses" in out) == (0, True)
@@ -321,6 +323,7 @@ def test_a_list_without_sessions_has_the_head_only(run: Run) -> None:
         0,
         [
             "session",
-            *["tenant", "messages", "rounds", "tokens", "sent", "saved", "paid", "$", "saved", "$", "last", "used"],
+            *["tenant", "dialect", "messages", "rounds", "tokens", "sent", "saved"],
+            *["paid", "$", "saved", "$", "last", "used"],
         ],
     )
