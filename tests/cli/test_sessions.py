@@ -274,6 +274,11 @@ def test_list_has_the_figures_of_each_session(run: Run) -> None:
     assert {row["tokens_saved"] for row in rows} == {40}
 
 
+def test_statistics_count_requests_whose_cost_is_not_known(run: Run) -> None:
+    assert "The cost of 3 requests is not known." in run("stats")[1]
+    assert "The cost of 1 request is not known." in run("stats", "--session", "会话/100%")[1]
+
+
 def test_no_store_is_migrated(run: Run, config: Path) -> None:
     """An older proxy may be serving it."""
     assert run("downgrade", "-1")[0] == 0
