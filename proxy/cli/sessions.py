@@ -42,6 +42,7 @@ from proxy.store import (
     ExchangeRow,
     ListedSession,
     Masker,
+    SessionListQuery,
     SessionRow,
     SqliteFile,
     Store,
@@ -138,18 +139,20 @@ def show(
 ) -> None:
     """Show the messages of a branch, and how many branches there are."""
 
-    async def work(store: Store) -> tuple[SessionRow, list[Message], list[BranchRow]]:
+    async def work(store: Store) -> tuple[SessionRow, float | None, list[Message], list[BranchRow]]:
         row = await find_session(store, session, tenant, dialect)
+        listed, _ = await store.listed(SessionListQuery(key=row.key))
         nodes = await store.path(row.key, branch or row.head)
         if branch is not None and not nodes:
             raise InvalidRequest(f"There is no node {branch!r} in this session.", param="--branch")
-        return row, [node.message for node in nodes], await store.branches(row.key)
+        saved = listed[0].cost_saved if listed else None
+        return row, saved, [node.message for node in nodes], await store.branches(row.key)
 
-    row, messages, branches = with_store(config, work)
+    row, saved, messages, branches = with_store(config, work)
     if as_json:
         typer.echo(
             orjson.dumps(
-                session_document(row)
+                session_document(row, cost_saved=saved)
                 | {"data": [orjson.Fragment(raw) for message in messages for raw in message.listed]}
             ).decode()
         )

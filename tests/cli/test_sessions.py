@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from proxy.conversation import ROOT
-from proxy.store import Store
+from proxy.store import ExchangeFigures, Store
 from tests.cli.conftest import Run
 from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
@@ -98,6 +98,17 @@ def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, co
     assert (code, "chat or responses or messages" in errors) == (2, True)
     assert run("sessions", "delete", "twice", "--yes")[0] == 0
     assert ("anne", "twice") not in listed(run)
+
+
+def test_show_says_what_a_session_saved(run: Run, config: Path) -> None:
+    async def fill() -> None:
+        store = await Store.open(empty_store(config.with_name("sessions.db")))
+        figures = ExchangeFigures(model="gpt-4o", policy="default", priced=1, cost=0.5, cost_saved=0.25)
+        await Talk(store=store, session="dear").say("asks", "hears", figures=figures)
+        await store.close()
+
+    asyncio.run(fill())
+    assert json.loads(run("sessions", "show", "dear", "--json")[1])["cost_saved"] == 0.25
 
 
 def test_show_prints_the_messages(run: Run) -> None:
