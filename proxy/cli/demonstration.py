@@ -20,7 +20,7 @@ _KEEP = typer.Option("--keep", metavar="DIR", help="Folder for the store and its
 QUESTIONS: Final = (
     ("what did I save this week?", "palimpsest stats --since 7d"),
     ("which sessions are biggest?", "palimpsest sessions list --sort largest"),
-    ("what did the model see at turn 17?", f"palimpsest exchange show {TRIMMED} --request 17 --diff"),
+    ("what did the model see at request 17?", f"palimpsest exchange show {TRIMMED} --request 17 --diff"),
     ("search my history", "palimpsest sessions search delayed flight"),
     ("what did each policy serve?", "palimpsest stats --group policy"),
     ("delete after 30 days", "PALIMPSEST_RETENTION__DAYS=30 palimpsest serve"),

@@ -65,7 +65,8 @@ def stats(
     print_table(columns, lines, texts=(0,))
     total = told["total"]
     if total["priced"] < total["requests"]:
-        typer.echo(f"The cost of {total['requests'] - total['priced']:,} requests is not known.")
+        unknown = numbered(total["requests"] - total["priced"], "request")
+        typer.echo(f"The cost of {unknown} is not known.")
 
 
 @exchange_app.command("show")

@@ -318,7 +318,7 @@ def _banner(settings: Settings, port: int | None = None) -> str:
     policies = ", ".join(settings.policies) or (
         "built-in default: clears old tool results once that saves money; `policies: {default: {}}` switches it off"
     )
-    key = "" if settings.auth.mode == "none" else "-H 'Authorization: Bearer $YOUR_KEY' "
+    key = "" if settings.auth.mode == "none" else '-H "Authorization: Bearer $YOUR_KEY" '
     return (
         f"palimpsest {__version__}: {address} -> {settings.upstream.base_url}\n"
         f"  policies: {policies}\n"

@@ -42,6 +42,7 @@ from proxy.store import (
     ExchangeRow,
     ListedSession,
     Masker,
+    SessionListQuery,
     SessionRow,
     SqliteFile,
     Store,
@@ -79,14 +80,15 @@ def list_sessions(
     if as_json:
         typer.echo(json.dumps([session_document(each.row, (), each.cost_saved) for each in rows], ensure_ascii=False))
         return
-    columns = ("session", "tenant", "messages", "rounds", "tokens", "sent", "saved", "paid $", "saved $", "last used")
+    figures_of = ("messages", "rounds", "tokens", "sent", "saved", "paid $", "saved $")
     lines: list[list[str]] = []
     for each in rows:
         row = each.row
         figures = (row.messages, row.rounds, row.tokens, row.tokens_sent, row.tokens_saved)
         dollars = ["-" if amount is None else f"{amount:,.4f}" for amount in (row.cost, each.cost_saved)]
-        lines.append([row.id, row.tenant, *(f"{figure:,}" for figure in figures), *dollars, timestamp(row.updated_at)])
-    print_table(columns, lines, texts=(0, 1, 9))
+        named = (row.id, row.tenant, row.dialect)
+        lines.append([*named, *(f"{figure:,}" for figure in figures), *dollars, timestamp(row.updated_at)])
+    print_table(("session", "tenant", "dialect", *figures_of, "last used"), lines, texts=(0, 1, 2, 10))
 
 
 @app.command("search")
@@ -137,18 +139,20 @@ def show(
 ) -> None:
     """Show the messages of a branch, and how many branches there are."""
 
-    async def work(store: Store) -> tuple[SessionRow, list[Message], list[BranchRow]]:
+    async def work(store: Store) -> tuple[SessionRow, float | None, list[Message], list[BranchRow]]:
         row = await find_session(store, session, tenant, dialect)
+        listed, _ = await store.listed(SessionListQuery(key=row.key))
         nodes = await store.path(row.key, branch or row.head)
         if branch is not None and not nodes:
             raise InvalidRequest(f"There is no node {branch!r} in this session.", param="--branch")
-        return row, [node.message for node in nodes], await store.branches(row.key)
+        saved = listed[0].cost_saved if listed else None
+        return row, saved, [node.message for node in nodes], await store.branches(row.key)
 
-    row, messages, branches = with_store(config, work)
+    row, saved, messages, branches = with_store(config, work)
     if as_json:
         typer.echo(
             orjson.dumps(
-                session_document(row)
+                session_document(row, cost_saved=saved)
                 | {"data": [orjson.Fragment(raw) for message in messages for raw in message.listed]}
             ).decode()
         )

@@ -16,7 +16,17 @@ from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import AppServices, session_document, summary_document, timestamp
 from proxy.pipeline.inspection import SentView, cut_of, exchange_view, past_of, receipt_document
-from proxy.store import BranchRow, ExchangeRow, InstructionsRow, Lineage, NodeRow, SessionRow, Store, SummaryRow
+from proxy.store import (
+    BranchRow,
+    ExchangeRow,
+    InstructionsRow,
+    Lineage,
+    NodeRow,
+    SessionListQuery,
+    SessionRow,
+    Store,
+    SummaryRow,
+)
 from proxy.trimming import Summary
 
 WINDOW: Final = 50  # messages on a page
@@ -55,6 +65,7 @@ class SessionData(Struct, frozen=True, kw_only=True):
     """All that the page shows."""
 
     session: SessionRow
+    cost_saved: float | None
     requests: tuple[RequestPoint, ...]  # oldest first
     chosen: ExchangeRow | None
     place: int  # number of the chosen request; 0 where there is none
@@ -130,6 +141,7 @@ def _cached(usage: Any) -> int | None:
 async def read_session(services: AppServices, session: SessionRow, asked: SessionQuery) -> SessionData:
     """Return what the page shows of a session."""
     store = services.store
+    listed, _ = await store.listed(SessionListQuery(key=session.key))
     requests = await read_requests(store, session)
     place = _place(requests, asked)
     chosen = await store.exchange(requests[place - 1].id) if place else None
@@ -154,6 +166,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     window = services.knowledge.facts(session.model, dialect).context_window if session.model else None
     return SessionData(
         session=session,
+        cost_saved=listed[0].cost_saved if listed else None,
         requests=requests,
         chosen=chosen,
         place=place,
@@ -212,7 +225,7 @@ def session_page(found: SessionData) -> Page:
         told = {name: value for name, value in found.receipt.items() if name not in {"plan", "nodes", "replies"}}
         chosen = told | {"number": found.place, "tokens_cached": point.tokens_cached}
     data = {
-        "session": session_document(found.session) | {"model": found.session.model, "dialect": found.session.dialect},
+        "session": session_document(found.session, cost_saved=found.cost_saved) | {"model": found.session.model},
         "requests": [_request(point) for point in found.requests],
         "chosen": chosen,
         "runs": _runs(found.view.fates if found.view is not None else ["sent"] * found.total),

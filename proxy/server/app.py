@@ -68,6 +68,7 @@ _ROUTES: Final = {  # the dialect that is spoken at a path
 }
 _BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
 _OPENAI: Final = b"/v1/"
+_DOUBLED: Final = b"/v1/v1/"  # a client that adds /v1 has a base URL with it: no provider has such paths
 _AZURE: Final = b"/openai/"
 _DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
@@ -137,7 +138,8 @@ class Application:
                 if dialect is not None and scope["method"] == "POST" and self._endpoint is not None:
                     await self._endpoint.serve(connection, model)
                     return
-                if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and self._passthrough is not None:
+                passed = path.startswith(_OPENAI) and len(path) > len(_OPENAI) and not path.startswith(_DOUBLED)
+                if passed and self._passthrough is not None:
                     await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
                     return
             except Exception:  # noqa: BLE001 - the outermost place: the client gets an answer whatever happens
@@ -354,7 +356,8 @@ async def _refuse(request: Request, why: Exception) -> Response:
         status, headers = why.status_code, why.headers
         error = NotFound(
             f"There is no {request.method} {request.scope['path']} here. "
-            "Chat completions are at /v1/chat/completions, everything else of the provider is below /v1/, "
+            "Chat completions are at /v1/chat/completions, responses at /v1/responses, messages at /v1/messages "
+            "(clients of Anthropic's API add /v1 to their base URL), everything else of the provider is below /v1/, "
             "the stored sessions are at /sessions.",
             code="unknown_url",
         )

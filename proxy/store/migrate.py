@@ -151,6 +151,11 @@ def current(connection: StoreConnection) -> str | None:
 
 def require_current(found: str | None) -> None:
     """Raise `StoreUnavailable` if the tables, at the revision `found`, are not those of this version."""
+    if found is not None and found > REVISION:
+        raise StoreUnavailable(
+            f"The store cannot be used. A newer version made its tables: they are at revision {found}, not {REVISION}. "
+            f"Start that version, or run its `palimpsest downgrade {REVISION}`."
+        )
     if found != REVISION:
         raise StoreUnavailable(
             f"The store cannot be used. Its tables are at revision {found or 'none'}, not {REVISION}: "
@@ -261,7 +266,8 @@ def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection:
             {"upgrade": command.upgrade, "downgrade": command.downgrade}[action](settings, revision)
     except CommandError as why:
         raise StoreUnavailable(
-            f"The store cannot be migrated: {why}. If a newer version of this program made its tables, start that one."
+            f"The store cannot be migrated: {why}. If a newer version of this program made its tables, start that one, "
+            f"or run its `palimpsest downgrade {REVISION}`."
         ) from why
 
 

@@ -16,6 +16,7 @@ import proxy
 from proxy.__main__ import app
 from proxy.cli.commands import LazyGroup, spelled_out
 from proxy.config import BUILT_IN, load
+from proxy.store.migrate import REVISION
 from proxy.trimming import Policy
 from tests.cli.conftest import Run
 
@@ -270,9 +271,9 @@ def test_wrong_usage_of_upgrade_and_downgrade(run: Run, config: Path, arguments:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["upgrade"], "newer version"),
+        (["upgrade"], f"run its `palimpsest downgrade {REVISION}`"),
         (["downgrade", "base"], "newer version"),
-        (["sessions", "list"], "start the version that they belong to"),
+        (["sessions", "list"], f"Start that version, or run its `palimpsest downgrade {REVISION}`"),
     ],
 )
 def test_tables_of_a_newer_version_are_left_alone(run: Run, config: Path, arguments: list[str], said: str) -> None:

@@ -84,7 +84,7 @@ def test_without_keep_the_store_is_in_a_new_folder(monkeypatch: pytest.MonkeyPat
 ANSWERS = {
     "what did I save this week?": "saved $",
     "which sessions are biggest?": "\ndemo ",
-    "what did the model see at turn 17?": "dropped    user",
+    "what did the model see at request 17?": "dropped    user",
     "search my history": "demo (default)",
     "what did each policy serve?": "\ndefault ",
     "which metrics can I scrape?": "palimpsest_requests_total",

@@ -75,7 +75,7 @@ def test_the_banner_says_where_a_key_belongs() -> None:
     auth = {"mode": "keys", "keys": [{"key": "hush-hush-hush-hush", "tenant": "a"}]}
     settings = Settings(auth=auth)  # type: ignore[arg-type]  # pydantic reads it
     said = serving._banner(settings)
-    assert "curl -H 'Authorization: Bearer $YOUR_KEY' http://127.0.0.1:8080/sessions" in said
+    assert 'curl -H "Authorization: Bearer $YOUR_KEY" http://127.0.0.1:8080/sessions' in said
 
 
 def test_the_banner_shows_no_secret() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from proxy.conversation import ROOT
-from proxy.store import Store
+from proxy.store import ExchangeFigures, Store
 from tests.cli.conftest import Run
 from tests.support.stores import empty_store
 from tests.support.talk import Talk, body
@@ -89,6 +89,8 @@ def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, co
         await store.close()
 
     asyncio.run(fill())
+    rows = [line.split() for line in run("sessions", "list")[1].splitlines()]
+    assert sorted(row[2] for row in rows if row[0] == "twice") == ["chat", "responses"]
     assert "chat" in run("sessions", "show", "twice")[1]
     code, out, _ = run("sessions", "show", "twice", "--dialect", "responses")
     assert (code, "responses" in out) == (0, True)
@@ -96,6 +98,17 @@ def test_of_one_id_in_two_dialects_one_is_named_and_all_are_deleted(run: Run, co
     assert (code, "chat or responses or messages" in errors) == (2, True)
     assert run("sessions", "delete", "twice", "--yes")[0] == 0
     assert ("anne", "twice") not in listed(run)
+
+
+def test_show_says_what_a_session_saved(run: Run, config: Path) -> None:
+    async def fill() -> None:
+        store = await Store.open(empty_store(config.with_name("sessions.db")))
+        figures = ExchangeFigures(model="gpt-4o", policy="default", priced=1, cost=0.5, cost_saved=0.25)
+        await Talk(store=store, session="dear").say("asks", "hears", figures=figures)
+        await store.close()
+
+    asyncio.run(fill())
+    assert json.loads(run("sessions", "show", "dear", "--json")[1])["cost_saved"] == 0.25
 
 
 def test_show_prints_the_messages(run: Run) -> None:
@@ -272,6 +285,11 @@ def test_list_has_the_figures_of_each_session(run: Run) -> None:
     assert {row["tokens_saved"] for row in rows} == {40}
 
 
+def test_statistics_count_requests_whose_cost_is_not_known(run: Run) -> None:
+    assert "The cost of 3 requests is not known." in run("stats")[1]
+    assert "The cost of 1 request is not known." in run("stats", "--session", "会话/100%")[1]
+
+
 def test_no_store_is_migrated(run: Run, config: Path) -> None:
     """An older proxy may be serving it."""
     assert run("downgrade", "-1")[0] == 0
@@ -321,6 +339,7 @@ def test_a_list_without_sessions_has_the_head_only(run: Run) -> None:
         0,
         [
             "session",
-            *["tenant", "messages", "rounds", "tokens", "sent", "saved", "paid", "$", "saved", "$", "last", "used"],
+            *["tenant", "dialect", "messages", "rounds", "tokens", "sent", "saved"],
+            *["paid", "$", "saved", "$", "last", "used"],
         ],
     )

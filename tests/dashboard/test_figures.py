@@ -52,6 +52,7 @@ def test_the_sessions_list_says_what_a_session_saved(filled: Proxy) -> None:
     assert listed[0]["id"] == "warehouse"
     saved = sum(each["cost_saved"] or 0 for each in filled.exchanges("warehouse"))
     assert listed[0]["cost_saved"] == pytest.approx(saved)
+    assert filled.client.get("/ui/sessions/warehouse.json").json()["session"]["cost_saved"] == pytest.approx(saved)
 
 
 def test_sessions_are_found_by_id_text_model_and_agent(filled: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

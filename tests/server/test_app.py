@@ -91,6 +91,14 @@ def test_a_method_that_is_none(proxy: Proxy, method: str, path: str, allowed: st
         assert error_of(answer)["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/v1/v1/chat/completions", "/anthropic/v1/messages"])
+def test_a_base_url_with_too_much_is_refused_and_told_the_paths(proxy: Proxy, upstream: Upstream, path: str) -> None:
+    answer = proxy.client.post(path, json={}, headers={"anthropic-version": "2023-06-01"})
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    assert "messages at /v1/messages (clients of Anthropic's API add /v1" in error_of(answer)["message"]
+    assert upstream.log == []
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
     [
