@@ -273,7 +273,7 @@ class DropInternal(BaseEdit, frozen=True):
         answered = {
             index
             for index, call in enumerate(calls)
-            if call.id in ids or (call.legacy and any(result.answers_call(call) for result in going))
+            if (call.id and call.id in ids) or (call.legacy and any(result.answers_call(call) for result in going))
         }
         theirs = by_id([calls[index] for index in sorted(answered)])
         for position, message in left:
