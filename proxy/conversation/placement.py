@@ -191,8 +191,9 @@ def _repeated(branch: Sequence[Message], block: int, stop: int, results: Sequenc
     """Return where among the results of the block the very same messages begin."""
     if stop == block + 1:
         return None
-    contents = [content_hash(message) for message in results]
-    for start in range(block + 1, stop):
-        if [content_hash(message) for message in branch[start : start + len(contents)]] == contents:
-            return start
+    contents, first = list(map(content_hash, results)), block + 1
+    stored = list(map(content_hash, branch[first : stop + len(contents)]))
+    for start in range(stop - first):
+        if stored[start : start + len(contents)] == contents:
+            return first + start
     return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from proxy.dialects import Message, Span
+from proxy.dialects import Call, Message, Span
 
 
 class Round(Struct, frozen=True, kw_only=True):
@@ -57,5 +57,11 @@ def open_calls(messages: Sequence[Message]) -> tuple[str, ...]:
         return ()
     start = span_start(messages, len(messages) - 1)
     block, results = messages[start], messages[start + 1 :]
-    waiting = [call for call in block.calls if not any(result.answers_call(call) for result in results)]
-    return tuple(dict.fromkeys(call.id for call in waiting if call.id or call.legacy))
+    answered = {name for result in results for name in result.answered}
+
+    def waits(call: Call) -> bool:
+        if call.legacy:
+            return not any(result.answers_call(call) for result in results)
+        return bool(call.id) and call.id not in answered
+
+    return tuple(dict.fromkeys(call.id for call in block.calls if waits(call)))

@@ -28,6 +28,7 @@ from proxy.textscan.document import (
     spelled,
     speller,
     write,
+    write_lines,
 )
 from proxy.textscan.plaintext import (
     condensed,

@@ -97,7 +97,9 @@ def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, in
         return None, error.pos
     except RecursionError:
         return None, len(text)
-    return (None, len(text)) if _is_deeper(value) else (value, stop)
+    # A document with few brackets is not deep: most lines of a log are such ones.
+    brackets = text.count("{", start, stop) + text.count("[", start, stop)
+    return (None, len(text)) if brackets > DEEPEST and _is_deeper(value) else (value, stop)
 
 
 def read_ends(text: str, head: int, tail: int) -> list[JsonValue] | Members | None:
@@ -172,6 +174,11 @@ def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
     return _written([value], text, _Names())[0]
 
 
+def write_lines(values: Iterable[JsonValue]) -> str:
+    """Return the compact text of documents that stand on a line each."""
+    return "\n".join(_written(values, quoted, _Names()))
+
+
 def _written(values: Iterable[JsonValue], text: Callable[[str], str], names: _Names) -> list[str]:
     return [
         value
@@ -242,7 +249,11 @@ def speller(source: str) -> Callable[[str], str]:
 SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines
 
 _AHEAD: Final = r"(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)"
-_BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"])", re.MULTILINE)
+_NOT_BRIEF: Final = (
+    r"(?!'(?:[^'\\\n]{0,57}+|(?:[^'\\\n]|\\.){0,28}+)'|\"(?:[^\"\\\n]{0,57}+|(?:[^\"\\\n]|\\.){0,28}+)\")"
+)
+"""What begins here is no string in quotes that is too short for a document."""
+_BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"]){_NOT_BRIEF}", re.MULTILINE)
 """Where a document may begin: its line is long enough for one from here on, or ends where one is open.
 
 Each alternative begins with a character of its own, so that a search passes over all others quickly.
@@ -255,6 +266,7 @@ _LONG_TEXT: Final = 200  # characters of the shortest text in quotes that is loo
 _END_OF_LINE: Final = "\\n"
 _TRIES: Final = 4  # places in one line where a document is looked for
 _DUST: Final = 100_000  # of longer texts, those that are little but brackets and commas are not read
+_MARKS_OF_LINES: Final = ",:[{\n"  # of documents on a line each, the end of a line is what a comma is in a list
 _OPEN: Final = ("{", "[", ",")
 
 
@@ -266,9 +278,9 @@ class Embedded(Struct, frozen=True, kw_only=True):
     is_lines: bool = False  # whether it is a document on each line (JSON Lines)
 
 
-def is_dust(text: str) -> bool:
+def is_dust(text: str, marks: str = ",:[{") -> bool:
     """Tell whether a long text is little but brackets and commas: it is not read as a document."""
-    return len(text) > _DUST and sum(map(text.count, ",:[{")) * 3 > len(text)
+    return len(text) > _DUST and sum(map(text.count, marks)) * 3 > len(text)
 
 
 def pieces(text: str) -> list[str | Embedded]:
@@ -287,7 +299,7 @@ def pieces(text: str) -> list[str | Embedded]:
 def _json_lines(text: str) -> list[JsonValue] | None:
     """Return the documents of a text that has one on each line, two at least; None for any other text."""
     stripped = text.strip()
-    if not stripped.startswith(OPENING) or "\n" not in stripped:
+    if not stripped.startswith(OPENING) or "\n" not in stripped or is_dust(text, _MARKS_OF_LINES):
         return None
     values: list[JsonValue] = []
     for line in text.split("\n"):

@@ -87,6 +87,23 @@ def test_of_calls_with_one_id_an_agents_own_open_one_is_meant(branch: str, own: 
     assert place.block == block
 
 
+def test_results_that_come_again_are_hashed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = 0
+
+    def counted(message: Message) -> bytes:
+        nonlocal hashed
+        hashed += 1
+        return content_hash(message)
+
+    monkeypatch.setattr("proxy.conversation.placement.content_hash", counted)
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    results = " ".join(f"r{name}" for name in names)
+    place = place_of_results(_branch(f"u c{names} sA {results} u"), _branch(results))
+    assert place is not None
+    assert place.repeated == 3
+    assert hashed <= 3 * len(names)
+
+
 def test_a_result_without_an_id_belongs_nowhere() -> None:
     assert place_of_results(_branch("u cX"), [ChatMessage(b'{"role":"tool","content":"x"}')]) is None
 

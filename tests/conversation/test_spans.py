@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.conversation.spans import Round, open_calls, rounds, span_start, spans
-from proxy.dialects import Message, Span
+from proxy.dialects import Call, Message, Span
 from proxy.dialects.chat.message import ChatMessage
 
 USER = ChatMessage.of({"role": "user", "content": "hello"})
@@ -127,3 +127,22 @@ def test_spans_of_a_longer_history_begin_with_those_of_the_shorter(
 ) -> None:
     complete = spans(messages)[:-1]
     assert spans(messages + more)[: len(complete)] == complete
+
+
+def test_of_very_many_calls_none_is_compared_with_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    answers_call = ChatMessage.answers_call
+
+    def counted(result: ChatMessage, call: Call) -> bool:
+        nonlocal compared
+        compared += 1
+        return answers_call(result, call)
+
+    monkeypatch.setattr(ChatMessage, "answers_call", counted)
+    names = [f"i{at}" for at in range(200)]
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in names]
+    results = [ChatMessage.of({"role": "tool", "tool_call_id": name, "content": "1"}) for name in names[:-1]]
+    assert open_calls([ChatMessage.of({"role": "assistant", "content": None, "tool_calls": calls}), *results]) == (
+        "i199",
+    )
+    assert compared <= 400

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.textscan import document
 from proxy.textscan.document import (
     DEEPEST,
     Embedded,
@@ -295,6 +297,30 @@ def test_what_was_a_line_each_is_told() -> None:
 @given(st.lists(st.sampled_from([LINE, PRETTY, "{", "[", '"', ": ", "\n", "x", f"={PYTHON}", "='", "\\", "="])))
 def test_the_pieces_are_the_text(parts: list[str]) -> None:
     told("".join(parts))
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "[[]]", '{"a":1}'])
+def test_a_million_tiny_documents_on_a_line_each_are_a_text(line: str) -> None:
+    few, many = "\n".join([line] * 1000), "\n".join([line] * 60_000)
+    (found,) = pieces(few)
+    assert isinstance(found, Embedded)
+    assert found.is_lines
+    assert pieces(many) == [many]
+
+
+@pytest.mark.parametrize("brief", ["=''", '=""', "='a, b'", "='{}'", r"='it\'s'", r'="\\\"\\"', "='" + "x" * 57 + "'"])
+def test_strings_too_short_for_a_document_are_passed_over(brief: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    literal = document._LITERAL
+
+    class Counted:
+        def match(self, text: str, start: int) -> re.Match[str] | None:
+            looked.append(text[start : start + 60])
+            return literal.match(text, start)
+
+    monkeypatch.setattr(document, "_LITERAL", Counted())
+    assert told(f"{brief} " * 500 + f"={PYTHON}") == [f"{brief} " * 500 + "=", f"<{COMPACT}>"]
+    assert len(looked) == 1
 
 
 # ------------------------------------------------------------------------------------------ leaves

@@ -216,6 +216,7 @@ class CallFinder(Struct, kw_only=True, eq=False):
 
     ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
     by_index: dict[int, int] = {}  # the last call that began at each index
+    _by_id: dict[bytes, int] = {}  # the first call of each id, which may be any JSON
     _named: list[bool] = []
     _last: int | None = None
 
@@ -240,15 +241,17 @@ class CallFinder(Struct, kw_only=True, eq=False):
                 place = None
         elif identity is None:
             place = self._last
-        elif identity in self.ids:
-            place = self.ids.index(identity)
+        else:
+            place = self._by_id.get(write(identity))
         if place is None:
             place = len(self.ids)
             self.ids.append(None)
             self._named.append(False)
         if isinstance(index, int):
             self.by_index[index] = place
-        self.ids[place] = self.ids[place] or identity
+        if self.ids[place] is None and identity is not None:
+            self.ids[place] = identity
+            self._by_id.setdefault(write(identity), place)
         self._named[place] = self._named[place] or named
         self._last = place
         return place

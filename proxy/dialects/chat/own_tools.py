@@ -282,6 +282,8 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
     names: Collection[str]  # the proxy's tools
     finder: CallFinder = field(default_factory=CallFinder)
     begun: list[StreamedCall] = []  # all calls, in the order in which they began
+    any_own: bool = False  # whether any call is known to be of the proxy's tools
+    _decided: int = 0  # of how many it is known whose they are
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
         """Read the deltas of one chunk; return each with its call."""
@@ -289,19 +291,20 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
 
     def decide(self) -> None:
         """Take every name for whole."""
-        for call in self.begun:
-            if call.own is None:
-                call.own = call.name.value in self.names
+        if self.undecided:
+            for call in self.begun:
+                if call.own is None:
+                    self._decide(call, own=call.name.value in self.names)
 
     @property
     def undecided(self) -> bool:
         """Whether any name is not known yet."""
-        return any(call.own is None for call in self.begun)
+        return self._decided < len(self.begun)
 
-    @property
-    def any_own(self) -> bool:
-        """Whether any call is known to be of the proxy's tools."""
-        return any(call.own for call in self.begun)
+    def _decide(self, call: StreamedCall, *, own: bool) -> None:
+        call.own = own
+        self.any_own |= own
+        self._decided += 1
 
     def _learn(self, item: JsonObject) -> StreamedCall:
         index = item.get("index")
@@ -310,16 +313,16 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
         if place == len(self.begun):
             self.begun.append(StreamedCall())
             if before is not None and (earlier := self.begun[before]).own is None:
-                earlier.own = earlier.name.value in self.names
+                self._decide(earlier, own=earlier.name.value in self.names)
         call = self.begun[place]
         function, custom = item.get("function"), item.get("custom")
         call.name.learn(function if is_object(function) else custom if is_object(custom) else {})
         if call.own is None and call.name.value:
             known = call.name.value
             if not isinstance(known, str) or not any(name.startswith(known) for name in self.names):
-                call.own = False
+                self._decide(call, own=False)
             elif call.name.whole:
-                call.own = known in self.names
+                self._decide(call, own=known in self.names)
         return call
 
 
@@ -504,9 +507,9 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
     def _indexed(self, item: JsonObject, call: StreamedCall) -> JsonObject:
         """Return a delta with the `index` by which the client knows its call."""
         if not call.shown:
-            earlier = self._calls.begun
-            earlier = earlier[: earlier.index(call)]
             call.shown = True
+            earlier = self._calls.begun if self._calls.any_own else []
+            earlier = earlier[: earlier.index(call)] if earlier else []
             if any(other.own for other in earlier):
                 call.index = sum(other.shown for other in earlier)
         if call.index is None or call.index == item.get("index"):

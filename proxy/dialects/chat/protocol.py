@@ -97,10 +97,10 @@ class _Walk(RulesWalk):
     def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[ChatTies]) -> int:
         """Keep the results that answer a block, put in those that are missing; return the position after them."""
         position = block + 1
-        answered: set[str] = set()
+        known, answered = frozenset(ids), set[str]()
         while position < len(ties) and ties[position].role == "tool":
             answer = ties[position].answers
-            if answer is None or answer not in ids:
+            if answer is None or answer not in known:
                 self.problems.append((position, Problem.ORPHAN))
             elif answer in answered:
                 self.problems.append((position, Problem.SECOND))

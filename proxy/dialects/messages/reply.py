@@ -90,6 +90,7 @@ class _Block(Struct, kw_only=True):
 
     fields: JsonObject
     texts: dict[str, list[str]] = {}
+    citations: list[Any] = []
     json: list[str] = []  # pieces of the JSON text of its input
     ended: bool = False
 
@@ -98,8 +99,7 @@ class _Block(Struct, kw_only=True):
             if name == "partial_json" and isinstance(value, str):
                 self.json.append(value)
             elif name == "citation":
-                known = self.fields.get("citations")
-                self.fields["citations"] = [*(known if is_array(known) else []), value]
+                self.citations.append(value)
             elif name != "type" and isinstance(value, str):
                 if name not in self.texts:
                     known = self.fields.get(name)
@@ -110,6 +110,9 @@ class _Block(Struct, kw_only=True):
 
     def built(self) -> JsonObject:
         block = self.fields | {name: "".join(pieces) for name, pieces in self.texts.items()}
+        if self.citations:
+            known = block.get("citations")
+            block["citations"] = [*(known if is_array(known) else []), *self.citations]
         if block.get("type") not in _INPUTS:
             return block
         text = "".join(self.json)

@@ -128,7 +128,7 @@ class ResponseReader:
         self._output: list[bytes] = []
         self._done: dict[int, bytes] = {}  # finished items
         self._begun: dict[int, JsonObject] = {}  # items under way
-        self._pieces: dict[tuple[int, int, str], list[str]] = {}
+        self._pieces: dict[int, dict[tuple[int, str], list[str]]] = {}  # by item: the deltas of each part and kind
         self._error: Any = None
         self._opened: str | None = None  # the id under which it began
         self._ended = False
@@ -151,7 +151,8 @@ class ResponseReader:
         if isinstance(kind, str) and kind in _DELTAS:
             part = data.get("content_index")
             if isinstance(data.get("delta"), str):
-                self._pieces.setdefault((place, part if isinstance(part, int) else 0, kind), []).append(data["delta"])
+                pieces = self._pieces.setdefault(place, {})
+                pieces.setdefault((part if isinstance(part, int) else 0, kind), []).append(data["delta"])
         elif kind == "response.output_item.added" and is_object(data.get("item")):
             self._begun[place] = data["item"]
         elif kind == "response.output_item.done" and is_object(data.get("item")):
@@ -194,14 +195,13 @@ class ResponseReader:
     def _under_way(self, at: int) -> JsonObject:
         item = dict(self._begun[at])
         parts: dict[int, JsonObject] = {}
-        for (place, part, kind), pieces in self._pieces.items():
-            if place == at:
-                part_type, field = _DELTAS[kind]
-                text = "".join(pieces)
-                if part_type:
-                    parts[part] = {"type": part_type, field: text}
-                else:
-                    item[field] = text
+        for (part, kind), pieces in self._pieces.get(at, {}).items():
+            part_type, field = _DELTAS[kind]
+            text = "".join(pieces)
+            if part_type:
+                parts[part] = {"type": part_type, field: text}
+            else:
+                item[field] = text
         if parts:
             item["content"] = [parts[part] for part in sorted(parts)]
         return item

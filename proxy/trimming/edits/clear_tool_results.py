@@ -130,10 +130,8 @@ class _ResultClearing:
 
     def _call(self, span: Span) -> Iterator[Change]:
         """Yield the change that shortens calls and what was said with them, once no result is still to be cleared."""
-        draft, block = self._draft, self._draft.messages[span.start]
-        results = draft.remaining(span.start + 1, span.stop)
-        left = {(at, index) for at, message in results for index in range(message.result_count)}
-        if block is None or self._is_changed(span.start) or not left <= self._settled or span.start in self._shortened:
+        block = self._draft.messages[span.start]
+        if block is None or self._is_changed(span.start) or span.start in self._shortened or self._is_open(span):
             return
         self._shortened.add(span.start)
         shorter = block
@@ -144,6 +142,14 @@ class _ResultClearing:
             ]
             shorter = block.with_arguments(arguments)
         yield from self._said(span.start, shorter, "all results of its calls are cleared")
+
+    def _is_open(self, span: Span) -> bool:
+        """Tell whether a result of a span is still to be cleared: the last one is, until all of them were."""
+        for at in range(span.stop - 1, span.start, -1):
+            message = self._draft.messages[at]
+            if message is not None and any((at, index) not in self._settled for index in range(message.result_count)):
+                return True
+        return False
 
     def _answers(self, stop: int) -> Iterator[Change]:
         """Yield the changes that shorten what the agent said without a call before `stop`."""

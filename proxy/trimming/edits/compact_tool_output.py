@@ -35,6 +35,7 @@ from proxy.textscan import (
     weight,
     without_blobs,
     write,
+    write_lines,
 )
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
@@ -352,7 +353,7 @@ class _CompactForm:
                 return
         if "minify" in self._edit.methods:
             text = speller(piece.source)
-            minified = "\n".join(map(write, piece.value)) if piece.is_lines else write(piece.value, text)
+            minified = write_lines(piece.value) if piece.is_lines else write(piece.value, text)
             self._offer(place, "minify", minified)
 
     def _is_hopeless(self, piece: Embedded) -> bool:

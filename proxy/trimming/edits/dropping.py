@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 
 from proxy.dialects import Call, Message, Span
 from proxy.dialects.jsontext import is_object
-from proxy.trimming.draft import Draft
+from proxy.trimming.draft import Draft, answered_by, by_id
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Positive, Share, Target
@@ -83,13 +84,15 @@ class KeepToolCalls(BaseEdit, frozen=True):
 
     def _reduced(self, draft: Draft, span: Span, kept: Sequence[_Call]) -> Iterator[Change]:
         reason = f"not among the newest {self.last} tool calls"
-        calls = [call.call for call in kept]
+        calls = by_id([call.call for call in kept])
         for position, message in draft.remaining(span.start, span.stop):
             if position == span.start:
                 reduced = message.with_calls({call.index for call in kept})
                 yield draft.reducing(position, self.type, reason, reduced)
             else:
-                yield from _leaving_out(draft, position, self.type, reason, lambda result: not _answers(result, calls))
+                yield from _leaving_out(
+                    draft, position, self.type, reason, lambda result: answered_by(result, calls) is None
+                )
 
 
 def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
@@ -97,17 +100,18 @@ def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
     block = draft.messages[span.start]
     if block is None or any(entry.message.role == "assistant" for entry in draft.entries[span.start + 1 : span.stop]):
         return
-    results = list(draft.remaining(span.start + 1, span.stop))
+    results: defaultdict[str, list[tuple[int, Message]]] = defaultdict(list)  # by the ids that they name
+    for at, message in draft.remaining(span.start + 1, span.stop):
+        for name in {*message.answered, ""}:
+            results[name].append((at, message))
     seen: set[str] = set()
     for index, call in enumerate(block.calls):
         if call.legacy or (call.id and call.id not in seen):
             seen.add(call.id)
-            answers = tuple([at for at, message in results if message.answers_call(call)])
+            answers = tuple(
+                [at for at, message in results["" if call.legacy else call.id] if message.answers_call(call)]
+            )
             yield _Call(span=span, index=index, call=call, results=answers)
-
-
-def _answers(result: Message, calls: Sequence[Call]) -> bool:
-    return any(result.answers_call(call) for call in calls)
 
 
 def _leaving_out(
@@ -265,12 +269,18 @@ class DropInternal(BaseEdit, frozen=True):
         block = draft.messages[span.start]
         going = [message for at, message in left if at in marked]
         calls = block.calls if block is not None else ()
-        answered = [call for call in calls if any(result.answers_call(call) for result in going)]
+        ids = {name for result in going for name in result.answered}
+        answered = {
+            index
+            for index, call in enumerate(calls)
+            if (call.id and call.id in ids) or (call.legacy and any(result.answers_call(call) for result in going))
+        }
+        theirs = by_id([calls[index] for index in sorted(answered)])
         for position, message in left:
             if position in marked:
                 yield draft.removing(position, self.type, _MARKED)
             elif message is block:
-                kept = {index for index, call in enumerate(calls) if call not in answered}
+                kept = set(range(len(calls))) - answered
                 if len(kept) == len(calls):
                     continue
                 yield draft.reducing(position, self.type, _WITH_IT, message.with_calls(kept))
@@ -280,5 +290,5 @@ class DropInternal(BaseEdit, frozen=True):
                     position,
                     self.type,
                     _WITH_IT,
-                    lambda result: span.start in marked or _answers(result, answered),
+                    lambda result: span.start in marked or answered_by(result, theirs) is not None,
                 )

@@ -427,6 +427,23 @@ def test_without_an_index_a_new_id_begins_a_call() -> None:
     ) == [function("1245", "f", id="a"), function("3", "g", id="b"), function("6", "h", id="c")]
 
 
+def test_very_many_ids_are_not_compared_one_by_one() -> None:
+    compared = 0
+
+    class Identity(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    calls = called(*(function("1", f"f{at}", id=Identity(f"id {at}")) for at in range(2000)))
+    assert calls == [function("1", f"f{at}", id=f"id {at}") for at in range(2000)]
+    assert compared <= 4000
+
+
 def test_calls_without_any_id_are_one() -> None:
     assert called(function("1", "f"), function("2")) == [function("12", "f")]
 

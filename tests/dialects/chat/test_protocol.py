@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.dialects import Message
-from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.chat.protocol import CHAT, NO_REPLY, NO_RESULT
+from proxy.dialects.chat.message import ChatMessage, ChatTies
+from proxy.dialects.chat.protocol import CHAT, NO_REPLY, NO_RESULT, _ties_of
 from tests.support import api_rules
 from tests.trimming.histories import TRIED, broken, grown, valid
 from tests.trimming.notation import lines, messages
@@ -153,6 +155,28 @@ def test_a_result_without_an_id_answers_nothing() -> None:
     (block,) = messages(["assistant | a f"])
     nameless = ChatMessage.of({"role": "tool", "content": "1"})
     assert lines(CHAT.repair([block, nameless]).messages) == ["assistant | a f", LOST]
+
+
+def test_the_ids_of_very_many_calls_are_not_searched_for_each_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = 0
+
+    class Ids(tuple[str, ...]):
+        __slots__ = ()
+
+        def __contains__(self, name: object) -> bool:
+            nonlocal searched
+            searched += 1
+            return super().__contains__(name)
+
+    def ties_of(given_messages: Sequence[Message]) -> list[ChatTies]:
+        return [structs.replace(each, ids=Ids(each.ids)) for each in _ties_of(given_messages)]
+
+    monkeypatch.setattr("proxy.dialects.chat.protocol._ties_of", ties_of)
+    many = 200
+    results = [f"tool i{at} {at}" for at in reversed(range(1, many))]
+    block = messages([f"assistant | {', '.join(f'i{at} f' for at in range(many))}", *results])
+    assert lines(CHAT.repair(block).messages)[1:] == [*results, f"tool i0 {NO_RESULT}"]
+    assert searched <= 2
 
 
 def test_problems_say_where() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.completion import Deltas
-from proxy.dialects.chat.own_tools import StreamedCalls, ToolStreamFilter
+from proxy.dialects.chat.own_tools import StreamedCall, StreamedCalls, ToolStreamFilter
 from proxy.dialects.own_tools import BROKE_OFF, SAID_NOTHING, STOPPED
 from proxy.dialects.sse import Event, EventDecoder
 
@@ -451,6 +452,29 @@ def test_when_a_name_is_known(items: list[Data], name: Any, own: bool | None) ->
     calls.decide()
     assert found.own is (isinstance(name, str) and name in CALLED)
     assert not calls.undecided
+
+
+def test_calls_that_are_decided_are_not_asked_again() -> None:
+    asked = 0
+
+    class Begun(list[StreamedCall]):
+        def __iter__(self) -> Iterator[StreamedCall]:
+            nonlocal asked
+            asked += len(self)
+            return super().__iter__()
+
+        def __getitem__(self, place: Any) -> Any:
+            nonlocal asked
+            found = super().__getitem__(place)
+            asked += len(found) if isinstance(place, slice) else 1
+            return found
+
+    relay = ToolStreamFilter(NAMES, hides_usage=False)
+    relay._calls.begun = Begun()
+    for at in range(1000):
+        begun = event(calls(call(at, f"theirs {at}")))
+        assert relay.take(begun) == begun.raw
+    assert asked <= 2000
 
 
 @pytest.mark.parametrize("items", [None, "x", {}, [1, "x", None]])

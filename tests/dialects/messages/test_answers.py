@@ -154,6 +154,16 @@ def test_deltas_of_every_kind_are_put_together() -> None:
     assert (found.usage["prompt_tokens"], found.usage["completion_tokens"]) == (9, 8)
 
 
+def test_citations_are_added_to_those_that_a_block_begins_with() -> None:
+    begun = event(type="content_block_start", index=0, content_block={**text("hi"), "citations": [{"at": -1}]})
+    cited = [
+        event(type="content_block_delta", index=0, delta={"type": "citations_delta", "citation": {"at": at}})
+        for at in range(20_000)
+    ]
+    (reply,) = reader_of(begun + b"".join(cited)).replies.messages
+    assert reply.data["content"] == [{**text("hi"), "citations": [{"at": at} for at in range(-1, 20_000)]}]
+
+
 def test_a_call_that_broke_off_is_told() -> None:
     begun = event(type="content_block_start", index=0, content_block=use("look", "a"))
     half = event(type="content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": '{"a'})

@@ -111,6 +111,15 @@ def test_a_stream_that_breaks_off_leaves_what_came() -> None:
     assert done.messages == (turn(CALL, {**CALL, "arguments": '{"at'}),)
 
 
+def test_of_very_many_items_that_broke_off_each_has_its_own_deltas() -> None:
+    many = 30_000
+    calls = [event("response.output_item.added", output_index=at, item={**CALL, "arguments": ""}) for at in range(many)]
+    deltas = [
+        event("response.function_call_arguments.delta", output_index=at, delta=f"{at} said") for at in range(many)
+    ]
+    assert streamed(*calls, *deltas).messages == (turn(*({**CALL, "arguments": f"{at} said"} for at in range(many))),)
+
+
 def test_whatever_comes_is_read() -> None:
     odd = [
         Event(raw=b": hi\n\n", data=None),

@@ -191,6 +191,22 @@ def test_arguments_of_a_call_go_with_its_last_result() -> None:
     assert 0 not in cleared(log)
 
 
+def test_of_very_many_results_of_one_message_each_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    def counted(message: Message) -> int:
+        nonlocal looked
+        looked += 1
+        return 1 if message.is_result else 0
+
+    monkeypatch.setattr(ChatMessage, "result_count", property(counted))
+    many, arguments = 200, json.dumps({"content": "int drawChart(void); " * 20})
+    log = draft(called(*[arguments] * many), *(result(f"{LONG} {at}", at) for at in range(many)))
+    changed = cleared(log, clear_inputs=True)
+    assert len(changed) == many + 1
+    assert looked <= 4 * many
+
+
 SAID = "I looked at what draws the chart, and this is what I found out about it, file by file:"
 
 

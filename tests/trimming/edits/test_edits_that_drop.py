@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from proxy.dialects import Message
+from proxy.dialects import Call, Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.messages.message import MessagesMessage
 from proxy.trimming.draft import Draft
@@ -289,6 +289,31 @@ def test_what_a_program_of_the_provider_s_called_goes_with_it_or_stays() -> None
     assert [result.tool for result in draft.results()] == ["a", "b"]
     current = draft_of([asked, *program, said({"type": "text", "text": "So it is."})], target=100)
     assert [change.position for change in DropOldest().apply(current)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("edit", [KeepToolCalls(last=20, scope="all"), DropInternal()], ids=["calls", "internal"])
+def test_of_very_many_calls_in_one_message_each_is_compared_with_its_results(
+    edit: KeepToolCalls | DropInternal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+    answers_call = ChatMessage.answers_call
+
+    def counted(result: ChatMessage, call: Call) -> bool:
+        nonlocal compared
+        compared += 1
+        return answers_call(result, call)
+
+    monkeypatch.setattr(ChatMessage, "answers_call", counted)
+    many = 300
+    before = [f"assistant | {', '.join(f'i{at} f' for at in range(many))}", *(f"tool i{at} 1" for at in range(many))]
+    draft = marking(draft_of(log(*before, "user hi")), range(1, many - 19) if isinstance(edit, DropInternal) else ())
+    left = lines(standing(draft.after(list(edit.apply(draft)))))
+    assert left == [
+        f"assistant | {', '.join(f'i{at} f' for at in range(many - 20, many))}",
+        *(f"tool i{at} 1" for at in range(many - 20, many)),
+        "user hi",
+    ]
+    assert compared <= 3 * many
 
 
 def test_its_own_work_is_left_alone() -> None:
