@@ -145,6 +145,17 @@ class Draft(Struct, frozen=True, kw_only=True):
             tokens_after=self.count(message),
         )
 
+    def replacing_results(self, position: int, edit: str, reason: str, results: Mapping[int, Message]) -> Change:
+        """Return the change that puts these in the place of results of what stands at `position`, by their indexes.
+
+        What stands beside them stays. The message is made and counted once, however many results it holds.
+        """
+        whole = self.messages[position]
+        if whole is None:
+            return self.removing(position, edit, reason)
+        made = [results.get(index, each) for index, each in enumerate(whole.results)]
+        return self.replacing(position, edit, reason, whole.with_results(made))
+
     def reducing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change to a `message` with fewer calls, which goes if nothing is left of it."""
         if message.calls or message.has_content:
@@ -161,36 +172,6 @@ class Draft(Struct, frozen=True, kw_only=True):
         hidden = {place: rounds for place, rounds in self.hidden.items() if place not in changed}
         made, summary = tuple(made_by), summary or self.summary
         return replace(self, messages=messages, tokens=tokens, made_by=made, summary=summary, hidden=hidden)
-
-
-class ResultChanges:
-    """Changes of single results by one edit. Of several in one message, each goes on from the one before."""
-
-    def __init__(self, draft: Draft, edit: str) -> None:
-        self._draft = draft
-        self._edit = edit
-        self._kept: dict[int, Change] = {}  # by place the last change that was kept
-
-    def change(self, result: Result, reason: str, message: Message) -> Change:
-        """Return the change that puts `message` in the place of a result; what stands beside it stays."""
-        before, draft = self._kept.get(result.place), self._draft
-        whole = before.message if before is not None else draft.messages[result.place]
-        results = list(whole.results) if whole is not None else []
-        results[result.index] = message
-        made = whole.with_results(results) if whole is not None else None
-        return Change(
-            position=result.place,
-            edit=self._edit,
-            reason=reason,
-            message=made,
-            tokens_before=before.tokens_after if before is not None else draft.tokens[result.place],
-            tokens_after=draft.count(made) if made is not None else 0,
-        )
-
-    def keep(self, change: Change) -> Change:
-        """Go on from a change; return it."""
-        self._kept[change.position] = change
-        return change
 
 
 def calls_in(entries: Sequence[Entry], span: Span) -> list[Call]:

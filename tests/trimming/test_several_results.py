@@ -261,5 +261,24 @@ def test_what_results_of_one_message_cost_is_counted_once() -> None:
     names = "abcd"
     talk = [TALK[0], reply(*map(use, names)), user(*[result(each, LONG) for each in names]), *TALK[3:5]]
     assert planned({"type": "clear_tool_results", "keep": 4, "keep_share": 0.99}, messages=talk).changes == ()
-    made = planned({"type": "clear_tool_results", "keep": 4, "keep_share": 0.5}, messages=talk)
-    assert len(made.changes) == 2
+    (change,) = planned({"type": "clear_tool_results", "keep": 4, "keep_share": 0.5}, messages=talk).changes
+    assert change.message is not None
+    assert [each.text.startswith("[cleared") for each in change.message.results] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("edit", [{"type": "clear_tool_results", "keep": 0}, {"type": "deduplicate_results"}])
+def test_however_many_results_a_message_has_it_is_changed_once(edit: dict[str, Any]) -> None:
+    names = [f"n{number}" for number in range(300)]
+    talk = [TALK[0], reply(*map(use, names)), user(*[result(each, LONG) for each in names]), *TALK[3:5]]
+    (change,) = planned(edit, messages=talk).changes
+    assert change.message is not None
+    assert sum([each.text != LONG for each in change.message.results]) >= 299
+
+
+def test_of_several_results_no_more_are_cleared_than_the_target_asks_for() -> None:
+    names = "abcd"
+    talk = [TALK[0], reply(*map(use, names)), user(*[result(each, LONG) for each in names]), *TALK[3:5]]
+    target = {"tokens": sum(map(_count, talk)) - 300}
+    (change,) = planned({"type": "clear_tool_results", "keep": 0}, messages=talk, target=target).changes
+    assert change.message is not None
+    assert [each.text.startswith("[cleared") for each in change.message.results] == [True, True, False, False]

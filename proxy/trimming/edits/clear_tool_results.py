@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from proxy.dialects import Message, Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
-from proxy.trimming.draft import Draft, Result, ResultChanges
+from proxy.trimming.draft import Draft, Result
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Share
@@ -87,46 +89,62 @@ class _ResultClearing:
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._kept = _kept(edit, results, draft)
         self._old = results[: len(results) - self._kept]
-        self._changes = ResultChanges(draft, edit.type)
         # Results that are stubs, or stay since no stub is cheaper.
         self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
+        self._freed = 0  # tokens
         self._shortened: set[int] = set()  # places of calls whose arguments were looked at
         self._read = 0  # the place up to which answers were looked at
 
     def changes(self) -> Iterator[Change]:
         """Yield the stubs, the oldest first, and after the last one of a call what the agent wrote in it."""
-        draft, total, freed = self._draft, self._draft.total, 0
-        for result in self._old:
-            if draft.target is not None and total <= draft.target and freed >= self._edit.at_least:
+        for _, results in groupby(self._old, key=attrgetter("place")):
+            if self._is_enough:
                 return
-            for change in self._cleared_by(result):
-                total -= change.freed
-                freed += change.freed
+            for change in self._cleared_in(list(results)):
+                self._freed += change.freed
                 yield change
 
-    def _cleared_by(self, result: Result) -> Iterator[Change]:
-        """Yield what clearing one result and its call changes, and answers before it: nothing that is protected."""
-        if self._edit.clear_texts:
-            yield from self._answers(result.span.start)
-        if result.place in self._draft.protected:
-            return
-        if (result.place, result.index) not in self._settled:
-            change = self._stub(result)
-            if change is not None:
-                yield self._changes.keep(change)
-            self._settled.add((result.place, result.index))
-        if self._edit.clear_inputs or self._edit.clear_texts:
-            yield from self._call(result.span)
+    @property
+    def _is_enough(self) -> bool:
+        """Whether the target is met, and as much freed as a trim must free."""
+        target = self._draft.target
+        return target is not None and self._draft.total - self._freed <= target and self._freed >= self._edit.at_least
 
-    def _stub(self, result: Result) -> Change | None:
-        """Return the change that puts a stub in the place of a result; None where none would be cheaper."""
-        if self._draft.tokens[result.place] <= _CHEAPEST:
-            return None
-        stub = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
-        reason = f"not among the newest {self._kept} tool results"
-        change = self._changes.change(result, reason, result.message.with_text(stub))
-        self._words.update(words_of(stub if change.freed > 0 else result.message.text))
-        return change if change.freed > 0 else None
+    def _cleared_in(self, results: Sequence[Result]) -> Iterator[Change]:
+        """Yield what clearing results of one message and their calls changes, and answers before: nothing protected."""
+        place, span = results[0].place, results[0].span
+        if self._edit.clear_texts:
+            yield from self._answers(span.start)
+        if place in self._draft.protected:
+            return
+        stubs = self._stubs(results)
+        if stubs:
+            reason = f"not among the newest {self._kept} tool results"
+            change = self._draft.replacing_results(place, self._edit.type, reason, stubs)
+            if change.freed > 0:
+                yield change
+        if self._edit.clear_inputs or self._edit.clear_texts:
+            yield from self._call(span)
+
+    def _stubs(self, results: Sequence[Result]) -> dict[int, Message]:
+        """Return stubs of results of one message by their indexes, until enough is freed; each frees something."""
+        draft, before = self._draft, self._freed
+        stubs: dict[int, Message] = {}
+        for result in results:
+            key = result.place, result.index
+            if self._is_enough:
+                break
+            if key not in self._settled and draft.tokens[result.place] > _CHEAPEST:
+                text = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
+                stub = result.message.with_text(text)
+                freed = draft.count(result.message) - draft.count(stub)
+                if freed > 0:
+                    stubs[result.index] = stub
+                    self._freed += freed
+                self._words.update(words_of(text if freed > 0 else result.message.text))
+            self._settled.add(key)
+        self._freed = before  # the change of the message tells what it frees
+        return stubs
 
     def _call(self, span: Span) -> Iterator[Change]:
         """Yield the change that shortens calls and what was said with them, once no result is still to be cleared."""

@@ -10,13 +10,15 @@ from typing import ClassVar, Final, Literal
 from msgspec import Struct
 
 from proxy.dialects import Message
-from proxy.trimming.draft import Draft, Result, ResultChanges
+from proxy.trimming.draft import Draft, Result
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 
 _POINTER: Final = re.compile(
     r"\[same output as the earlier one of .{0,200}: (?P<size>\d{1,12}) characters; ref=(?P<ref>\S{1,200})\]"
 )
+_SAME: Final = "an earlier result says the same"
+_GONE: Final = "the earlier result that it pointed to does not stand whole any more"
 _NAME: Final = 100  # characters of a tool's name that are told at most
 
 
@@ -46,7 +48,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Put pointers in the place of results that an earlier one repeats."""
         whole: dict[tuple[str, str | None], _WholeResult] = {}
-        changes = ResultChanges(draft, self.type)
+        pointers: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
         for result in draft.results():
             text = _text(result.message)
             if not text or self._pointer(draft, result) is not None:
@@ -55,18 +57,19 @@ class DeduplicateResults(BaseEdit, frozen=True):
             key = (text, _text(result.original))
             older = whole.get(key)
             if older is not None and result.place not in draft.protected:
-                change = _pointing(changes, result, older)
-                if change.freed > 0:
-                    yield changes.keep(change)
+                pointer = _pointing(result, older)
+                if draft.count(pointer) < draft.count(result.message):
+                    pointers[result.place][result.index] = pointer
                     continue
             whole[key] = _WholeResult(
                 place=(result.place, result.index), tool=result.tool, ref=result.ref, size=len(text)
             )
+        for place, made in pointers.items():
+            yield draft.replacing_results(place, self.type, _SAME, made)
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
         """Put back each result whose older copy does not stand whole any more; later copies point to that."""
         whole: dict[str, list[tuple[tuple[int, int], int]]] = defaultdict(list)
-        changes = ResultChanges(draft, self.type)
         pointers: list[tuple[Result, re.Match[str]]] = []
         for result in draft.results():
             found = self._pointer(draft, result)
@@ -75,6 +78,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             elif text := _text(result.message):
                 whole[result.ref].append(((result.place, result.index), len(text)))
         back: dict[str, _WholeResult] = {}
+        changed: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
         for result, found in pointers:
             place, size = (result.place, result.index), int(found["size"])
             stands = any(at < place and held == size for at, held in whole[found["ref"]])
@@ -83,11 +87,12 @@ class DeduplicateResults(BaseEdit, frozen=True):
             first = _first_sent(draft, result)
             text = _text(first) or ""
             if (older := back.get(text)) is not None:
-                yield changes.keep(_pointing(changes, result, older))
+                changed[result.place][result.index] = _pointing(result, older)
             else:
                 back[text] = _WholeResult(place=place, tool=result.tool, ref=result.ref, size=len(text))
-                reason = "the earlier result that it pointed to does not stand whole any more"
-                yield changes.keep(changes.change(result, reason, first))
+                changed[result.place][result.index] = first
+        for at, made in changed.items():
+            yield draft.replacing_results(at, self.type, _GONE, made)
 
     def _pointer(self, draft: Draft, result: Result) -> re.Match[str] | None:
         """Return what a pointer says; None for what this edit did not make, or has put back."""
@@ -98,10 +103,11 @@ class DeduplicateResults(BaseEdit, frozen=True):
         return _POINTER.fullmatch(_text(result.message) or "")
 
 
-def _pointing(changes: ResultChanges, result: Result, older: _WholeResult) -> Change:
+def _pointing(result: Result, older: _WholeResult) -> Message:
     name = " ".join(older.tool.split())[:_NAME] or "a tool"
-    pointer = f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
-    return changes.change(result, "an earlier result says the same", result.message.with_text(pointer))
+    return result.message.with_text(
+        f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
+    )
 
 
 def _text(message: Message) -> str | None:
