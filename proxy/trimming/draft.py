@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -150,11 +151,9 @@ class Draft(Struct, frozen=True, kw_only=True):
 
         What stands beside them stays. The message is made and counted once, however many results it holds.
         """
-        whole = self.messages[position]
-        if whole is None:
-            return self.removing(position, edit, reason)
-        made = [results.get(index, each) for index, each in enumerate(whole.results)]
-        return self.replacing(position, edit, reason, whole.with_results(made))
+        whole = cast("Message", self.messages[position])  # it stands: it has results
+        made = whole.with_results([results.get(index, each) for index, each in enumerate(whole.results)])
+        return self.replacing(position, edit, reason, cast("Message", made))  # none is left out
 
     def reducing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change to a `message` with fewer calls, which goes if nothing is left of it."""

@@ -6,6 +6,7 @@ Whether to trim at all is the planner's decision; with `paying`, though, only wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
 from operator import attrgetter
 from typing import ClassVar, Final, Literal
 
@@ -414,9 +415,12 @@ def _ending(draft: Draft, made: Sequence[Change]) -> Iterator[Change]:
     """
     if not made or draft.entries[-1].message.role == "assistant":
         return
-    for place, message in reversed([*draft.remaining()]):
-        if message.role != "assistant" or message.calls or place in draft.protected:
-            return
+    left = [*draft.remaining()]
+    replies = takewhile(
+        lambda each: each[1].role == "assistant" and not each[1].calls and each[0] not in draft.protected,
+        reversed(left[1:]),  # something stays
+    )
+    for place, _ in replies:
         yield draft.removing(place, made[-1].edit, "nothing that followed it is left")
 
 

@@ -120,9 +120,7 @@ class _ResultClearing:
         stubs = self._stubs(results)
         if stubs:
             reason = f"not among the newest {self._kept} tool results"
-            change = self._draft.replacing_results(place, self._edit.type, reason, stubs)
-            if change.freed > 0:
-                yield change
+            yield self._draft.replacing_results(place, self._edit.type, reason, stubs)
         if self._edit.clear_inputs or self._edit.clear_texts:
             yield from self._call(span)
 
