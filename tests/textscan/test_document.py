@@ -24,6 +24,7 @@ from proxy.textscan.document import (
     spelled,
     speller,
     write,
+    write_lines,
 )
 
 # ---------------------------------------------------------------------------------------- document
@@ -81,6 +82,12 @@ def test_a_document_is_written_as_it_was(text: str, compact: str) -> None:
 )
 def test_what_is_no_document(text: str) -> None:
     assert read(text) is None
+
+
+def test_documents_are_written_on_a_line_each() -> None:
+    values = [read('{"a": 1}'), read('{"a": [2]}')]
+    assert None not in values
+    assert write_lines(values) == '{"a":1}\n{"a":[2]}'
 
 
 def test_the_deepest_document() -> None:
@@ -266,6 +273,7 @@ def test_documents_are_found(text: str, expected: list[str]) -> None:
         pytest.param("x\ntext='" + "a line\\n" * 90 + "'", id="a text in one of several lines"),
         pytest.param('text=\'{"a": "' + "\\q" * 40 + "\"}'", id="an escape that Python does not write"),
         pytest.param('text=\'{"a": "' + "\\U00110000" * 10 + "\"}'", id="a character that there is not"),
+        pytest.param("text='{" + "a" * 30 + "\\n'", id="a short string with an escape"),
         pytest.param("text='{" + "a" * 80, id="a string that does not end"),
         pytest.param(': {"a ' * 30, id="many beginnings in one line"),
         pytest.param('{"a":\n' * 3000, id="many beginnings over lines"),

@@ -15,6 +15,7 @@ def test_a_message_stands_for_itself() -> None:
     message = API.spoken("user", "hi")
     assert (message.listed, message.is_field, message.is_lasting) == ((message.raw,), False, False)
     assert not message.parted
+    assert message.with_paired_reasoning() is message.behind_rounds([message]) is message
     assert API.earlier_canonical(API.message(b'{"role":"user","content":[]}')) is not None
 
 

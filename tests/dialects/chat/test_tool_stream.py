@@ -454,6 +454,12 @@ def test_when_a_name_is_known(items: list[Data], name: Any, own: bool | None) ->
     assert not calls.undecided
 
 
+def test_beside_a_name_that_is_known_another_is_taken_for_whole() -> None:
+    calls = learnt(call_of(0, "theirs"), call_of(1, "ours"))
+    calls.decide()
+    assert [call.own for call in calls.begun] == [False, True]
+
+
 def test_calls_that_are_decided_are_not_asked_again() -> None:
     asked = 0
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from openai.types.responses import Response
 
-from proxy.dialects import Replies, dialect_named
+from proxy.dialects import Replies, begun_under, dialect_named
 from proxy.dialects.responses.reply import event_of
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import UpstreamError
@@ -88,6 +88,14 @@ def test_the_last_event_of_a_stream_holds_the_reply() -> None:
     )
     assert (found.messages, found.finish_reasons, found.usage) == ((turn(item),), ("completed",), TOLD)
     assert found.ids == ("resp_1", "msg_1")
+
+
+def test_a_stream_that_ended_under_another_id_is_known_by_both() -> None:
+    found = streamed(
+        event("response.created", response=response(id="resp_0", status="in_progress", usage=None)),
+        event("response.completed", response=response(said("a", id="msg_1"))),
+    )
+    assert found.ids == ("resp_1", "msg_1", "resp_0", begun_under("resp_0"))
 
 
 def test_a_stream_that_breaks_off_leaves_what_came() -> None:
