@@ -91,57 +91,59 @@ class _ResultClearing:
         self._old = results[: len(results) - self._kept]
         # Results that are stubs, or stay since no stub is cheaper.
         self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
-        self._freed = 0  # tokens
         self._shortened: set[int] = set()  # places of calls whose arguments were looked at
         self._read = 0  # the place up to which answers were looked at
 
     def changes(self) -> Iterator[Change]:
         """Yield the stubs, the oldest first, and after the last one of a call what the agent wrote in it."""
+        freed = 0
         for _, results in groupby(self._old, key=attrgetter("place")):
-            if self._is_enough:
+            if self._is_enough(freed):
                 return
-            for change in self._cleared_in(list(results)):
-                self._freed += change.freed
+            for change in self._cleared_in(list(results), freed):
+                freed += change.freed
                 yield change
 
-    @property
-    def _is_enough(self) -> bool:
-        """Whether the target is met, and as much freed as a trim must free."""
+    def _is_enough(self, freed: int) -> bool:
+        """Tell whether the target is met, and as many tokens are freed as a trim must free."""
         target = self._draft.target
-        return target is not None and self._draft.total - self._freed <= target and self._freed >= self._edit.at_least
+        return target is not None and self._draft.total - freed <= target and freed >= self._edit.at_least
 
-    def _cleared_in(self, results: Sequence[Result]) -> Iterator[Change]:
+    def _cleared_in(self, results: Sequence[Result], freed: int) -> Iterator[Change]:
         """Yield what clearing results of one message and their calls changes, and answers before: nothing protected."""
         place, span = results[0].place, results[0].span
         if self._edit.clear_texts:
-            yield from self._answers(span.start)
+            for change in self._answers(span.start):
+                freed += change.freed
+                yield change
         if place in self._draft.protected:
             return
-        stubs = self._stubs(results)
+        stubs = self._stubs(results, freed)
         if stubs:
             reason = f"not among the newest {self._kept} tool results"
             yield self._draft.replacing_results(place, self._edit.type, reason, stubs)
         if self._edit.clear_inputs or self._edit.clear_texts:
             yield from self._call(span)
 
-    def _stubs(self, results: Sequence[Result]) -> dict[int, Message]:
-        """Return stubs of results of one message by their indexes, until enough is freed; each frees something."""
-        draft, before = self._draft, self._freed
-        stubs: dict[int, Message] = {}
-        for result in results:
+    def _stubs(self, results: Sequence[Result], freed: int) -> dict[int, Message]:
+        """Return stubs of results of one message by their indexes, each cheaper than its text, until enough is freed.
+
+        `freed` tokens are so far. The first is looked at in any case.
+        """
+        draft, stubs = self._draft, dict[int, Message]()
+        for number, result in enumerate(results):
             key = result.place, result.index
-            if self._is_enough:
+            if number and self._is_enough(freed):
                 break
             if key not in self._settled and draft.tokens[result.place] > _CHEAPEST:
                 text = stub_of(result.tokens, self._short(result.ref), self._digest(result.original.text))
                 stub = result.message.with_text(text)
-                freed = draft.count(result.message) - draft.count(stub)
-                if freed > 0:
+                less = draft.count(result.message) - draft.count(stub)
+                if less > 0:
                     stubs[result.index] = stub
-                    self._freed += freed
-                self._words.update(words_of(text if freed > 0 else result.message.text))
+                    freed += less
+                self._words.update(words_of(text if less > 0 else result.message.text))
             self._settled.add(key)
-        self._freed = before  # the change of the message tells what it frees
         return stubs
 
     def _call(self, span: Span) -> Iterator[Change]:
