@@ -504,6 +504,19 @@ def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[.
     assert "Send the whole history" in answer.json()["error"]["message"]
 
 
+def test_who_answers_in_the_background_is_offered_no_tool_of_the_proxy_s(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    """Nobody would answer its calls."""
+    own_tools = {"recall_context": True, "only_with_tools": False}
+    proxy = serves(responses={"state": "proxy"}, virtual_tools=own_tools)
+    api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}]
+    first = ask(proxy, "one", None).json()["id"]
+    assert api.sent["tools"]
+    ask(proxy, "two", None, background=True, previous_response_id=first)
+    assert "tools" not in api.sent
+
+
 def test_where_nothing_is_stored_the_provider_holds_the_state(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(responses={"state": "proxy"}, sessions={"missing": "stateless"})
     api.answers += [[said("a", 1)], [said("b", 2)]]
