@@ -356,11 +356,19 @@ def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothi
     assert [each["type"] for each in mixed["output"]] == ["reasoning", "function_call"]
     for number in (3, 4):  # again, too: it is a fork
         api.answers.append([said("In the garden.", number)])
-        ask(proxy, [output(2, "garden")], session, previous_response_id=mixed["id"], tools=tools, stream=stream)
-        assert [(item["type"], item["call_id"]) for item in api.sent["input"]] == [
+        state = {"previous_response_id": mixed["id"], "tools": tools}
+        answer = ask(proxy, [output(2, "garden")], session, stream=stream, **state)
+        brought = api.sent["input"]
+        assert [(item["type"], item["call_id"]) for item in brought] == [
             ("function_call_output", "call_1"),
             ("function_call_output", "call_2"),
         ]
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")
+        assert view["messages"][-2:] == brought
+        assert [item.get("id") for item in view["messages"][1:-2]] == ["rs_1", "fc_1", "fc_2"]  # the provider holds it
+        api.answers.append([said("Where?", number + 2)])
+        alone = ask(proxy, [output(2, "garden")], "other", tools=tools, previous_response_id="resp_elsewhere")
+        assert view["tokens_sent"] > int(alone.headers["x-context-tokens-sent"])
 
 
 @pytest.mark.parametrize("state", ["upstream", "proxy"])
