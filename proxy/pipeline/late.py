@@ -62,7 +62,10 @@ class LateReply(Struct, frozen=True, kw_only=True):
         size = COUNTING * size_of([message for message, _ in answered.replies])
         settlement = await compute(size, self._settlement, answered)
         settled = await services.store.settle(settlement)
-        await keep_ids(services.store, settlement, settled, answered.ids)
+        ids, conversation = answered.ids, row.receipt.get("conversation_id")
+        if conversation and settled.head in settled.replies:  # what the proxy expanded, the provider does not name
+            ids = (*ids, conversation)
+        await keep_ids(services.store, settlement, settled, ids)
         figures = settlement.figures
         if figures is not None and (settled.are_new or not answered.replies):  # else another request was faster
             like = (self.dialect.name, row.kind, answered.status.value, row.policy)

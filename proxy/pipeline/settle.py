@@ -415,6 +415,8 @@ def settlement_of(
     }
     if answered.later and answered.ids:
         receipt["response_id"] = answered.ids[0]
+        if prepared.request.conversation:
+            receipt["conversation_id"] = prepared.request.conversation
     if prepared.own_tools:
         receipt["own_tools"] = list(prepared.own_tools)
     if prepared.removed_tools:

@@ -641,6 +641,24 @@ def test_a_reply_that_comes_after_its_session_went_on_is_a_branch(serves: Callab
     assert [each["content"] for each in branch] == ["one", said("b", 2)["content"]]
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["waits", "goes on"])
+def test_a_conversation_goes_on_from_what_was_made_in_the_background(
+    serves: Callable[..., Proxy], api: Provider, goes_on: bool
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    first = {"output": [said("a", 1)], "conversation": {"id": "conv_1"}}
+    api.answers += [first, QUEUED, *[[said(text, number)] for number, text in enumerate("cd", 3)]]
+    api.made["resp_late"] = made(said("b", 2))
+    ask(proxy, "one", None, conversation="conv_1")
+    ask(proxy, "two", None, conversation={"id": "conv_1"}, background=True)
+    if goes_on:
+        ask(proxy, "two, otherwise", None, conversation="conv_1")
+    fetched(proxy)
+    ask(proxy, "three", None, conversation="conv_1")
+    asked = [each["content"] for each in api.sent["input"] if each["role"] == "user"]
+    assert asked == ["one", "two, otherwise" if goes_on else "two", "three"]
+
+
 @pytest.mark.parametrize("events", [1, 5], ids=["nothing came", "some text came"])
 def test_a_stream_that_broke_off_is_stored_whole_where_it_is_made_in_the_background(
     serves: Callable[..., Proxy], api: Provider, events: int
