@@ -627,6 +627,36 @@ def test_what_was_made_in_the_background_is_stored_for_its_own_tenant(
         assert replies() == 1
 
 
+def test_what_is_made_in_the_background_counts_in_a_budget(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(budgets=[{"tenant": "default", "tokens_per_minute": 100}])
+    api.answers.append(QUEUED)
+    ask(proxy, "one", background=True)
+    api.made["resp_late"] = made(said("b", 2))
+    assert fetched(proxy).status_code == 200
+    assert ask(proxy, "two").status_code == 429
+
+
+def test_what_is_fetched_while_the_store_is_away_is_passed_on_and_stored_when_it_is_fetched_again(
+    serves: Callable[..., Proxy], api: Provider, tmp_path: Path
+) -> None:
+    proxy, away = serves(), tmp_path / "away"
+    file = tmp_path / "0" / "palimpsest.db"
+    away.mkdir()
+    api.answers.append(QUEUED)
+    ask(proxy, "one", background=True)
+    api.made["resp_late"] = made(said("b", 2))
+    for each in file.parent.glob(f"{file.name}*"):
+        each.rename(away / each.name)
+    missed(proxy)
+    assert fetched(proxy).json() == api.made["resp_late"]
+    for each in away.iterdir():
+        each.rename(file.parent / each.name)
+    until(lambda: proxy.client.get("/readyz").status_code == 200, "the store is used again")
+    assert len(proxy.messages("s")) == 1
+    fetched(proxy)
+    assert proxy.messages("s")[1:] == [said("b", 2)]
+
+
 def test_a_reply_that_comes_after_its_session_went_on_is_a_branch(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves()
     api.answers += [QUEUED, [said("c", 3)]]
