@@ -767,7 +767,8 @@ class Replies(Struct, frozen=True, kw_only=True):
     """Ids under which the provider keeps the reply and parts of it. A streamed reply of several rounds began under the
     id of the first, which clients may name, too: it is among them, also as `begun_under` has it."""
     kept: bool = True  # whether it does; it may say that it keeps nothing
-    later: bool = False  # whether the provider only says that it will have a reply
+    later: bool = False  # whether the provider is not done with the reply, which can be fetched then
+    cancelled: bool = False  # whether the provider was told to stop
 
 
 class StreamReader(Protocol):

@@ -11,6 +11,7 @@
     own_tools         calls of the proxy's own tools: their answers, asking upstream again, the way to the client
     outage            while the store is away: what is served, and storing it later
     settle            what is stored of the exchange
+    late              a reply that was made in the background, stored when it is fetched
     receipt           response headers, the stored receipt, the log line
     session_view      a session without a request: as it stands now, as JSON, as an export
     inspection        stored exchanges looked at again: their receipts, what was sent, where a text stands
@@ -29,6 +30,7 @@ from proxy.pipeline.background import COMPUTING, Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id, valid_tenant
 from proxy.pipeline.exchange import ExchangeHandler
 from proxy.pipeline.history import HistoryLoader
+from proxy.pipeline.late import LateReply, awaited
 from proxy.pipeline.outage import can_serve_without, erase_tenant, spool_at, warn_of_others
 from proxy.pipeline.own_tools import Rounds, WholeRelay, virtual_relay
 from proxy.pipeline.receipt import PlanReport, log_line

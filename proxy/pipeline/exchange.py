@@ -16,13 +16,12 @@ from typing import Final
 from proxy.config import Policies, Settings
 from proxy.conversation import chain
 from proxy.errors import PalimpsestError
-from proxy.pipeline import headers
 from proxy.pipeline.background import STOPPED
 from proxy.pipeline.context import Client, ClientRequest
 from proxy.pipeline.own_tools import Rounds, WholeRelay, own_tools, virtual_relay
 from proxy.pipeline.prepare import Prepared, Preparer, as_requested, has_target
 from proxy.pipeline.receipt import response_headers
-from proxy.pipeline.relay import Answered, Settle, StreamRelay, relay_whole
+from proxy.pipeline.relay import EVENTS, Answered, Settle, StreamRelay, headers_of_answer, relay_whole
 from proxy.pipeline.send import Sent, UpstreamSender
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.settle import Exchange
@@ -32,8 +31,6 @@ from proxy.summaries import Given, Work
 from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
-_DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
-_EVENTS: Final = b"text/event-stream"
 _UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams so
 _OPENING_SECONDS: Final = 2.0  # how long an answer of such a type waits for the byte that tells
 
@@ -96,9 +93,7 @@ class ExchangeHandler:
         dialect = prepared.call.dialect
 
         def headers_of(each: Answer) -> list[tuple[bytes, bytes]]:
-            decoded = each.encoding and each.readable
-            told = response_headers(exchange.report)
-            return headers.to_client(each.headers, extra_drop=_DECODED if decoded else ()) + told
+            return headers_of_answer(each) + response_headers(exchange.report)
 
         settle = partial(self._settle, exchange)
         try:
@@ -236,7 +231,7 @@ async def _is_stream(answer: Answer, *, asked: bool) -> bool:
     """Tell whether the answer is a stream of events; some servers do not say so where one was asked for, or else do."""
     if answer.status == 204:  # it has no body
         return False
-    if answer.media_type == _EVENTS:
+    if answer.media_type == EVENTS:
         if asked:
             return True
     elif not asked or answer.media_type not in _UNTYPED:

@@ -202,7 +202,7 @@ class HistoryLoader:
         expands, field = self.expands and bool(fields), next(iter(fields), "")
         if expands and (place is None or not place.node):
             if request.field(field) == request.state:
-                why = "" if place is None else " Its output did not come through the proxy. Send the whole history."
+                why = "" if place is None else " Its output did not come here: fetch it, or send the whole history."
                 raise NotFound(
                     f"Previous response with id '{request.state}' not found.{why}",
                     param=field,

@@ -215,7 +215,7 @@ def _cut_node(row: ExchangeRow) -> str | None:
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
     """Add what was sent under a cut."""
     entries, composed = view.entries, row.kind == "append"
-    if row.policy == OFF or "observed" in row.receipt or not entries:
+    if (row.policy == OFF and not _is_held(row, view)) or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
     else:
         as_now = None if cut is None else replace(cut, version=_NOTHING.version)
@@ -230,6 +230,12 @@ def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: Plann
     for change in made.changes:
         if change.position < len(entries) and view.fates[change.position] in {"sent", "shortened"}:
             _add_change(view, change, drops=change.message is None)
+
+
+def _is_held(row: ExchangeRow, view: SentView) -> bool:
+    """Tell whether the provider held, or was brought, all before the request's own messages: hidden rounds too."""
+    own: int = row.receipt.get("messages_before") or 0
+    return row.kind == Kind.PROVIDER_STATE and own < len(view.instructions) + len(view.entries)
 
 
 def _add_change(view: SentView, change: Change, *, drops: bool) -> None:

@@ -425,7 +425,12 @@ class Preparer:
         """
         name, policy = context.policy_name, context.policy
         if policy is None:
-            return history, await plan_of(history, name, policy, planning)
+            made = await plan_of(history, name, policy, planning)
+            if history.owed:
+                size = COUNTING * size_of(history.owed)
+                tokens = sum(await compute(size, self._services.counter.messages, history.owed, model))
+                made = replace(made, tokens_before=made.tokens_before + tokens, tokens_sent=made.tokens_sent + tokens)
+            return history, made
 
         def decide(history: History, fork: int | None) -> Awaitable[Plan]:
             context = planning if fork is None else replace(planning, fork=fork)

@@ -19,6 +19,7 @@ from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import Client, Headers
+from proxy.pipeline.headers import to_client
 from proxy.store import Status
 from proxy.trimming import Hidden
 from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, Answer, check_values, too_large
@@ -60,13 +61,21 @@ class Answered(Struct, kw_only=True):
     """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
     kept: bool = True  # whether it does
-    later: bool = False  # whether the provider only said that it will have a reply: what was asked is stored
+    later: bool = False  # whether the provider goes on with the reply, for who fetches it: what was asked is stored
 
 
 Settle = Callable[[Answered], Awaitable[None]]
+EVENTS: Final = b"text/event-stream"
+_DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
 HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an answer goes to the client
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 _TOO_LONG: Final = "the stream was too long to be stored whole: the client got the rest of it all the same"
+
+
+def headers_of_answer(answer: Answer) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer that go to the client with what was read of its body."""
+    decoded = answer.encoding and answer.readable
+    return to_client(answer.headers, extra_drop=_DECODED if decoded else ())
 
 
 async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
@@ -99,7 +108,12 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
     if not (found.messages or found.later):
         error = found.error or _NO_REPLY
         return Answered(
-            status=Status.FAILED, error=error, usage=found.usage, upstream_status=status, ids=found.ids, kept=found.kept
+            status=Status.CANCELLED if found.cancelled else Status.FAILED,
+            error=error,
+            usage=found.usage,
+            upstream_status=status,
+            ids=found.ids,
+            kept=found.kept,
         )
     return Answered(
         status=Status.COMPLETE,
@@ -174,7 +188,10 @@ class StreamRelay:
             upstream_status=self._answer.status,
             ids=found.ids,
             kept=found.kept,
+            later=found.later,
         )
+        if not kept and found.later:  # as if the reply had been asked for without a stream
+            return answered
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(found.error, left=left)
             answered.status = Status.PARTIAL if kept else Status.CANCELLED if left else Status.FAILED

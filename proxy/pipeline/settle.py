@@ -19,6 +19,7 @@ from proxy.errors import PalimpsestError, StoreUnavailable
 from proxy.models import Used, cost_of, used
 from proxy.pipeline import headers
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
+from proxy.pipeline.context import Headers
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.outage import LOST, WAITS, SpooledExchange, keep_ids
 from proxy.pipeline.prepare import Prepared
@@ -27,9 +28,10 @@ from proxy.pipeline.relay import Answered
 from proxy.pipeline.savings import OTHER, UNSURE, cached, cause_of, miss_of, saved, shares_of, unique_tokens
 from proxy.pipeline.services import AppServices
 from proxy.store import Body, ExchangeFigures, Kept, Opening, Reply, Settled, Settlement, Status, SummaryRow
-from proxy.telemetry import BUCKETS, Meters, log_exchange
+from proxy.telemetry import BUCKETS, ExchangePlaces, Meters, log_exchange
 from proxy.tokens import TokenCounter
 from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
+from proxy.upstream import Destination
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import TracedExchange
@@ -268,21 +270,27 @@ class Exchange:
         prepared, report, counts = self.prepared, self.report, self._services.counts
         like = (prepared.call.dialect.name, prepared.history.arrival.kind.value, status.value, figures.policy)
         at = counts.exchanges.get(like) or counts.of_exchanges(*like)
-        values = counts.values
-        values[counts.under_way] -= 1
-        values[at.requests] += 1
-        for place, name in at.sums:
-            if amount := getattr(figures, name):
-                values[place] += amount
+        counts.values[counts.under_way] -= 1
+        counts.values[at.requests] += 1
         _observe(counts, at.added, figures.added_ms / 1000)
         _observe(counts, at.upstream, figures.upstream_ms / 1000)
-        if self._services.used_by is not None:
-            tokens = figures.tokens_input + figures.tokens_output
-            self._services.used_by(prepared.call.tenant, prepared.call.key, tokens, figures.cost)
+        count_usage(self._services, at, figures, prepared.call.tenant, prepared.call.key)
         for edit in report.edits:
             counts.add("palimpsest_edits", edit)
         if figures.miss:
             counts.add("palimpsest_cache_misses", figures.miss)
+
+
+def count_usage(
+    services: AppServices, at: ExchangePlaces, figures: ExchangeFigures, tenant: str, key: str | None
+) -> None:
+    """Count what an exchange used, for Prometheus and for budgets; `key` is the name of the client's key."""
+    values = services.counts.values
+    for place, name in at.sums:
+        if amount := getattr(figures, name):
+            values[place] += amount
+    if services.used_by is not None:
+        services.used_by(tenant, key, figures.tokens_input + figures.tokens_output, figures.cost)
 
 
 def traced(prepared: Prepared, report: PlanReport, answered: Answered, reported: Used | None) -> TracedExchange:
@@ -352,17 +360,21 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
     )
 
 
-def _without_keys(error: str, prepared: Prepared) -> str:
-    """Return an upstream's error without the key that was sent: some repeat it, and keys are never stored."""
-    destination = prepared.destination
+def told_error(error: str | None, destination: Destination, client: Headers) -> str | None:
+    """Return an upstream's error for a receipt; `client` are the client's headers.
+
+    It is without the key that was sent: some repeat it, and keys are never stored.
+    """
+    if error is None:
+        return None
     sent = [value for value in (destination.authorization, destination.api_key) if value is not None]
     if destination.forwards_credentials:
-        sent += headers.credentials(prepared.call.headers)
+        sent += headers.credentials(client)
     for value in sent:
         _, _, key = value.decode("latin-1").strip().rpartition(" ")
         if len(key) >= _SHORTEST_KEY:
             error = error.replace(key, "[key]")
-    return error
+    return error[:_LONGEST_ERROR]
 
 
 def settlement_of(
@@ -391,7 +403,7 @@ def settlement_of(
         "finish_reasons": list(answered.finish_reasons),
         "upstream_model": answered.model,
         "upstream_status": answered.upstream_status,
-        "error": None if answered.error is None else _without_keys(answered.error, prepared)[:_LONGEST_ERROR],
+        "error": told_error(answered.error, prepared.destination, prepared.call.headers),
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,
@@ -401,6 +413,10 @@ def settlement_of(
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
+    if answered.later and answered.ids:
+        receipt["response_id"] = answered.ids[0]
+        if prepared.request.conversation:
+            receipt["conversation_id"] = prepared.request.conversation
     if prepared.own_tools:
         receipt["own_tools"] = list(prepared.own_tools)
     if prepared.removed_tools:

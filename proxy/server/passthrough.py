@@ -17,8 +17,8 @@ from msgspec import Struct
 from proxy.config import Settings
 from proxy.dialects import dialect_named
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
-from proxy.pipeline import AppServices, compute, headers
-from proxy.server.authentication import Authenticator
+from proxy.pipeline import AppServices, LateReply, awaited, compute, headers
+from proxy.server.authentication import Authenticator, Identity
 from proxy.server.budgets import Budgets
 from proxy.server.endpoint import ClientConnection
 from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
@@ -30,6 +30,8 @@ _CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
 _NO_WEBSOCKETS: Final = "WebSockets are not served here. Send requests by HTTP, with `stream: true` for events."
 _RESPONSES: Final = b"/responses/"
 _ABOUT_INPUT: Final = frozenset({b"compact", b"input_tokens"})  # what is asked of an input, and names no response
+_FETCHES: Final = frozenset({("GET", b""), ("POST", b"cancel")})
+"""By which methods, and what behind its id, a response is asked for that may have been made in the background."""
 _ON_RESPONSES: Final = frozenset({"GET", "HEAD", "DELETE", "POST"})
 _API: Final = dialect_named("responses")
 
@@ -57,6 +59,7 @@ class Passthrough:
         self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget, budgets: Budgets
     ) -> None:
         self._budgets = budgets
+        self._app = app
         self._loader = app.loader
         self._budget = budget
         self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
@@ -102,7 +105,27 @@ class Passthrough:
                 body = await self._check_owner(connection, path, caller.tenant, memory)
             else:
                 self._check(connection.method, path)
-        await connection.serve(self._relay(connection, path, base, body), self._background)
+        late = await self._late(connection, path, base, caller) if path.startswith(_RESPONSES) else None
+        await connection.serve(self._relay(connection, path, base, body, late), self._background)
+
+    async def _late(
+        self, connection: ClientConnection, path: bytes, base: Destination, caller: Identity
+    ) -> LateReply | None:
+        """Return what fetches the reply of an exchange that waits for it; None for any other request."""
+        name, _, rest = path.removeprefix(_RESPONSES).partition(b"/")
+        if (connection.method, rest) not in _FETCHES:
+            return None
+        exchange = await awaited(self._app, _API, caller.tenant, name.decode("latin-1"))
+        if exchange is None:
+            return None
+        return LateReply(
+            services=self._app,
+            dialect=_API,
+            exchange=exchange,
+            destination=base,
+            headers=connection.headers,
+            key=caller.key,
+        )
 
     async def _check_owner(
         self, connection: ClientConnection, path: bytes, tenant: str, memory: Reservation
@@ -146,11 +169,15 @@ class Passthrough:
         await self._relay(connection, path, self._upstream.destination(_model_in(body), "messages"), body)
 
     async def _relay(
-        self, connection: ClientConnection, path: bytes, base: Destination, read: bytes | None = None
+        self,
+        connection: ClientConnection,
+        path: bytes,
+        base: Destination,
+        read: bytes | None = None,
+        late: LateReply | None = None,
     ) -> None:
-        sent = headers.to_upstream(
-            connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=self._own_headers
-        )
+        drop = self._own_headers if late is None else self._own_headers | {b"accept-encoding"}
+        sent = headers.to_upstream(connection.headers, drop_credentials=not base.forwards_credentials, extra_drop=drop)
         length = connection.first.get(b"content-length")
         body: bytes | AsyncIterable[bytes] = connection.pieces() if read is None else read
         if read is None and length is not None and length != b"0":
@@ -160,7 +187,7 @@ class Passthrough:
         target = path + (b"?" + connection.query if connection.query and base.forwards_query else b"")
         answer = await self._upstream.ask(base, connection.method, target.decode("latin-1"), sent, body)
         try:
-            await _return(answer, connection)
+            await (_return(answer, connection) if late is None else late.relay(answer, connection))
         finally:
             await answer.aclose()
 

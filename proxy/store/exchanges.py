@@ -1,8 +1,9 @@
 """Exchanges: begun, settled, listed. Beginning and settling are one transaction each.
 
 Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be settled: a
-second settling changes nothing and returns what the first one made. One whose session was deleted stays away: deleting
-wins. Where the session is there again without the node that the messages belong under, the exchange ends as failed.
+second settling changes nothing and returns what the first one made. A reply that was made in the background is added
+later, once. One whose session was deleted stays away: deleting wins. Where the session is there again without the node
+that the messages belong under, the exchange ends as failed.
 
 Appends under way at once do not wait for each other: each goes under the head of the moment at which it settles, or
 where `placement_of` says. A request that was answered with a reply that is stored already has no reply of its own: its
@@ -136,6 +137,27 @@ def exchanges_page(
         return rows, None
     last = rows[limit - 1]
     return rows[:limit], str(Cursor(time=last.created_at, name=last.id))
+
+
+_WITHOUT_REPLY: Final = (
+    _exchanges(EXCHANGES)
+    .where(*matching(EXCHANGES), EXCHANGES.c.status == Status.COMPLETE.value, EXCHANGES.c.replies == "[]")
+    .order_by(EXCHANGES.c.id.desc())
+)
+
+
+def unfinished(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+    """Return the tenant's exchange that waits for this response of the provider's, of which it has a part at most."""
+    place = tree.provider_place(connection, tenant, dialect, response)
+    if place is None:
+        return None
+    key = session_key(tenant, place.session, dialect)
+    if place.node:
+        parts = [row for row in tree.rows_of(connection, key, [place.node]) if row.partial]
+        found = [exchange_of(connection, row.exchange) for row in parts if row.exchange is not None]
+    else:
+        found = [_exchange(row) for row in connection.execute(_WITHOUT_REPLY, {"key": key})]
+    return next((row for row in found if row is not None and row.receipt.get("response_id") == response), None)
 
 
 class FirstTools(Struct, frozen=True, kw_only=True):
@@ -466,22 +488,31 @@ def _settle(
     session, state = now.session, now.state
     if session is None or state is None:
         return Settled(head=ROOT, nodes=(), replies=())
-    if Status(state.status) not in _OPEN:
+    if not _is_open(settlement, state):
         nodes, replies = orjson.loads(state.nodes), orjson.loads(state.replies)
         return Settled(head=session.head, nodes=tuple(nodes), replies=tuple(replies))
-    end = ExchangeEnd(connection, settlement, session, state, now.under, line)
+    of_end = LateEnd if settlement.late else ExchangeEnd
+    end = of_end(connection, settlement, session, state, now.under, line)
     settled = end.write()
     exchange = {"the_session": session.key, "the_exchange": settlement.exchange}
     if Status(state.status) is Status.PENDING:
         told = {f"the_{name}": value for name, value in (NOTHING_CAME | end.exchange_row).items()}
         connection.execute(_close(connection.dialect.name), {"the_base": None} | told | exchange)
         connection.execute(_NOT_PENDING, exchange)
-    else:  # it was taken for interrupted
+    else:  # it was taken for interrupted, or its reply comes late
         connection.execute(_CHANGE, end.exchange_row | exchange)
     connection.execute(_MOVE, end.session_row | {"the_session": session.key})
     if (figures := counted(settlement, session.key, end.exchange_row["status"])) is not None:
         ended.append(figures)
     return settled
+
+
+def _is_open(settlement: Settlement, state: ExchangeState) -> bool:
+    """Tell whether the exchange can be settled so."""
+    status = Status(state.status)
+    if settlement.late:
+        return status is Status.PARTIAL or (status is Status.COMPLETE and state.replies == "[]")
+    return status in _OPEN
 
 
 class ExchangeEnd:
@@ -801,11 +832,7 @@ class ExchangeEnd:
             "tokens_saved": session.tokens_saved + settlement.tokens_before - settlement.tokens_sent,
         }
         if head is not None:
-            self.session_row |= {
-                "head": head.node,
-                "messages": head.depth,
-                "rounds": head.round,
-                "tokens": head.tokens_total,
+            self.session_row |= _standing_at(head) | {
                 # A request beside the conversation has instructions of its own, which are not the session's.
                 "instructions": state.instructions or session.instructions,
                 "model": state.model,
@@ -814,6 +841,30 @@ class ExchangeEnd:
             }
         if settlement.kind != "side" and not settlement.resends:
             self.session_row["arrival"] = settlement.kind
+
+
+class LateEnd(ExchangeEnd):
+    """Writes a reply that came after its exchange was settled."""
+
+    def write(self) -> Settled:
+        """Store the reply; return what it became."""
+        settled = super().write()
+        for name in ("base", "nodes", "cut_node"):  # they are there
+            self.exchange_row.pop(name, None)
+        return settled
+
+    def _placement(self) -> tuple[Placement[NodeRow], bool]:
+        base = self._settlement.base
+        return Placement(base=base), self._session.head in {base, *orjson.loads(self._state.replies)}
+
+    def _progress(self, head: tree.NodePlace | None) -> None:
+        if head is not None:
+            self.session_row |= _standing_at(head)
+
+
+def _standing_at(head: tree.NodePlace) -> dict[str, Any]:
+    """Return the columns of a session that say where it stands."""
+    return {"head": head.node, "messages": head.depth, "rounds": head.round, "tokens": head.tokens_total}
 
 
 def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:

@@ -262,6 +262,9 @@ class Settlement(Struct, frozen=True, kw_only=True):
     behind that the block of the calls and the results that it had, in their new order."""
     dialect: str = CHAT
     figures: ExchangeFigures | None = None  # what is added to the statistics
+    late: bool = False
+    """Whether the exchange was settled before, without a reply or with a part of one. It gets that of `replies`, under
+    `base`, the last of its messages. The head goes there if the session has not gone on; `messages` are empty."""
 
 
 NOTHING_CAME: Final[dict[str, Any]] = {

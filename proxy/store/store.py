@@ -620,6 +620,13 @@ class Store:
             return None
         return await self._read(partial(exchanges.exchange_of, exchange=exchange_id))
 
+    async def unfinished(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+        """Return the tenant's exchange that waits for this response of the provider's; see `exchanges.unfinished`."""
+        if not _are_plain(tenant, response):
+            return None
+        unit = partial(exchanges.unfinished, tenant=tenant, dialect=dialect, response=response)
+        return await self._read(unit)
+
     async def exchanges(
         self, key: str, *, limit: int, after: str | None = None
     ) -> tuple[list[ExchangeRow], str | None]:

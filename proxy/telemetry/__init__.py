@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import ConfigurationError
 from proxy.telemetry.log import log_exchange, set_level, set_up_logging
-from proxy.telemetry.metrics import BUCKETS, Meters, shared_memory
+from proxy.telemetry.metrics import BUCKETS, ExchangePlaces, Meters, shared_memory
 
 if TYPE_CHECKING:
     from proxy.telemetry.tracing import Tracing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -52,11 +53,18 @@ class Provider(PlainProvider):
     def __init__(self) -> None:
         super().__init__()
         self.answers: list[list[Item] | dict[str, Any]] = []
+        self.made: dict[str, dict[str, Any]] = {}
+        """What was made in the background, by id, as it is fetched."""
         self._numbers = count(1)
 
     def answer(self, asked: Asked) -> Told:
-        if asked.method != "POST" or not asked.path.partition("?")[0].endswith("/responses"):
-            return Told(body=orjson.dumps({"path": asked.path}))
+        path, _, query = asked.path.partition("?")
+        if asked.method != "POST" or not path.endswith("/responses"):
+            made = self.made.get(path.removesuffix("/cancel").rpartition("/")[2])
+            if made is not None and "stream=true" in query:
+                events = _events(made)[-1:] if "starting_after" in query else _events(made)
+                return Told(kind=EVENTS, body=b"".join(events))
+            return Told(body=orjson.dumps({"path": asked.path} if made is None else made))
         answer = self.answers.pop(0)
         given = answer if isinstance(answer, dict) else {"output": answer}
         if "refused" in given:
@@ -66,16 +74,23 @@ class Provider(PlainProvider):
         response: dict[str, Any] = found | {"usage": usage, "store": True} | given
         if not asked.body["stream"]:
             return Told(body=orjson.dumps(response))
-        events: list[tuple[str, Any]] = [("response.created", {"response": {**response, "status": "in_progress"}})]
-        for place, item in enumerate(response["output"]):
-            events += item_events(place, item)
-        events.append((f"response.{response['status']}", {"response": response}))
-        numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
-        return Told(kind=EVENTS, body=b"".join([event_of(name, data) for name, data in numbered]))
+        events = _events(response)
+        return Told(kind=EVENTS, body=b"".join(events[: response.get("events", len(events))]))
 
     @property
     def sent(self) -> Any:
         return self.got[-1].body
+
+
+def _events(response: dict[str, Any]) -> list[bytes]:
+    """Return the events of a stream that ends with a response."""
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    events: list[tuple[str, Any]] = [("response.created", {"response": begun})]
+    for place, item in enumerate(response["output"]):
+        events += item_events(place, item)
+    events.append((f"response.{response['status']}", {"response": response}))
+    numbered = [(name, {"type": name, **data, "sequence_number": at}) for at, (name, data) in enumerate(events)]
+    return [event_of(name, data) for name, data in numbered]
 
 
 @pytest.fixture
@@ -341,11 +356,19 @@ def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothi
     assert [each["type"] for each in mixed["output"]] == ["reasoning", "function_call"]
     for number in (3, 4):  # again, too: it is a fork
         api.answers.append([said("In the garden.", number)])
-        ask(proxy, [output(2, "garden")], session, previous_response_id=mixed["id"], tools=tools, stream=stream)
-        assert [(item["type"], item["call_id"]) for item in api.sent["input"]] == [
+        state = {"previous_response_id": mixed["id"], "tools": tools}
+        answer = ask(proxy, [output(2, "garden")], session, stream=stream, **state)
+        brought = api.sent["input"]
+        assert [(item["type"], item["call_id"]) for item in brought] == [
             ("function_call_output", "call_1"),
             ("function_call_output", "call_2"),
         ]
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")
+        assert view["messages"][-2:] == brought
+        assert [item.get("id") for item in view["messages"][1:-2]] == ["rs_1", "fc_1", "fc_2"]  # the provider holds it
+        api.answers.append([said("Where?", number + 2)])
+        alone = ask(proxy, [output(2, "garden")], "other", tools=tools, previous_response_id="resp_elsewhere")
+        assert view["tokens_sent"] > int(alone.headers["x-context-tokens-sent"])
 
 
 @pytest.mark.parametrize("state", ["upstream", "proxy"])
@@ -482,7 +505,7 @@ def test_what_was_asked_in_the_background_is_stored(
     api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}, [said("c", 3)]]
     first = ask(proxy, "one", session)
     late = ask(proxy, "two", session, background=True, previous_response_id=first.json()["id"])
-    assert "its output is not stored" in late.headers["x-context-warning"]
+    assert "its output is stored once the client fetches it" in late.headers["x-context-warning"]
     if names:
         last = ask(proxy, "three", session, previous_response_id="resp_late")
     else:
@@ -493,15 +516,227 @@ def test_what_was_asked_in_the_background_is_stored(
     assert {each["status"] for each in proxy.exchanges(used)} == {"complete"}
 
 
-def test_a_response_made_in_the_background_cannot_be_expanded(serves: Callable[..., Proxy], api: Provider) -> None:
-    """Its output is fetched later, and not stored: sent without it, a request would lose what came before."""
+QUEUED = {"id": "resp_late", "status": "queued", "output": [], "background": True, "usage": None}
+USAGE = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 105}
+
+
+def made(*output: Item, status: str = "completed", **fields: Any) -> dict[str, Any]:
+    """Return what a provider made in the background of `QUEUED`."""
+    return {**QUEUED, "status": status, "output": list(output), "usage": USAGE, **fields}
+
+
+def fetched(proxy: Proxy, rest: str = "", key: str = "sk-test", method: str = "GET") -> httpx.Response:
+    path = f"/v1/responses/resp_late{rest}"
+    return proxy.client.request(method, path, headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.mark.parametrize("rest", ["", "?stream=true", "?stream=true&starting_after=3"], ids=["json", "stream", "rest"])
+@pytest.mark.parametrize("session", ["s", None], ids=["named", "unnamed"])
+@pytest.mark.parametrize("state", ["upstream", "proxy"])
+def test_what_was_made_in_the_background_is_stored_once_it_is_fetched(
+    serves: Callable[..., Proxy], api: Provider, rest: str, session: str | None, state: str
+) -> None:
+    proxy = serves(responses={"state": state}, models=[{"match": ["m"], "prices": {"input": 1, "output": 2}}])
+    reply = [reasoning(2), said("b", 2)]
+    api.answers += [[said("a", 1)], QUEUED, [said("c", 3)], [said("d", 4)]]
+    first = ask(proxy, "one", session)
+    name = ask(proxy, "two", session, background=True, previous_response_id=first.json()["id"]).headers["x-session-id"]
+    for running in ({"status": "queued"}, {"status": "in_progress", "output": [reasoning(2)]}):
+        api.made["resp_late"] = QUEUED | running
+        assert fetched(proxy).json() == QUEUED | running
+        assert proxy.exchanges(name)[-1]["replies"] == []
+    api.made["resp_late"] = made(*reply)
+    answers = [fetched(proxy, rest) for _ in range(3)]
+    # The first of them is read, and the others are passed on.
+    assert len({(answer.status_code, answer.content, answer.headers["content-type"]) for answer in answers}) == 1
+    assert proxy.messages(name)[2:] == [{"type": "message", "role": "user", "content": "two"}, *reply]
+    receipt = proxy.exchanges(name)[-1]
+    node = proxy.get(f"/sessions/{name}")["head"]
+    assert (receipt["status"], receipt["replies"], receipt["usage"]["prompt_tokens"]) == ("complete", [node], 100)
+    assert receipt["finish_reasons"] == ["completed"]
+    assert receipt["cost"] == pytest.approx(110 / 1e6)
+    session_row = proxy.get(f"/sessions/{name}")
+    assert (session_row["messages"], session_row["requests"]) == (4, 2)
+    total = proxy.get("/stats")["total"]
+    assert (total["requests"], total["tokens_input"], total["tokens_output"]) == (2, 200, 10)
+    assert 'palimpsest_tokens_total{state="input"} 200.0' in proxy.client.get("/metrics").text
+    later = ask(proxy, "three", session, previous_response_id="resp_late")
+    assert later.headers["x-session-id"] == name
+    resent = [user("one"), said("a", 1), user("two"), *reply, user("three"), said("c", 3), user("four")]
+    last = ask(proxy, resent, session)
+    assert (last.headers["x-session-id"], last.headers["x-context-kind"]) == (name, "resend")
+    assert len(proxy.get(f"/sessions/{name}")["branches"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "said_of_it"),
+    [
+        ({"status": "failed", "error": {"message": "It broke: key sk-test-0123."}}, "failed", "It broke: key [key]."),
+        ({"status": "cancelled"}, "cancelled", "the response is cancelled"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "complete", None),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_did_not_come_to_its_end_in_the_background_is_told_in_the_receipt(
+    serves: Callable[..., Proxy], api: Provider, ended: dict[str, Any], status: str, said_of_it: str | None, method: str
+) -> None:
+    proxy, key = serves(), "sk-test-0123"
+    api.answers += [QUEUED, [said("c", 3)]]
+    ask(proxy, "one", background=True, key=key)
+    api.made["resp_late"] = made(*([said("b", 2)] if status == "complete" else [])) | ended
+    for _ in range(2):
+        assert fetched(proxy, "/cancel" if method == "POST" else "", key, method).json() == api.made["resp_late"]
+    (receipt,) = proxy.exchanges("s")
+    assert (receipt["status"], receipt["error"], len(receipt["replies"])) == (status, said_of_it, status == "complete")
+    assert proxy.get("/stats")["total"]["tokens_input"] == 100
+    ask(proxy, "two", previous_response_id="resp_late")
+    assert [each["content"] for each in proxy.messages("s") if each["role"] == "user"] == ["one", "two"]
+
+
+def test_what_several_fetch_at_once_is_stored_once(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves()
+    api.answers.append(QUEUED)
+    ask(proxy, "one", background=True)
+    api.made["resp_late"] = made(said("b", 2))
+    with ThreadPoolExecutor(8) as pool:
+        bodies = {answer.content for answer in pool.map(lambda _: fetched(proxy), range(16))}
+    assert len(bodies) == 1
+    assert len(proxy.get("/sessions/s")["branches"]) == 1
+    assert proxy.get("/stats")["total"]["tokens_input"] == 100
+
+
+def test_what_was_made_in_the_background_is_stored_for_its_own_tenant(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    api.made["resp_late"] = made(said("b", 2))
+    for shared in ({}, {"upstream": {"api_key": "sk-shared"}}):
+        auth = {"mode": "keys", "keys": KEYS} if shared else {"mode": "passthrough"}
+        proxy = serves(auth=auth, **shared)
+        anne, bert = "key-of-anne-0123", "key-of-bert-0123"
+        api.answers += [QUEUED]
+        exchange = ask(proxy, "one", background=True, key=anne).headers["x-exchange-id"]
+
+        def replies(exchange: str = exchange, proxy: Proxy = proxy, key: str = anne) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return len(proxy.client.get(f"/exchanges/{exchange}", headers=headers).json()["replies"])
+
+        assert fetched(proxy, key=bert).status_code == (404 if shared else 200)
+        assert replies() == 0
+        assert fetched(proxy, key=anne).status_code == 200
+        assert replies() == 1
+
+
+def test_what_is_made_in_the_background_counts_in_a_budget(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves(budgets=[{"tenant": "default", "tokens_per_minute": 100}])
+    api.answers.append(QUEUED)
+    ask(proxy, "one", background=True)
+    api.made["resp_late"] = made(said("b", 2))
+    assert fetched(proxy).status_code == 200
+    assert ask(proxy, "two").status_code == 429
+
+
+def test_what_is_fetched_while_the_store_is_away_is_passed_on_and_stored_when_it_is_fetched_again(
+    serves: Callable[..., Proxy], api: Provider, tmp_path: Path
+) -> None:
+    proxy, away = serves(), tmp_path / "away"
+    file = tmp_path / "0" / "palimpsest.db"
+    away.mkdir()
+    api.answers.append(QUEUED)
+    ask(proxy, "one", background=True)
+    api.made["resp_late"] = made(said("b", 2))
+    for each in file.parent.glob(f"{file.name}*"):
+        each.rename(away / each.name)
+    missed(proxy)
+    assert fetched(proxy).json() == api.made["resp_late"]
+    for each in away.iterdir():
+        each.rename(file.parent / each.name)
+    until(lambda: proxy.client.get("/readyz").status_code == 200, "the store is used again")
+    assert len(proxy.messages("s")) == 1
+    fetched(proxy)
+    assert proxy.messages("s")[1:] == [said("b", 2)]
+
+
+def test_a_reply_that_comes_after_its_session_went_on_is_a_branch(serves: Callable[..., Proxy], api: Provider) -> None:
+    proxy = serves()
+    api.answers += [QUEUED, [said("c", 3)]]
+    ask(proxy, "one", background=True)
+    ask(proxy, "two")
+    head = proxy.get("/sessions/s")["head"]
+    api.made["resp_late"] = made(said("b", 2))
+    fetched(proxy)
+    assert proxy.get("/sessions/s")["head"] == head
+    (node,) = proxy.exchanges("s")[0]["replies"]
+    branch = proxy.get("/sessions/s/messages", branch=node)["data"]
+    assert [each["content"] for each in branch] == ["one", said("b", 2)["content"]]
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["waits", "goes on"])
+def test_a_conversation_goes_on_from_what_was_made_in_the_background(
+    serves: Callable[..., Proxy], api: Provider, goes_on: bool
+) -> None:
     proxy = serves(responses={"state": "proxy"})
-    api.answers += [{"id": "resp_late", "status": "queued", "output": []}]
-    assert ask(proxy, "one", None, background=True).json()["status"] == "queued"
-    answer = ask(proxy, "two", None, previous_response_id="resp_late")
+    first = {"output": [said("a", 1)], "conversation": {"id": "conv_1"}}
+    api.answers += [first, QUEUED, *[[said(text, number)] for number, text in enumerate("cd", 3)]]
+    api.made["resp_late"] = made(said("b", 2))
+    ask(proxy, "one", None, conversation="conv_1")
+    ask(proxy, "two", None, conversation={"id": "conv_1"}, background=True)
+    if goes_on:
+        ask(proxy, "two, otherwise", None, conversation="conv_1")
+    fetched(proxy)
+    ask(proxy, "three", None, conversation="conv_1")
+    asked = [each["content"] for each in api.sent["input"] if each["role"] == "user"]
+    assert asked == ["one", "two, otherwise" if goes_on else "two", "three"]
+
+
+@pytest.mark.parametrize("events", [1, 5], ids=["nothing came", "some text came"])
+def test_a_stream_that_broke_off_is_stored_whole_where_it_is_made_in_the_background(
+    serves: Callable[..., Proxy], api: Provider, events: int
+) -> None:
+    proxy, whole = serves(), made(said("a long", 2), said("reply", 3))
+    api.answers.append({**whole, "events": events})
+    ask(proxy, "one", background=True, stream=True)
+    parts = [each["content"] for each in proxy.messages("s")]
+    assert parts[0] == "one"
+    assert len(parts) == (2 if events > 1 else 1)
+    api.made["resp_late"] = whole
+    for _ in range(2):
+        fetched(proxy, "?stream=true&starting_after=3")
+    assert proxy.messages("s")[1:] == whole["output"]
+    (receipt,) = proxy.exchanges("s")
+    assert (receipt["status"], receipt["error"], receipt["usage"]["prompt_tokens"]) == ("complete", None, 100)
+    assert proxy.get("/stats")["total"]["tokens_input"] == 100
+
+
+def test_what_is_made_in_the_background_cannot_be_expanded_before_it_is_fetched(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    """Sent without it, a request would lose what came before."""
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[said("a", 1)], QUEUED, [said("c", 3)]]
+    first = ask(proxy, "one", None).json()["id"]
+    assert ask(proxy, "two", None, background=True, previous_response_id=first).json()["status"] == "queued"
+    answer = ask(proxy, "three", None, previous_response_id="resp_late")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "previous_response_not_found"
-    assert "Send the whole history" in answer.json()["error"]["message"]
+    assert "fetch it, or" in answer.json()["error"]["message"]
+    api.made["resp_late"] = made(said("b", 2))
+    fetched(proxy)
+    assert ask(proxy, "three", None, previous_response_id="resp_late").status_code == 200
+    assert [each["content"] for each in api.sent["input"] if each["role"] == "user"] == ["one", "two", "three"]
+
+
+def test_who_answers_in_the_background_is_offered_no_tool_of_the_proxy_s(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    """Nobody would answer its calls."""
+    own_tools = {"recall_context": True, "only_with_tools": False}
+    proxy = serves(responses={"state": "proxy"}, virtual_tools=own_tools)
+    api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}]
+    first = ask(proxy, "one", None).json()["id"]
+    assert api.sent["tools"]
+    ask(proxy, "two", None, background=True, previous_response_id=first)
+    assert "tools" not in api.sent
 
 
 def test_where_nothing_is_stored_the_provider_holds_the_state(serves: Callable[..., Proxy], api: Provider) -> None:

@@ -520,6 +520,40 @@ async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_
     assert await talk.texts(at_head.head) == ["one", "1", "two", "2", "odd"]
 
 
+async def test_a_reply_that_comes_late_is_added_once(store: Store) -> None:
+    """Its messages are nodes already; the head follows unless the session went on, or the reply is none."""
+    talk = Talk(store=store)
+    await talk.say("one", "1")
+    for goes_on, replies in ((False, ("2",)), (True, ("2",)), (False, ())):
+        asked = body("user", f"{goes_on} {replies}")
+        exchange = await talk.begin(asked)
+        told = {"receipt": {"response_id": exchange}}
+        waiting = await talk.settle(exchange, asked, finished=True, status=Status.COMPLETE, **told)
+        await store.keep_provider_ids(talk.tenant, talk.session, "chat", [exchange], "")
+        for tenant, name in ((talk.tenant, "resp_of_others"), ("other", exchange)):
+            assert await store.unfinished(tenant, "chat", name) is None
+        row = await store.unfinished(talk.tenant, "chat", exchange)
+        assert row is not None
+        assert row.id == exchange
+        if goes_on:
+            await talk.say("and", "3")
+        before = await row_of(talk)
+        late = settlement(exchange, replies=tuple([body("assistant", text) for text in replies]), late=True)
+        late = replace(late, session=talk.session, base=row.nodes[-1], receipt={"usage": {}}, cost=0.5)
+        first, second = await asyncio.gather(store.settle(late), store.settle(late))
+        assert first.replies == second.replies
+        now, exchange_row = await row_of(talk), await store.exchange(exchange)
+        assert exchange_row is not None
+        assert (exchange_row.nodes, exchange_row.base) == (waiting.nodes, row.base)
+        assert (exchange_row.status, exchange_row.replies) == (late.status, first.replies)
+        assert now.head == (before.head if goes_on or not replies else first.replies[0])
+        assert (now.requests, now.cost) == (before.requests, (before.cost or 0) + 0.5)
+        assert [await talk.texts(node) for node in first.replies] == [
+            [*await talk.texts(waiting.head), text] for text in replies
+        ]
+        assert await store.unfinished(talk.tenant, "chat", exchange) is None
+
+
 async def test_a_base_that_is_gone_fails_it(store: Store) -> None:
     talk = Talk(store=store)
     before = await talk.say("one", "1")

@@ -29,8 +29,9 @@ _LEAVES_ROOM: Final = (None, "auto", "required")  # what `tool_choice` says wher
 
 
 def leaves_room(request: Request) -> bool:
-    """Tell whether a request may get tools: not one that chooses a tool itself or none."""
-    return request.parameters.get("tool_choice") in _LEAVES_ROOM
+    """Tell whether a request may get tools: not one that chooses a tool itself or none, or is answered later."""
+    told = request.parameters
+    return told.get("tool_choice") in _LEAVES_ROOM and told.get("background") is not True
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:

@@ -25,6 +25,7 @@ OPENINGS: Final = ("response.created", "response.in_progress", "response.queued"
 WHOLE: Final = ("response.completed", "response.incomplete", "response.failed")
 """Types of the events that hold the whole response at its end."""
 _RUNNING: Final = ("queued", "in_progress")
+_UNFINISHED: Final = (*_RUNNING, "cancelled")
 _DELTAS: Final = {
     "response.output_text.delta": ("output_text", "text"),
     "response.refusal.delta": ("refusal", "refusal"),
@@ -60,9 +61,9 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=None)
     status = data.get("status")
     error = words_of(data.get("error"))
-    if error is None and status in _RUNNING:
+    if error is None and status in _UNFINISHED:
         error = f"the response is {status}"
-    reason = None if status == "failed" or status in _RUNNING else DONE
+    reason = None if status == "failed" or status in _UNFINISHED else DONE
     if status == "incomplete":
         details = data.get("incomplete_details")
         why = details.get("reason") if is_object(details) else None
@@ -75,7 +76,8 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         error=error,
         ids=_ids(data, output),
         kept=data.get("store") is not False,
-        later=status in _RUNNING and not output,
+        later=status in _RUNNING,
+        cancelled=status == "cancelled",
     )
 
 
@@ -178,10 +180,12 @@ class ResponseReader:
             found = msgspec.structs.replace(found, messages=(Item(turn_of(items)),))
             reasons = (None,)
         error = words_of(self._error) if self._error is not None else found.error if self._ended else None
+        # Of others a provider makes no more than it has sent.
+        later = found.later and is_object(self._response) and self._response.get("background") is True
         ids = found.ids
         if self._opened is not None and self._opened not in ids:
             ids = (*ids, self._opened, begun_under(self._opened))
-        return msgspec.structs.replace(found, finish_reasons=reasons, error=error, ids=ids)
+        return msgspec.structs.replace(found, finish_reasons=reasons, error=error, ids=ids, later=later)
 
     @property
     def failed(self) -> bool:

@@ -50,8 +50,8 @@ from proxy.errors import InvalidRequest
 
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
 """Fields that name a state which the provider keeps: the request says only what is new."""
-LATER: Final = "made in the background: its output is not stored"
-"""What the receipt says of a request whose reply is fetched later, past the store."""
+LATER: Final = "made in the background: its output is stored once the client fetches it"
+"""What is said of a request whose reply comes later."""
 _LISTED: Final = "input"
 _KNOWN: Final = KnownMessages()
 """A memo of what follows from texts alone."""
