@@ -35,6 +35,7 @@ THEMES: Final = ("auto", "light", "dark")
 _SECRET: Final = "dashboard-cookies"  # noqa: S105 - the name of a secret
 _LIFETIME: Final = 12 * 3600  # seconds
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key")
+_TITLES: Final = {401: "Not signed in", 403: "Not allowed", 404: "Not found"}  # of errors; of others "Not possible"
 _MOST_BYTES: Final = 262_144  # of a form
 _SECURITY: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -242,5 +243,5 @@ async def _refused(request: Request, why: PalimpsestError | RequestValidationErr
     if isinstance(why, RequestValidationError):
         first = why.errors()[0]
         why = InvalidRequest(f"{first['loc'][-1]}: {first['msg']}", param=str(first["loc"][-1]))
-    context = await context_of(request, "Not possible") | {"message": why.message, "status": why.status}
-    return html("error.html", context, why.status)
+    context = await context_of(request, _TITLES.get(why.status, "Not possible"))
+    return html("error.html", context | {"message": why.message, "status": why.status}, why.status)

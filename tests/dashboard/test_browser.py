@@ -170,6 +170,17 @@ def test_the_list_follows_what_is_typed(context: BrowserContext, filled: Proxy) 
         expect(page.locator(".text")).to_have_text("Shelves up to 11 are read.")
 
 
+def test_a_field_that_cannot_be_read_is_told_what_is_allowed(context: BrowserContext, filled: Proxy) -> None:
+    with watched(context) as found:
+        page = found.page
+        page.goto(filled.url + "/ui/sessions")
+        page.get_by_label("Used since").fill("2026-13")
+        expect(page.get_by_role("status")).to_contain_text("since can be a date (2026-11-01)")
+        page.get_by_label("Used since").fill("7d")
+        expect(page.get_by_role("status")).to_have_text("")
+        found.problems.clear()  # the browser tells of the 400
+
+
 def test_two_sessions_are_chosen_and_compared(context: BrowserContext, filled: Proxy) -> None:
     with watched(context) as found:
         page = found.page

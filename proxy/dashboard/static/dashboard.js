@@ -114,7 +114,11 @@
     if (output) document.getElementById(output).textContent = event.target.value;
   });
   document.addEventListener("htmx:afterSwap", (event) => { say(""); drawAll(event.detail.elt.isConnected ? event.detail.elt : document); });
-  document.addEventListener("htmx:responseError", () => say("This did not work. Load the page again."));
+  document.addEventListener("htmx:responseError", (event) => {
+    const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
+    const why = page.querySelector(".why");
+    say(why ? why.textContent : "This did not work. Load the page again.");
+  });
   document.addEventListener("htmx:sendError", () => say("The proxy does not answer."));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let waiting = 0;
