@@ -220,6 +220,7 @@ def _view(name: str, view: Mapping[str, Any], dialect: Dialect) -> dict[str, Any
         "shown": shown,
         "fired": None if view["cut"] is None else view["cut"]["fired"],
         "plan": view["plan"][:_SHOWN],
-        "changes": len(view["plan"]),
+        "changes": len({line["position"] for line in view["plan"]}),
+        "steps": len(view["plan"]),
         "warnings": view["warnings"],
     }

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.conftest import HOSTILE, SCRIPT
+from tests.dashboard.conftest import HOSTILE, SCRIPT, agent_run
+from tests.e2e.conftest import Serve
 from tests.support.served import ROOT
 from tests.support.server import Proxy
 
@@ -288,6 +289,17 @@ def test_the_lab_compares_with_todays_policy(filled: Proxy) -> None:
     assert 0 <= today["recall"] <= 1
     assert result["views"][0]["tokens_sent"] < result["views"][1]["tokens_sent"]
     assert filled.client.get("/sessions/warehouse").json() == before
+
+
+def test_the_lab_counts_a_message_once_that_is_shortened_and_then_dropped(serve: Serve) -> None:
+    short = {"on_arrival": [{"type": "truncate_tool_output", "max_lines": 2}]}
+    hard = {"match": {"models": ["never"]}, "trigger": {"tokens": 300}, "target": {"tokens": 100}}
+    proxy = serve(policies={"hard": {**hard, "edits": [{"type": "drop_oldest"}]}, "short": short})
+    agent_run(proxy, "depot", 6)
+    found = proxy.client.get("/ui/policies/lab.json?session=depot&policy=hard").json()["result"]
+    view = found["views"][1]
+    assert {line["edit"] for line in view["plan"]} == {"truncate_tool_output", "drop_oldest"}
+    assert view["changes"] == len({line["position"] for line in view["plan"]}) < view["steps"]
 
 
 @pytest.mark.parametrize(
