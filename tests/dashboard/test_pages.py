@@ -291,10 +291,12 @@ def test_the_lab_compares_with_todays_policy(filled: Proxy) -> None:
     assert filled.client.get("/sessions/warehouse").json() == before
 
 
-def test_the_lab_counts_a_message_once_that_is_shortened_and_then_dropped(serve: Serve) -> None:
+def test_what_a_policy_does_on_arrival_is_shown_and_the_lab_counts_it_once(serve: Serve) -> None:
     short = {"on_arrival": [{"type": "truncate_tool_output", "max_lines": 2}]}
     hard = {"match": {"models": ["never"]}, "trigger": {"tokens": 300}, "target": {"tokens": 100}}
     proxy = serve(policies={"hard": {**hard, "edits": [{"type": "drop_oldest"}]}, "short": short})
+    assert "on arrival: truncate_tool_output" in proxy.client.get("/ui/policies").text
+    assert proxy.client.get("/ui/policies.json").json()["policies"][1]["on_arrival"] == ["truncate_tool_output"]
     agent_run(proxy, "depot", 6)
     found = proxy.client.get("/ui/policies/lab.json?session=depot&policy=hard").json()["result"]
     view = found["views"][1]
