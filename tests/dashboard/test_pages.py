@@ -275,6 +275,13 @@ def test_an_id_with_an_ending_or_a_slash_is_found(filled: Proxy) -> None:
         assert "messages" in filled.client.get(f"/ui/sessions/{path}.json").json()
 
 
+def test_an_answer_that_broke_off_is_marked_as_one(filled: Proxy) -> None:
+    assert filled.chat("torn", "hello there", "fault:error-event", stream=True).status_code == 200
+    assert filled.chat("torn", "hello again", "echo", headers={"x-session-mode": "append"}).status_code == 200
+    marked = [filled.client.get(f"/ui/sessions/torn?request={number}").text.count("broke off") for number in (1, 2)]
+    assert marked == [1, 1]  # as the answer to the first request, and as a message of the second
+
+
 # ----------------------------------------------------------------------------------------------------------- the lab
 
 
