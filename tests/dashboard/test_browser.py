@@ -189,6 +189,7 @@ def test_two_sessions_are_chosen_and_compared(context: BrowserContext, filled: P
         page.get_by_label("Second to compare: night shift").check()
         page.get_by_role("button", name="Compare the two").click()
         expect(page.get_by_role("heading", name="Two sessions")).to_be_visible()
+        expect(page.get_by_text("They begin with the same message.")).to_be_visible()
 
 
 def test_a_session_is_exported(context: BrowserContext, filled: Proxy) -> None:
