@@ -216,6 +216,11 @@ def test_signing_in_and_out(context: BrowserContext, guarded: Proxy) -> None:
         page.get_by_label("Key").fill(ADMIN)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_text("all tenants")).to_be_visible()
+        page.goto(guarded.url + "/ui/sessions")  # every column is seen, the tenant's too, and those that choose two
+        assert page.get_by_role("region", name="Sessions").evaluate(
+            "region => region.scrollWidth <= region.clientWidth"
+        )
+        assert page.locator("td.whose").first.evaluate("cell => cell.getClientRects()[0].height") < 40
 
 
 def test_hostile_texts_do_nothing(context: BrowserContext, filled: Proxy) -> None:
