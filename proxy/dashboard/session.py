@@ -122,7 +122,7 @@ def _point(number: int, row: ExchangeRow) -> RequestPoint:
         status=row.status.value,
         tokens_cached=_cached(told.get("usage")),
         cost=told.get("cost"),
-        trimmed=bool(cut and cut["moved"]),
+        trimmed=bool(cut and cut["moved"]) and "observed" not in told,
         warnings=len(told.get("warnings", ())),
     )
 

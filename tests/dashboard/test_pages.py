@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.conftest import HOSTILE, SCRIPT, agent_run
+from tests.dashboard.conftest import HOSTILE, POLICIES, SCRIPT, agent_run
 from tests.e2e.conftest import Serve
 from tests.support.served import ROOT
 from tests.support.server import Proxy
@@ -273,6 +273,17 @@ def test_an_id_with_an_ending_or_a_slash_is_found(filled: Proxy) -> None:
     for path in ("report%2Ejson", "a%2Fb%2Ecsv", "50%25"):
         assert filled.client.get(f"/ui/sessions/{path}").status_code == 200
         assert "messages" in filled.client.get(f"/ui/sessions/{path}.json").json()
+
+
+def test_what_a_policy_would_have_done_is_told_where_it_only_observes(serve: Serve) -> None:
+    proxy = serve(policies={"watching": {**POLICIES["agents"], "match": {"models": ["*"]}, "mode": "observe"}})
+    agent_run(proxy, "depot", 12)
+    shown = proxy.client.get("/ui/sessions/depot.json").json()
+    observed = shown["chosen"]["observed"]
+    assert observed["tokens_sent"] < shown["chosen"]["tokens_sent"]
+    assert shown["chart"]["trims"] == []
+    page = proxy.client.get("/ui/sessions/depot").text
+    assert f"would have sent {observed['tokens_sent']:,}, by {', '.join(observed['edits'])}" in page
 
 
 def test_an_answer_that_broke_off_is_marked_as_one(filled: Proxy) -> None:
