@@ -315,8 +315,11 @@ def test_what_a_policy_does_on_arrival_is_shown_and_the_lab_counts_it_once(serve
     proxy = serve(policies={"hard": {**hard, "edits": [{"type": "drop_oldest"}]}, "short": short})
     assert "on arrival: truncate_tool_output" in proxy.client.get("/ui/policies").text
     assert proxy.client.get("/ui/policies.json").json()["policies"][1]["on_arrival"] == ["truncate_tool_output"]
-    agent_run(proxy, "depot", 6)
-    found = proxy.client.get("/ui/policies/lab.json?session=depot&policy=hard").json()["result"]
+    agent_run(proxy, "depot", 24)
+    assert "The last ones:" in proxy.client.get("/ui/sessions/depot").text  # of more than 40 runs
+    agent_run(proxy, "yard", 6)
+    assert "The last ones:" not in proxy.client.get("/ui/sessions/yard").text
+    found = proxy.client.get("/ui/policies/lab.json?session=yard&policy=hard").json()["result"]
     view = found["views"][1]
     assert {line["edit"] for line in view["plan"]} == {"truncate_tool_output", "drop_oldest"}
     assert view["changes"] == len({line["position"] for line in view["plan"]}) < view["steps"]
