@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from proxy.store import downgrade
 from tests.dashboard.conftest import HOSTILE, POLICIES, SCRIPT, agent_run
 from tests.e2e.conftest import Serve
 from tests.support.served import ROOT
 from tests.support.server import Proxy
+from tests.support.waiting import until
 
 PAGES = (
     "/ui",
@@ -284,6 +287,17 @@ def test_what_a_policy_would_have_done_is_told_where_it_only_observes(serve: Ser
     assert shown["chart"]["trims"] == []
     page = proxy.client.get("/ui/sessions/depot").text
     assert f"would have sent {observed['tokens_sent']:,}, by {', '.join(observed['edits'])}" in page
+
+
+def test_while_the_store_is_away_a_page_says_so(serve: Serve) -> None:
+    proxy = serve()
+    asyncio.run(downgrade(proxy.settings.store.url, "base"))
+    until(lambda: proxy.client.get("/readyz").status_code == 503, "it is noticed")
+    for path in ("/ui", "/ui/sessions/depot", "/ui/login"):
+        page = proxy.client.get(path)
+        assert (page.status_code, page.headers["content-type"]) == (503, "text/html; charset=utf-8")
+        assert "palimpsest upgrade" in page.text
+    assert proxy.client.get("/ui.json").json()["error"]["code"] == "store_unavailable"
 
 
 def test_an_answer_that_broke_off_is_marked_as_one(filled: Proxy) -> None:
