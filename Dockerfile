@@ -53,9 +53,11 @@ WORKDIR /etc/palimpsest
 VOLUME /var/lib/palimpsest
 EXPOSE 8080
 
+# Whether the process serves, and not /readyz: what restarts a container, or sends it no requests, because the database
+# is away would end running streams, and the requests that are served without it.
 # With http.client, which ignores HTTP_PROXY, and without the program, which takes a second to import.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-Ic", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ['PALIMPSEST_SERVER__PORT']), timeout=4); c.request('GET', '/readyz'); raise SystemExit(c.getresponse().status != 200)"]
+    CMD ["python", "-Ic", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ['PALIMPSEST_SERVER__PORT']), timeout=4); c.request('GET', '/healthz'); raise SystemExit(c.getresponse().status != 200)"]
 
 ENTRYPOINT ["palimpsest"]
 CMD ["serve"]

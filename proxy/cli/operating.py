@@ -107,10 +107,10 @@ def show_exchange(
         for number, message in enumerate((*view.instructions, *view.messages), start=1):
             typer.echo(plain(f"{number:>5} {line_of(message)}"))
         return
-    for place, (entry, fate, reason) in enumerate(zip(view.entries, view.fates, view.reasons, strict=True)):
+    for place, (entry, fate) in enumerate(zip(view.entries, view.fates, strict=True)):
         typer.echo(plain(f"{entry.position:>5} {fate:<10} {line_of(entry.message)}"))
         if fate != "sent":
-            typer.echo(plain(f"{'':>17}{reason}"))
+            typer.echo(plain(f"{'':>17}{view.edits[place]}: {view.reasons[place]}"))
         change = view.changes.get(place)
         if fate == "shortened" and change is not None and change.message is not None:
             typer.echo(plain(f"{'':>17}-> {line_of(change.message)}"))

@@ -35,6 +35,7 @@ THEMES: Final = ("auto", "light", "dark")
 _SECRET: Final = "dashboard-cookies"  # noqa: S105 - the name of a secret
 _LIFETIME: Final = 12 * 3600  # seconds
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key")
+_TITLES: Final = {401: "Not signed in", 403: "Not allowed", 404: "Not found"}  # of errors; of others "Not possible"
 _MOST_BYTES: Final = 262_144  # of a form
 _SECURITY: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -187,17 +188,20 @@ async def rendered(request: Request, page: Page) -> Response:
 
 async def context_of(request: Request, title: str) -> dict[str, Any]:
     """Return what every template is given."""
-    visitor = await visitor_of(request)
+    return _context(request, title, await visitor_of(request))
+
+
+def _context(request: Request, title: str, visitor: Visitor | None) -> dict[str, Any]:
     theme = request.cookies.get(_THEME, "auto")
-    identity = visitor.identity
+    identity = None if visitor is None else visitor.identity
     return {
         "title": title,
         "path": request.url.path,
         "address": _address_of(request),
         "theme": theme if theme in THEMES else "auto",
-        "csrf": visitor.csrf,
+        "csrf": "" if visitor is None else visitor.csrf,
         "reader": None
-        if identity is None
+        if visitor is None or identity is None
         else {"admin": identity.admin, "tenant": identity.tenant, "signed_in": visitor.signed_in},
         "open": services_of(request).settings.auth.mode == "none",
         "has_admin": services_of(request).in_force.auth.admin_key is not None,
@@ -242,5 +246,9 @@ async def _refused(request: Request, why: PalimpsestError | RequestValidationErr
     if isinstance(why, RequestValidationError):
         first = why.errors()[0]
         why = InvalidRequest(f"{first['loc'][-1]}: {first['msg']}", param=str(first["loc"][-1]))
-    context = await context_of(request, "Not possible") | {"message": why.message, "status": why.status}
-    return html("error.html", context, why.status)
+    title = _TITLES.get(why.status, "Not possible")
+    try:
+        context = await context_of(request, title)
+    except PalimpsestError:  # the store is away, or the key is wrong: nobody knows who asks
+        context = _context(request, title, None)
+    return html("error.html", context | {"message": why.message, "status": why.status}, why.status)

@@ -81,7 +81,7 @@ def policies_page(
         "lab": {"policy": next(iter(policies), OFF), "typed": "", "names": [*policies, OFF], **lab},
         "result": None,
     }
-    columns = ("name", "models", "tenants", "mode", "share", "trigger", "target", "edits", *_SERVED)
+    columns = ("name", "models", "tenants", "mode", "share", "trigger", "target", "on_arrival", "edits", *_SERVED)
     return Page(template="policies.html", title="Policies", data=data, columns=columns, rows=rows)
 
 
@@ -99,6 +99,7 @@ def _policy_line(name: str, policy: Policy, only_for: str | None, used: Mapping[
         "share": whole.get("share", 1.0),
         "trigger": written.get("trigger"),
         "target": written.get("target"),
+        "on_arrival": [edit.type for edit in policy.on_arrival],
         "edits": [edit.type for edit in policy.edits],
         **{each: 0 if used is None else used[each] for each in _SERVED},
         "yaml": yaml.safe_dump(written, sort_keys=False, allow_unicode=True) if written else "{}\n",
@@ -220,6 +221,7 @@ def _view(name: str, view: Mapping[str, Any], dialect: Dialect) -> dict[str, Any
         "shown": shown,
         "fired": None if view["cut"] is None else view["cut"]["fired"],
         "plan": view["plan"][:_SHOWN],
-        "changes": len(view["plan"]),
+        "changes": len({line["position"] for line in view["plan"]}),
+        "steps": len(view["plan"]),
         "warnings": view["warnings"],
     }

@@ -122,7 +122,7 @@ def _point(number: int, row: ExchangeRow) -> RequestPoint:
         status=row.status.value,
         tokens_cached=_cached(told.get("usage")),
         cost=told.get("cost"),
-        trimmed=bool(cut and cut["moved"]),
+        trimmed=bool(cut and cut["moved"]) and "observed" not in told,
         warnings=len(told.get("warnings", ())),
     )
 
@@ -284,7 +284,7 @@ def _message(found: SessionData, place: int) -> dict[str, Any]:
         **_clipped(entry.message),
         "tokens": entry.tokens,
         "state": fate,
-        "edit": None if change is None else change.edit,
+        "edit": view.edits[place] or None,
         "reason": view.reasons[place] or None,
         "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
         "sent": None if sent is None else _clipped(sent),

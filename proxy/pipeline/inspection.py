@@ -142,6 +142,7 @@ class SentView(Struct, kw_only=True):
     nodes: tuple[str | None, ...]  # their nodes, None for what never became one
     fates: list[str]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
     changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
+    edits: list[str]  # the edit that took each of them from the view or changed it; empty where it was sent as it is
     reasons: list[str]
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
@@ -181,6 +182,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         entries=tuple(entries),
         nodes=tuple(nodes),
         fates=["sent"] * len(entries),
+        edits=[""] * len(entries),
         reasons=[""] * len(entries),
     )
     cut = await cut_of(row, store)
@@ -226,7 +228,8 @@ def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: Plann
     for gap in made.earlier:
         for place in range(gap.start, min(gap.stop, len(entries))):
             summed = made.summary is not None and place < made.summary.until
-            view.fates[place], view.reasons[place] = "summarised" if summed else "dropped", gap.reason
+            view.fates[place] = "summarised" if summed else "dropped"
+            view.edits[place], view.reasons[place] = gap.edit, gap.reason
     for change in made.changes:
         if change.position < len(entries) and view.fates[change.position] in {"sent", "shortened"}:
             _add_change(view, change, drops=change.message is None)
@@ -241,7 +244,7 @@ def _is_held(row: ExchangeRow, view: SentView) -> bool:
 def _add_change(view: SentView, change: Change, *, drops: bool) -> None:
     place = change.position
     view.fates[place] = "dropped" if drops else "shortened"
-    view.reasons[place], view.changes[place] = change.reason, change
+    view.edits[place], view.reasons[place], view.changes[place] = change.edit, change.reason, change
 
 
 def _add_lost_trim(row: ExchangeRow, view: SentView) -> None:
@@ -317,7 +320,7 @@ def _compared(view: SentView, place: int) -> JsonObject:
         "position": entry.position,
         "fate": fate,
         "reason": view.reasons[place] or None,
-        "edit": change.edit if change is not None else None,
+        "edit": view.edits[place] or None,
         "tokens_before": entry.tokens,
         "tokens_sent": entry.tokens if fate == "sent" else change.tokens_after if change is not None else 0,
         "original": as_listed(entry.message),

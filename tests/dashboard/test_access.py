@@ -159,6 +159,13 @@ def test_a_token_of_another_session_is_refused(team_a: httpx.Client, guarded: Pr
     assert team_a.post("/ui/sessions/alpha/delete", data={"csrf": token}).status_code == 403
 
 
+def test_an_action_of_who_is_not_signed_in_any_more_leads_to_signing_in(stranger: httpx.Client) -> None:
+    answer = stranger.post("/ui/sessions/alpha/delete", data={"csrf": csrf(stranger.get("/ui/login"))})
+    assert answer.status_code == 401
+    assert "<title>Not signed in · Palimpsest</title>" in answer.text
+    assert 'href="/ui/login"' in answer.text
+
+
 def test_signing_out_ends_the_session(guarded: Proxy) -> None:
     with visitor(guarded, TEAM_A) as client:
         answer = client.post("/ui/logout", data={"csrf": csrf(client.get("/ui/sessions"))})

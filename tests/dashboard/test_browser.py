@@ -85,6 +85,9 @@ def test_the_slider_moves_through_the_requests(context: BrowserContext, filled: 
         expect(page.get_by_role("heading", name="Request 8 of 17")).to_be_visible()
         expect(slider).to_be_focused()
         expect(page).to_have_url(filled.url + "/ui/sessions/warehouse?request=8")
+        expect(page.get_by_role("link", name="CSV")).to_have_attribute("href", "/ui/sessions/warehouse.csv?request=8")
+        page.get_by_role("button", name="Dark").click()
+        expect(page).to_have_url(filled.url + "/ui/sessions/warehouse?request=8")
         page.get_by_text("Difference").first.click()
         expect(page.locator(".loaded ins").first).to_be_visible()
         assert page.locator(".chart canvas").count() == 1
@@ -159,11 +162,23 @@ def test_the_list_follows_what_is_typed(context: BrowserContext, filled: Proxy) 
         page.get_by_label("Id contains").fill("night")
         expect(page.get_by_role("link", name="warehouse")).to_have_count(0)
         expect(page.get_by_role("link", name="night shift")).to_be_visible()
+        expect(page.get_by_role("link", name="CSV")).to_have_attribute("href", "/ui/sessions.csv?q=night&sort=newest")
         page.get_by_label("Id contains").fill("")
         page.get_by_label("Text").fill("shelves up to 11")
         page.get_by_role("link", name="Shelves up to 11 are read.").first.click()
         expect(page.get_by_role("heading", name="Message", exact=False)).to_be_visible()
         expect(page.locator(".text")).to_have_text("Shelves up to 11 are read.")
+
+
+def test_a_field_that_cannot_be_read_is_told_what_is_allowed(context: BrowserContext, filled: Proxy) -> None:
+    with watched(context) as found:
+        page = found.page
+        page.goto(filled.url + "/ui/sessions")
+        page.get_by_label("Used since").fill("2026-13")
+        expect(page.get_by_role("status")).to_contain_text("since can be a date (2026-11-01)")
+        page.get_by_label("Used since").fill("7d")
+        expect(page.get_by_role("status")).to_have_text("")
+        found.problems.clear()  # the browser tells of the 400
 
 
 def test_two_sessions_are_chosen_and_compared(context: BrowserContext, filled: Proxy) -> None:
@@ -174,6 +189,7 @@ def test_two_sessions_are_chosen_and_compared(context: BrowserContext, filled: P
         page.get_by_label("Second to compare: night shift").check()
         page.get_by_role("button", name="Compare the two").click()
         expect(page.get_by_role("heading", name="Two sessions")).to_be_visible()
+        expect(page.get_by_text("They begin with the same message.")).to_be_visible()
 
 
 def test_a_session_is_exported(context: BrowserContext, filled: Proxy) -> None:
@@ -200,6 +216,11 @@ def test_signing_in_and_out(context: BrowserContext, guarded: Proxy) -> None:
         page.get_by_label("Key").fill(ADMIN)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_text("all tenants")).to_be_visible()
+        page.goto(guarded.url + "/ui/sessions")  # every column is seen, the tenant's too, and those that choose two
+        assert page.get_by_role("region", name="Sessions").evaluate(
+            "region => region.scrollWidth <= region.clientWidth"
+        )
+        assert page.locator("td.whose").first.evaluate("cell => cell.getClientRects()[0].height") < 40
 
 
 def test_hostile_texts_do_nothing(context: BrowserContext, filled: Proxy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.conftest import HOSTILE, SCRIPT
+from proxy.store import downgrade
+from tests.dashboard.conftest import HOSTILE, POLICIES, SCRIPT, agent_run
+from tests.e2e.conftest import Serve
 from tests.support.served import ROOT
 from tests.support.server import Proxy
+from tests.support.waiting import until
 
 PAGES = (
     "/ui",
@@ -274,6 +278,35 @@ def test_an_id_with_an_ending_or_a_slash_is_found(filled: Proxy) -> None:
         assert "messages" in filled.client.get(f"/ui/sessions/{path}.json").json()
 
 
+def test_what_a_policy_would_have_done_is_told_where_it_only_observes(serve: Serve) -> None:
+    proxy = serve(policies={"watching": {**POLICIES["agents"], "match": {"models": ["*"]}, "mode": "observe"}})
+    agent_run(proxy, "depot", 12)
+    shown = proxy.client.get("/ui/sessions/depot.json").json()
+    observed = shown["chosen"]["observed"]
+    assert observed["tokens_sent"] < shown["chosen"]["tokens_sent"]
+    assert shown["chart"]["trims"] == []
+    page = proxy.client.get("/ui/sessions/depot").text
+    assert f"would have sent {observed['tokens_sent']:,}, by {', '.join(observed['edits'])}" in page
+
+
+def test_while_the_store_is_away_a_page_says_so(serve: Serve) -> None:
+    proxy = serve()
+    asyncio.run(downgrade(proxy.settings.store.url, "base"))
+    until(lambda: proxy.client.get("/readyz").status_code == 503, "it is noticed")
+    for path in ("/ui", "/ui/sessions/depot", "/ui/login"):
+        page = proxy.client.get(path)
+        assert (page.status_code, page.headers["content-type"]) == (503, "text/html; charset=utf-8")
+        assert "palimpsest upgrade" in page.text
+    assert proxy.client.get("/ui.json").json()["error"]["code"] == "store_unavailable"
+
+
+def test_an_answer_that_broke_off_is_marked_as_one(filled: Proxy) -> None:
+    assert filled.chat("torn", "hello there", "fault:error-event", stream=True).status_code == 200
+    assert filled.chat("torn", "hello again", "echo", headers={"x-session-mode": "append"}).status_code == 200
+    marked = [filled.client.get(f"/ui/sessions/torn?request={number}").text.count("broke off") for number in (1, 2)]
+    assert marked == [1, 1]  # as the answer to the first request, and as a message of the second
+
+
 # ----------------------------------------------------------------------------------------------------------- the lab
 
 
@@ -288,6 +321,22 @@ def test_the_lab_compares_with_todays_policy(filled: Proxy) -> None:
     assert 0 <= today["recall"] <= 1
     assert result["views"][0]["tokens_sent"] < result["views"][1]["tokens_sent"]
     assert filled.client.get("/sessions/warehouse").json() == before
+
+
+def test_what_a_policy_does_on_arrival_is_shown_and_the_lab_counts_it_once(serve: Serve) -> None:
+    short = {"on_arrival": [{"type": "truncate_tool_output", "max_lines": 2}]}
+    hard = {"match": {"models": ["never"]}, "trigger": {"tokens": 300}, "target": {"tokens": 100}}
+    proxy = serve(policies={"hard": {**hard, "edits": [{"type": "drop_oldest"}]}, "short": short})
+    assert "on arrival: truncate_tool_output" in proxy.client.get("/ui/policies").text
+    assert proxy.client.get("/ui/policies.json").json()["policies"][1]["on_arrival"] == ["truncate_tool_output"]
+    agent_run(proxy, "depot", 24)
+    assert "The last ones:" in proxy.client.get("/ui/sessions/depot").text  # of more than 40 runs
+    agent_run(proxy, "yard", 6)
+    assert "The last ones:" not in proxy.client.get("/ui/sessions/yard").text
+    found = proxy.client.get("/ui/policies/lab.json?session=yard&policy=hard").json()["result"]
+    view = found["views"][1]
+    assert {line["edit"] for line in view["plan"]} == {"truncate_tool_output", "drop_oldest"}
+    assert view["changes"] == len({line["position"] for line in view["plan"]}) < view["steps"]
 
 
 @pytest.mark.parametrize(

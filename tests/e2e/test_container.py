@@ -20,7 +20,9 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -378,6 +380,24 @@ def test_the_health_check(running: Running) -> None:
         holder.bind(("127.0.0.1", 0))  # nobody listens
         elsewhere = given | {"PALIMPSEST_SERVER__PORT": str(holder.getsockname()[1])}
         assert healthcheck(elsewhere, running.folder).returncode == 1
+
+
+class Degraded(BaseHTTPRequestHandler):
+    """A proxy that serves whole histories while its store is away."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/healthz" else 503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_a_container_whose_store_is_away_is_healthy_and_not_restarted(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Degraded) as server:
+        Thread(target=server.handle_request).start()
+        given = {"PATH": str(Path(sys.executable).parent), "PALIMPSEST_SERVER__PORT": str(server.server_port)}
+        assert healthcheck(given, tmp_path).returncode == 0
 
 
 def test_an_sdk_with_a_valid_key_gets_an_answer(running: Running, upstream: Upstream) -> None:

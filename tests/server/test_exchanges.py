@@ -109,6 +109,19 @@ def test_a_moved_cut_and_a_standing_one_tell_the_same(proxy: Proxy, session: str
     assert [proxy.get(f"/exchanges/{row['id']}") for row in everything] == everything
 
 
+def test_the_view_names_the_edit_that_took_each_message_away(proxy: Proxy, session: str) -> None:
+    for number in range(4):
+        call(proxy, session, f"result {number}")
+    proxy.chat(session, "and now?")
+    everything = proxy.exchanges(session)
+    moved = next(place for place, row in enumerate(everything) if row["cut"] is not None)
+    assert [row["cut"]["moved"] for row in everything[moved : moved + 2]] == [True, False]
+    for row in everything[moved : moved + 2]:
+        shown = proxy.get(f"/exchanges/{row['id']}/view", diff="true")["diff"]
+        told = {(each["fate"], each["edit"]) for each in shown}
+        assert told == {("dropped", "keep_tool_calls"), ("sent", None)}
+
+
 def test_what_arrival_changed_is_told_each_time(proxy: Proxy, session: str) -> None:
     first = call(proxy, session, LONG)
     (line,) = lines(first, "truncate_tool_output")

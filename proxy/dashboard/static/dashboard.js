@@ -22,11 +22,11 @@
   };
   const shown = { tokens: short, dollars: money, number: short };
 
-  // The range of an axis: zero belongs to it.
-  const around = (low, high) => {
+  // The range of an axis: zero belongs to it. An axis of its own has twice the room, so that its line does not lie on the others.
+  const around = (low, high, scale) => {
     const most = Math.max(high || 0, 0);
     const least = Math.min(low || 0, 0);
-    const room = (most - least) * 0.05 || 1;
+    const room = (most - least) * (scale === "y" ? 0.05 : 1) || 1;
     return [least < 0 ? least - room : 0, most > 0 ? most + room : room];
   };
 
@@ -82,7 +82,7 @@
       height: Number(element.dataset.height) || 220,
       scales: {
         x: { time: false },
-        ...Object.fromEntries(scales.map((scale) => [scale, { range: (_, low, high) => around(low, high) }])),
+        ...Object.fromEntries(scales.map((scale) => [scale, { range: (_, low, high) => around(low, high, scale) }])),
       },
       axes: [
         { stroke: text, grid: { show: false }, ticks: { stroke: line }, font: "12px system-ui, sans-serif", ...along(data) },
@@ -114,7 +114,11 @@
     if (output) document.getElementById(output).textContent = event.target.value;
   });
   document.addEventListener("htmx:afterSwap", (event) => { say(""); drawAll(event.detail.elt.isConnected ? event.detail.elt : document); });
-  document.addEventListener("htmx:responseError", () => say("This did not work. Load the page again."));
+  document.addEventListener("htmx:responseError", (event) => {
+    const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
+    const why = page.querySelector(".why");
+    say(why ? why.textContent : "This did not work. Load the page again.");
+  });
   document.addEventListener("htmx:sendError", () => say("The proxy does not answer."));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let waiting = 0;
