@@ -43,7 +43,7 @@ _BEGINNING: Final = 80  # characters that stay of a longer one
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
 _FOLDED: Final = "[then, shortened:]"
-_FEWEST: Final = 2  # spans that are folded
+_FEWEST, _MOST = 2, 32  # spans that are folded into one
 
 
 Digest: TypeAlias = Callable[[str], str]
@@ -114,9 +114,9 @@ class ClearToolResults(BaseEdit, frozen=True):
             lines = self._lines(draft, span, results.get(span, ()), made)
             if lines:
                 run.append(_ToldSpan(span=span, last=results[span][-1], lines=lines))
-                continue
-            yield from self._folded(draft, run)
-            run.clear()
+            if not lines or len(run) == _MOST:
+                yield from self._folded(draft, run)
+                run.clear()
         yield from self._folded(draft, run)
 
     def _lines(self, draft: Draft, span: Span, results: Sequence[Result], made: Sequence[int]) -> list[str]:

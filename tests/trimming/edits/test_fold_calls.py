@@ -128,6 +128,13 @@ def test_a_later_trim_leaves_the_bytes_of_an_earlier_one() -> None:
     assert third.view[:-1] == second.view
 
 
+def test_a_very_long_row_of_calls_is_folded_in_parts() -> None:
+    log = [user("Go"), *(each for at in range(71) for each in (call(at), gave(at)))]
+    made = planned(log)
+    assert roles(made) == "user" + " assistant tool" * 4
+    assert [len(lines(made, place)) for place in (2, 4, 6)] == [32, 32, 6]
+
+
 def test_calls_of_two_rounds_stay_apart() -> None:
     made = planned(talk(call(1), gave(1), user("And?"), call(2), gave(2)))
     assert roles(made) == "user assistant tool user assistant tool assistant tool"
