@@ -32,9 +32,10 @@ BUILT_IN: Final = Policy.model_validate(
                 "type": "clear_tool_results",
                 "keep": 12,
                 "keep_share": 0.03,
-                "digest_chars": 700,
+                "digest_chars": 800,
                 "clear_inputs": True,
                 "clear_texts": True,
+                "fold_calls": True,
             },
             {"type": "compact_tool_output", "methods": ["minify", "table"], "spare_files": True},
             {"type": "drop_oldest", "target": {"ratio": 0.6}, "when": {"ratio": 0.9}},
@@ -44,8 +45,9 @@ BUILT_IN: Final = Policy.model_validate(
 """The policy for requests that no other policy matches.
 
 It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra.
-Then it replaces old tool output, and what is long in the agent's own old calls and texts, with digests, and puts newer
-output in a shorter form that loses nothing. It drops messages only when the context window is nearly full.
+Then it replaces old tool output, and what is long in the agent's own old calls and texts, with digests, and folds old
+calls in a row into lines behind the first. It puts newer output in a shorter form that loses nothing. It drops messages
+only when the context window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"

@@ -378,6 +378,11 @@ class Message(ABC):
         return self.answered or tuple([call.id for call in self.calls if call.id])
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it holds nothing but text, calls for the client and reasoning."""
+        return self.plain_text is not None
+
+    @property
     @abstractmethod
     def is_result(self) -> bool:
         """Whether it carries what a tool gave."""

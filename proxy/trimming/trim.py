@@ -237,6 +237,9 @@ def trim(
         # What is left out may be what something else followed from.
         edited, following = _followed(draft.after(made), edits)
         made += following
+    for edit in edits:
+        finished = tuple(edit.finished(draft, edited))
+        made, edited = [*made, *finished], edited.after(finished)
     last = list(_ending(edited, made))
     edited, made = edited.after(last), sorted(_lasting([*made, *last], draft), key=_by_position)
     every = sorted([*base.changes, *made], key=_by_position)

@@ -37,6 +37,7 @@ EDITS: dict[str, dict[str, Any]] = {
     "keep-rounds": {"edits": [{"type": "keep_rounds", "last": 1}]},
     "recent-window": {"edits": [{"type": "recent_window", "on_overflow": "stop"}]},
     "clear": {"edits": [{"type": "clear_tool_results", "keep": 1, "clear_inputs": True}]},
+    "fold": {"edits": [{"type": "clear_tool_results", "keep": 1, "clear_inputs": True, "fold_calls": True}]},
     "clear-any-time": {"trim_at": "any", "edits": [{"type": "clear_tool_results", "keep": 1}, DROP]},
     "compact": {"edits": [{"type": "compact_tool_output", "over_tokens": 50}, {"type": "evict_images", "keep": 1}]},
     "truncate": {"edits": [{"type": "truncate_tool_output", "max_lines": 10, "max_bytes": 500}, DROP]},

@@ -50,11 +50,14 @@ def _calls(chance: Random, _: int) -> Settings:
 
 
 def _cleared(chance: Random, size: int) -> Settings:
+    inputs = chance.random() < 0.4
     return {
         "keep": chance.randint(0, 5),
         "at_least": chance.choice([0, 0, size // 20]),
         "exclude_tools": chance.choice([[], ["search"]]),
-        "clear_inputs": chance.random() < 0.4,
+        "clear_inputs": inputs,
+        "clear_texts": chance.random() < 0.4,
+        "fold_calls": inputs and chance.random() < 0.6,
         "digest_chars": chance.choice([0, 60, 300]),
     }
 

@@ -116,16 +116,17 @@ CALLS = _optional(
     {"type": st.just("keep_tool_calls"), "last": st.integers(0, 4)},
     {"scope": st.sampled_from(["history", "all"]), "exclude_tools": NAMES, **WHEN},
 )
+_FOLD = st.sampled_from([{}, {}, {"clear_inputs": True}, {"clear_inputs": True, "fold_calls": True}])
 CLEAR = _optional(
     {"type": st.just("clear_tool_results"), "keep": st.integers(0, 3)},
     {
         "at_least": st.integers(0, 100),
         "exclude_tools": NAMES,
-        "clear_inputs": st.booleans(),
+        "clear_texts": st.booleans(),
         "digest_chars": st.sampled_from([0, 30, 300]),
         **WHEN,
     },
-)
+).flatmap(lambda settings: _FOLD.map(lambda more: settings | more))
 TRUNCATE = _optional(
     {"type": st.just("truncate_tool_output"), "max_lines": st.integers(1, 40), "max_bytes": st.integers(1, 200)},
     {"direction": st.sampled_from(["head", "tail", "head_tail"]), **WHEN},

@@ -111,6 +111,10 @@ class MessagesMessage(Message):
         return self.text if all(_is_text(part) for part in parts) else None
 
     @property
+    def is_plain(self) -> bool:
+        return all(_is_text(block) or is_call(block) or _kind(block) in THINKING for block in self.blocks)
+
+    @property
     def name(self) -> str:
         return ""
 

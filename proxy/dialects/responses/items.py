@@ -293,6 +293,11 @@ class Item(Message):
         return self.text if all(_is_text(slot.value) for slot in self.slots) else None
 
     @property
+    def is_plain(self) -> bool:
+        others = (item for item in self.items if not is_call(item) and kind_of(item) not in {"message", "reasoning"})
+        return self.plain_text is not None and not any(others)
+
+    @property
     def placed_calls(self) -> tuple[tuple[int, Call], ...]:
         """The calls that the client answers, each with the place of its item."""
         if self._calls is None:

@@ -1,8 +1,12 @@
 """`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them.
 
-The same can be done with what the agent wrote itself: long arguments of its calls, and its texts.
+The same can be done with what the agent wrote itself: long arguments of its calls, and its texts. Calls in a row may
+be folded: only the first stays a call, and behind its result stands a line for each other one.
 
     [cleared 4210 tokens; ref=9f3ac41e; main,parse_args,EXIT_CODE=12]
+    [then, shortened:]
+    read path=src/main.c limit=20 → [cleared 318 tokens; ref=01d5e2c7; argv]
+    bash command=make test → 12 passed
 
 What a stub repeats is verbatim (white space aside) or ends with `…`.
 """
@@ -14,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import Field
+from msgspec import Struct
+from pydantic import Field, model_validator
 
-from proxy.dialects import Message, Span
+from proxy.dialects import Call, Message, Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
-from proxy.trimming.draft import Draft, Result
+from proxy.trimming.draft import Draft, Result, answered_by, by_id
 from proxy.trimming.edits.edit import BaseEdit
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Share
@@ -37,6 +42,8 @@ _TEXT: Final = 120  # characters of an older text of the agent's that stays as i
 _BEGINNING: Final = 80  # characters that stay of a longer one
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
+_FOLDED: Final = "[then, shortened:]"
+_FEWEST, _MOST = 2, 32  # spans that are folded into one
 
 
 Digest: TypeAlias = Callable[[str], str]
@@ -69,15 +76,96 @@ class ClearToolResults(BaseEdit, frozen=True):
     clear_texts: bool = False
     """Whether the agent's own longer texts are cleared too, those older than the results that stay: what it said with a
     call once its results are cleared or too short for it, and its answers. The beginning and a digest stay."""
+    fold_calls: bool = False
+    """Whether the calls in a row that a trim clears are folded into the first: behind its result, a line tells of each
+    other one, and their messages go. Needs `clear_inputs`, so that no line is long."""
     digest_chars: Natural = 300
     """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
     at most ten times as many characters. With 0 there is no digest."""
+
+    @model_validator(mode="after")
+    def _says_what_is_folded(self) -> Self:
+        if self.fold_calls and not self.clear_inputs:
+            raise ValueError("fold_calls needs clear_inputs: true")
+        return self
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
         changes = tuple(_ResultClearing(self, draft).changes())
         if sum(change.freed for change in changes) >= self.at_least:
             yield from changes
+
+    def finished(self, before: Draft, draft: Draft) -> Iterator[Change]:
+        """Fold the calls that this trim cleared, and those between them; what earlier trims left keeps its bytes."""
+        if not self.fold_calls:
+            return
+        made = [
+            place
+            for place, message in draft.remaining()
+            if message is not before.messages[place] and self.type in draft.made_by[place]
+        ]
+        if not made:
+            return
+        results = {span: list(each) for span, each in groupby(draft.results(), key=attrgetter("span"))}
+        run: list[_ToldSpan] = []
+        for span in draft.spans:
+            if span.stop <= made[0] or not any(draft.remaining(span.start, span.stop)):
+                continue
+            lines = self._lines(draft, span, results.get(span, ()), made)
+            if lines:
+                run.append(_ToldSpan(span=span, last=results[span][-1], lines=lines))
+            if not lines or len(run) == _MOST:
+                yield from self._folded(draft, run)
+                run.clear()
+        yield from self._folded(draft, run)
+
+    def _lines(self, draft: Draft, span: Span, results: Sequence[Result], made: Sequence[int]) -> list[str]:
+        """Return the lines that tell of a span; none where it is not all cleared, or holds what no line can tell.
+
+        `made` are the places that this trim changed.
+        """
+        block, places = draft.messages[span.start], range(span.start, span.stop)
+        if block is None or not results or not block.is_plain:
+            return []
+        if not draft.protected.isdisjoint(places) or not draft.hidden.keys().isdisjoint(places):
+            return []
+        is_done = span.stop <= made[-1] or span.start in made or is_stub(results[-1].message.text, results[-1].ref)
+        others = draft.remaining(span.start + 1, span.stop)
+        if not is_done or any(not message.is_result or message.beside for _, message in others):
+            return []
+        calls, gave = by_id(block.calls), dict[str, str]()
+        for result in results:
+            call, text = answered_by(result.message, calls), result.message.plain_text
+            if call is None or text is None or result.tool in self.exclude_tools:
+                return []
+            gave[call.id] = text.strip()
+        if len(gave) < len(block.calls):
+            return []
+        lines = [" ".join(text.split()) for text in block.texts if text.strip()]
+        return [*lines, *(f"{shown_call(call)} → {gave[call.id]}" for call in block.calls)]
+
+    def _folded(self, draft: Draft, run: Sequence[_ToldSpan]) -> Iterator[Change]:
+        """Yield the changes that leave the first of these spans alone, and tell the others there; if they free any."""
+        if len(run) < _FEWEST:
+            return
+        first, others = run[0].last, run[1:]
+        text = "\n".join([first.message.text, _FOLDED, *(line for each in others for line in each.lines)])
+        reason = f"{len(others)} calls after it are told behind its result"
+        told = {first.index: first.message.with_text(text)}
+        changes = [draft.replacing_results(first.place, self.type, reason, told)]
+        for each in others:
+            for place, _ in draft.remaining(each.span.start, each.span.stop):
+                changes.append(draft.removing(place, self.type, "it is told behind the result of a call before it"))
+        if sum(change.freed for change in changes) > 0:
+            yield from changes
+
+
+class _ToldSpan(Struct, frozen=True, kw_only=True):
+    """A span as lines: what the agent said, and each call with what it gave."""
+
+    span: Span
+    last: Result  # the last one in it
+    lines: list[str]
 
 
 class _ResultClearing:
@@ -257,7 +345,7 @@ class _ResultClearing:
             return False
         # Of several in one message, some may not be cleared yet.
         whole = self._draft.messages[result.place]
-        return whole is result.message or is_stub(result.message.text, self._short(result.ref))
+        return whole is result.message or is_stub(result.message.text, result.ref)
 
 
 def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> int:
@@ -281,9 +369,19 @@ def stub_of(tokens: int, ref: str, digest: str) -> str:
     return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
 
 
+def shown_call(call: Call) -> str:
+    """Return a call on a line: `read path=src/main.c limit=20`; arguments that are no object as they are."""
+    members = None if call.custom else read(call.arguments)
+    shown = [call.arguments]
+    if is_members(members):
+        shown = [f"{name}={each if isinstance(each, str) else write(each)}" for name, each in members]
+    return " ".join(" ".join([call.name, *shown]).split())
+
+
 def is_stub(text: str, ref: str) -> bool:
-    """Tell whether a text is a stub that names `ref`."""
-    return text.startswith("[cleared ") and f" tokens; ref={ref}" in text
+    """Tell whether a text is the stub of the result with this ref, or begins with it."""
+    name = ref.removeprefix(_REF_PREFIX)[:_REF_DIGITS]
+    return text.startswith("[cleared ") and f" tokens; ref={name}" in text
 
 
 def shorter_arguments(arguments: str, digest: Digest) -> str:

@@ -64,6 +64,13 @@ class BaseEdit(Section, ABC, frozen=True):
         """Return what must follow from what all the edits of a trim did; asked after each pass of them."""
         return ()
 
+    def finished(self, before: Draft, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
+        """Return what it makes of its changes at the end of a trim: `before` is the draft that the trim began with.
+
+        By then it is sure which of them last.
+        """
+        return ()
+
 
 class Shortened(Struct, frozen=True, kw_only=True):
     """A tool result in a shorter form."""

@@ -176,7 +176,7 @@ def test_half_an_emoji(kind: str) -> None:
     "edit",
     [
         {"type": "clear_tool_results", "keep": 0},
-        {"type": "clear_tool_results", "keep": 0, "clear_inputs": True, "digest_chars": 900},
+        {"type": "clear_tool_results", "keep": 0, "clear_inputs": True, "fold_calls": True, "digest_chars": 900},
         {"type": "summarize", "mode": "statistics", "min_messages": 2, "keep_rounds": 1},
     ],
     ids=["results", "inputs", "summary"],
