@@ -106,13 +106,20 @@ async def test_transactions_that_block_each_other_are_tried_again(empty_postgres
     )
     database = opened(empty_postgres)
     tries = 0
+    held: set[int] = set()
+
+    def add_to(connection: StoreConnection, place: int) -> None:
+        connection.execute(text("UPDATE t SET n = n + 1 WHERE id = :id"), {"id": place})
 
     def crossing(connection: StoreConnection, order: tuple[int, int]) -> None:
         nonlocal tries
         tries += 1
-        for place in order:
-            connection.execute(text("UPDATE t SET n = n + 1 WHERE id = :id"), {"id": place})
-            connection.execute(text("SELECT pg_sleep(0.2)"))
+        first, second = order
+        add_to(connection, first)
+        held.add(first)
+        while len(held) < len(order):  # until each holds what the other one wants
+            connection.execute(text("SELECT pg_sleep(0.01)"))
+        add_to(connection, second)
 
     await asyncio.gather(*(database.write(partial(crossing, order=order)) for order in ((1, 2), (2, 1))))
     assert tries > 2
