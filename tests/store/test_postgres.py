@@ -140,6 +140,26 @@ async def test_a_connection_that_the_server_ended_is_made_anew(empty_postgres: s
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_probe_gets_one_of_the_few_connections_that_a_server_gives(empty_postgres: str, scheme: str) -> None:
+    few = 3
+
+    def some(connection: StoreConnection) -> None:
+        connection.execute(text("SELECT pg_sleep(0.1)"))
+
+    def nothing(connection: StoreConnection) -> None:
+        one(connection)
+
+    with postgres.role(empty_postgres, few) as url:
+        database = opened(url.replace("postgresql", scheme, 1))
+        for many in (partial(database.read, some, short=True), partial(database.write, some)):
+            await asyncio.gather(*[many() for _ in range(few)])
+            with pytest.raises(StoreUnavailable, match="The store cannot be used"):
+                await database.probe(nothing, same=True)
+            await database.probe(nothing, same=True)
+        await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
 async def test_an_idle_connection_is_tried_out_before_a_write(
     empty_postgres: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
