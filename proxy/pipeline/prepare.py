@@ -362,7 +362,8 @@ class Preparer:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
             return Original(plan=waiting, helped=partial(self._bind, prepared.request.model, prepared.facts))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
-            whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
+            again = replace(context, session=history.id, charge=None)  # it would take the place of upstream's refusal
+            whole = await self._services.loader.load(prepared.request, again, whole=True)
             if whole.arrival.base != history.arrival.base:
                 return None
             entries = whole.entries
