@@ -89,7 +89,7 @@ def serve(
         _LOG.warning("%s", line)
     if settings.telemetry.otlp_endpoint is not None:
         tracing_class()  # what is missing is said before anything begins
-    SharedRoom.times = room_of(settings.server)
+    SharedRoom.factor = room_of(settings.server)
     _allow_files()
     several = settings.server.workers > 1
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
@@ -244,7 +244,7 @@ def _work(
     """Serve as one of several workers. `prepared`: the store is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    SharedRoom.times = room_of(settings.server)  # a new interpreter does not know it
+    SharedRoom.factor = room_of(settings.server)  # a new interpreter does not know it
     if prepared:
         settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
     config = server_config(settings, worker, loaded)

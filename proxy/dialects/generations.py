@@ -11,13 +11,13 @@ Value = TypeVar("Value")
 
 def scaled(size: int) -> int:
     """Return how much this process may hold of what it holds `size` of on a small machine."""
-    return size * SharedRoom.times
+    return size * SharedRoom.factor
 
 
 class SharedRoom:
     """Room that several caches share: where a process uses one of them alone, that one has it all."""
 
-    times: ClassVar[int] = 1  # as large as on a small machine; set once, before anything is served
+    factor: ClassVar[int] = 1  # how much larger it is than on a small machine; set once, before anything is served
 
     def __init__(self, size: int) -> None:
         """Begin with all of it free. `size` is that on a small machine."""
@@ -30,7 +30,7 @@ class SharedRoom:
 
         Return whether it may be held: not if it takes more than a generation has.
         """
-        half = self._size * self.times // 2
+        half = self._size * self.factor // 2
         if size > half:
             return False
         if self.taken + size > half:

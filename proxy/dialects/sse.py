@@ -50,6 +50,9 @@ class Event(Struct, frozen=True, kw_only=True):
             return None
 
 
+_BLANK_LINES: Final = {raw: Event(raw=raw, data=None) for raw in (b"\n", b"\r\n", b"\r")}
+
+
 class EventDecoder:
     """Finds the events of one stream as its bytes come in. Any cut of the bytes gives the same events."""
 
@@ -132,6 +135,8 @@ class EventDecoder:
             text = raw.removeprefix(_BOM)
             self._at_start = False
         self._ended_in_cr = raw.endswith(b"\r") and not raw.endswith(b"\n\r")
+        if complete and raw in _BLANK_LINES:
+            return _BLANK_LINES[raw]
         lines: list[bytes] = []
         name: str | None = None
         for line in _LINE_END.split(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from unicodedata import category
 
 from msgspec import Struct
@@ -47,6 +47,11 @@ class Client(Protocol):
         """Report an error: as a response, or as the last event of a stream that has begun."""
 
 
+Charge: TypeAlias = Callable[[int, int], None]
+"""Is told the bytes and the number of stored messages that a request goes on from; raises where there is no memory for
+them."""
+
+
 class ClientRequest(Struct, frozen=True, kw_only=True):
     """A client's request as it came in."""
 
@@ -60,6 +65,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     admit: Callable[[int, int], Awaitable[None]] | None = None
     """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
     messages in how many bytes it begins with that were admitted before."""
+    charge: Charge | None = None
 
     @property
     def caller(self) -> Caller:
@@ -80,6 +86,7 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     retried: bool = False  # whether the client announces a retry
     idempotency: str | None = None  # hash of the `Idempotency-Key`; None without one
     agent: str | None = None  # the agent that asks, where several share a session
+    charge: Charge | None = None
 
 
 def read_context(
@@ -109,6 +116,7 @@ def read_context(
         retried=retries is not None and _POSITIVE.fullmatch(retries.decode("latin-1")) is not None,
         idempotency=blake2b(key.encode(), digest_size=16).hexdigest() if key else None,
         agent=agent,
+        charge=call.charge,
     )
 
 

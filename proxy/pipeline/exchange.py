@@ -192,16 +192,20 @@ def summary_work(
     """Return the job of making the summary that an exchange asks for.
 
     `tip` is the end of the branch once the exchange is settled. Before that it is None, and the request's
-    messages are given along where they are the whole branch. `asked`: the model itself asked for it.
+    messages are given along where they are the whole branch, its new ones where the summary reaches them. `asked`:
+    the model itself asked for it.
     """
     history, call = prepared.history, prepared.call
     given: Given | None = None
     if tip is None:
-        tip = history.arrival.base
+        tip, fresh = history.arrival.base, tuple([body.message for body in history.fresh])
         if not history.start and not history.composed:
-            nodes = (*history.nodes, *chain(tip, [body.message for body in history.fresh]))
-            tip = nodes[-1] if nodes else tip
+            nodes = (*history.nodes, *chain(tip, fresh))
             given = Given(messages=tuple([entry.message for entry in history.entries]), nodes=nodes)
+        elif fresh and not history.carried and wanted.stop > history.entries[-len(fresh)].position:
+            given = Given(messages=fresh, nodes=tuple(chain(tip, fresh)), base=tip)
+        if given is not None and given.nodes:
+            tip = given.nodes[-1]
     return Work(
         key=prepared.key,
         session=history.id or "",

@@ -1,4 +1,4 @@
-"""Headers: our own names, which headers may pass in which direction, how a value is encoded."""
+"""Headers: our own names, which headers may pass in which direction, what may be a key, how a value is encoded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 from unicodedata import category
+from urllib.parse import unquote_to_bytes
 
 from proxy.errors import InvalidRequest
 
@@ -45,6 +46,8 @@ _CREDENTIALS: Final = frozenset(
     {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}
 )
 """Where providers of compatible APIs look for a key."""
+_KEY_PARAMETER: Final = re.compile(rb"key|token|secret|^(code|sig)$", re.IGNORECASE)
+"""Names of query parameters in which they do."""
 _STEERING: Final = frozenset(
     b"openai-organization openai-project x-http-method x-http-method-override x-method-override "
     b"x-original-url x-rewrite-url".split()
@@ -67,6 +70,16 @@ def to_upstream(
 def credentials(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     """Return the values of a client's headers that may be a key."""
     return [value for name, value in headers if name.lower() in _CREDENTIALS]
+
+
+def query_credentials(query: bytes) -> list[bytes]:
+    """Return the values of a query string that may be a key, each as it was sent and as it is read."""
+    found: list[bytes] = []
+    for parameter in query.split(b"&"):
+        name, _, value = parameter.partition(b"=")
+        if _KEY_PARAMETER.search(unquote_to_bytes(name)):
+            found += [value, unquote_to_bytes(value)]
+    return found
 
 
 def to_client(

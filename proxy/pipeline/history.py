@@ -339,6 +339,8 @@ class HistoryLoader:
                 state=state,
             )
         )
+        if snapshot.rows and context.charge is not None:
+            context.charge(size_of([row.message for row in snapshot.rows]), len(snapshot.rows))
         if snapshot.names:
             incoming = replace(incoming, names=snapshot.names)
         made = _made_before(request, snapshot, known)

@@ -35,6 +35,7 @@ class LateReply(Struct, frozen=True, kw_only=True):
     exchange: ExchangeRow  # that waits for it
     destination: Destination  # where it is fetched
     headers: Headers  # the client's
+    query: bytes  # its query string
     key: str | None  # the name of the client's key
 
     async def relay(self, answer: Answer, client: Client) -> None:
@@ -80,7 +81,7 @@ class LateReply(Struct, frozen=True, kw_only=True):
             "usage": answered.usage,
             "finish_reasons": list(answered.finish_reasons),
             "upstream_model": answered.model,
-            "error": told_error(answered.error, self.destination, self.headers),
+            "error": told_error(answered.error, self.destination, self.headers, self.query),
             "cost": cost,
             "cost_saved": None if cost is None else 0.0,
         }

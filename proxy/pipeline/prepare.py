@@ -80,6 +80,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     tools: bytes | None  # the JSON text of all tools that are offered; None without any
     finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
     removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
+    removed_tokens: int = 0  # their tokens
     packing: Packing | None = None  # of its new messages, for the store, which goes on while it is planned
     no_summary: str = ""
     """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
@@ -155,6 +156,7 @@ class Preparer:
             removed = await self._removed(call, request, history, policy)
             tools, without = without_tools(call.dialect, offered_tools, request, removed, history.entries, own)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
+            removed_tokens = await self._removed_tokens(offered_tools, tools, request.model)
             finishing = finishing_reply(history.entries, settings.finish.tools) if settings.finish.tools else None
             if finishing is not None:
                 made = replace(bypass(history.entries, planning), tokens_sent=0, view=(), warnings=())
@@ -176,6 +178,7 @@ class Preparer:
             exchange=self._new_id(),
             kind=history.arrival.kind,
             instructions=len(history.instructions),
+            removed_tokens=removed_tokens,
             warnings=warnings,
         )
         if observes and finishing is None:
@@ -196,6 +199,7 @@ class Preparer:
             tools=tools,
             finishing=finishing,
             removed_tools=without,
+            removed_tokens=removed_tokens,
             packing=packing,
             no_summary=no_summary,
         )
@@ -340,6 +344,7 @@ class Preparer:
             exchange=prepared.report.exchange,
             kind=prepared.report.kind,
             instructions=len(history.instructions),
+            removed_tokens=prepared.removed_tokens,
             warnings=warnings,
         )
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
@@ -357,7 +362,8 @@ class Preparer:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
             return Original(plan=waiting, helped=partial(self._bind, prepared.request.model, prepared.facts))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
-            whole = await self._services.loader.load(prepared.request, replace(context, session=history.id), whole=True)
+            again = replace(context, session=history.id, charge=None)  # it would take the place of upstream's refusal
+            whole = await self._services.loader.load(prepared.request, again, whole=True)
             if whole.arrival.base != history.arrival.base:
                 return None
             entries = whole.entries
@@ -394,8 +400,7 @@ class Preparer:
         if history.instructions:
             size = COUNTING * size_of(history.instructions)
             lead = fixed = sum(await compute(size, counter.messages, history.instructions, model))
-        if tools is not None:
-            fixed += await compute(COUNTING * len(tools), counter.json, tools, model)
+        fixed += await self._tools_tokens(tools, model)
         planning = self._services.knowledge.planning(
             model,
             facts,
@@ -410,6 +415,16 @@ class Preparer:
             binds = (model, facts.base_url) in self._binding
             planning = replace(planning, keeps_loop=True, binds_loop=request.binds_loop or binds)
         return planning, lead
+
+    async def _tools_tokens(self, tools: bytes | None, model: str) -> int:
+        """Return the tokens of the JSON text of tools."""
+        return 0 if tools is None else await compute(COUNTING * len(tools), self._services.counter.json, tools, model)
+
+    async def _removed_tokens(self, offered: bytes | None, tools: bytes | None, model: str) -> int:
+        """Return how many tokens fewer the tools that are sent have than those that were offered."""
+        if offered is tools:
+            return 0
+        return await self._tools_tokens(offered, model) - await self._tools_tokens(tools, model)
 
     async def _plan(
         self,

@@ -33,7 +33,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]  # every warning, those of the plan first
     messages_before: int  # messages of the request if nothing were trimmed
     messages_sent: int
-    tokens_before: int  # tokens of the request if nothing were trimmed
+    tokens_before: int  # tokens of the request if nothing were trimmed, and no tool left out
     tokens_sent: int
     edits: tuple[str, ...]  # the types of the edits that changed something
     window: int | None = None  # the model's context window in tokens, where known
@@ -56,9 +56,14 @@ def report_of(
     exchange: str,
     kind: str,
     instructions: int,
+    removed_tokens: int = 0,
     warnings: tuple[str, ...] = (),
 ) -> PlanReport:
-    """Return the report of a plan; `instructions` counts messages, `warnings` come beside the plan's own."""
+    """Return the report of a plan.
+
+    `instructions` counts messages, `removed_tokens` the tokens of tools that are left out. `warnings` come beside the
+    plan's own.
+    """
     summary, scale = plan.summary, context.scale
     leads = summary is not None and summary.role == "merge" and not instructions
     return PlanReport(
@@ -69,7 +74,7 @@ def report_of(
         warnings=plan.warnings + warnings,
         messages_before=instructions + plan.messages_before,
         messages_sent=instructions + len(plan.view) + leads,
-        tokens_before=round(plan.tokens_before * scale),
+        tokens_before=round((plan.tokens_before + removed_tokens) * scale),
         tokens_sent=round(plan.tokens_sent * scale),
         edits=plan.edits,
         window=context.context_window,

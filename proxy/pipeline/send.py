@@ -500,6 +500,7 @@ def _report(first: PlanReport, prepared: Prepared, made: Plan, warning: str) -> 
         exchange=first.exchange,
         kind=first.kind,
         instructions=len(prepared.history.instructions),
+        removed_tokens=prepared.removed_tokens,
         warnings=(*first.warnings[len(first.plan.warnings) :], warning),
     )
 

@@ -42,6 +42,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]  # the same as trimming sees it
     instructions: tuple[Message, ...]
     known: PlanningContext
+    removed_tokens: int  # tokens of tools that are left out
     standing: StandingCut | None
     ready_summary: SummaryRow | None  # the ready summary that covers most of it, and that the policy may use
 
@@ -58,15 +59,17 @@ async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None
     return next(answered, recent[0] if recent else None)
 
 
-async def tools_sent(row: ExchangeRow, dialect: Dialect, store: Store, *, off: bool = False) -> bytes | None:
+async def tools_sent(
+    row: ExchangeRow, dialect: Dialect, store: Store, *, off: bool = False, untrimmed: bool = False
+) -> bytes | None:
     """Return the tools that were sent in an exchange: the client's, without those left out, and the proxy's own.
 
-    With `off` they are the client's alone.
+    With `off` they are the client's alone, and with `untrimmed` those left out are among them.
     """
     tools = await store.tools(row.session_key, row.tools) if row.tools is not None else None
     if off:
         return tools
-    if tools is not None and (removed := row.receipt.get("removed_tools")):
+    if tools is not None and not untrimmed and (removed := row.receipt.get("removed_tools")):
         left = [text for name, text in dialect.requests.declared(tools) if name not in removed]
         tools = msgspec.json.encode(left)
     if own := row.receipt.get("own_tools"):
@@ -89,8 +92,11 @@ async def session_view(
     agent = last.agent if last is not None else None
     name, chosen = _chosen(session, model, policy, policies)
     dialect = dialect_named(session.dialect)
+    untrimmed: bytes | None = None
     if last is not None:
         tools = await tools_sent(last, dialect, store, off=chosen is None)
+        if chosen is not None and last.receipt.get("removed_tools"):
+            untrimmed = await tools_sent(last, dialect, store, untrimmed=True)
     else:
         tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     rows = await store.path(session.key, session.head)
@@ -99,6 +105,9 @@ async def session_view(
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     await knowledge.can_count(model)
     fixed = await compute(COUNTING * (len(tools or b"") + size_of(lead)), knowledge.fixed_tokens, lead, tools, model)
+    removed = 0
+    if untrimmed is not None:
+        removed = await compute(COUNTING * len(untrimmed), knowledge.fixed_tokens, lead, untrimmed, model) - fixed
     scale = session.scale if session.model == model else None
     facts = knowledge.facts(model, dialect)
     known = knowledge.planning(model, facts, fixed=fixed, agent=agent, updated_at=session.updated_at, scale=scale)
@@ -123,6 +132,7 @@ async def session_view(
         entries=entries,
         instructions=lead,
         known=known,
+        removed_tokens=removed,
         standing=standing,
         ready_summary=ready,
     )
@@ -165,7 +175,7 @@ def _preview(now: SessionView) -> dict[str, Any]:
         "cut": None
         if planned.cut is None
         else {"position": planned.cut.position, "moved": planned.trimmed, "fired": planned.fired},
-        "tokens_before": round(planned.tokens_before * known.scale),
+        "tokens_before": round((planned.tokens_before + now.removed_tokens) * known.scale),
         "tokens_sent": round(planned.tokens_sent * known.scale),
         "warnings": list(planned.warnings),
     }

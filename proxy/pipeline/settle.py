@@ -360,8 +360,8 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
     )
 
 
-def told_error(error: str | None, destination: Destination, client: Headers) -> str | None:
-    """Return an upstream's error for a receipt; `client` are the client's headers.
+def told_error(error: str | None, destination: Destination, client: Headers, query: bytes) -> str | None:
+    """Return an upstream's error for a receipt; `client` are the client's headers, `query` is its query string.
 
     It is without the key that was sent: some repeat it, and keys are never stored.
     """
@@ -370,6 +370,8 @@ def told_error(error: str | None, destination: Destination, client: Headers) -> 
     sent = [value for value in (destination.authorization, destination.api_key) if value is not None]
     if destination.forwards_credentials:
         sent += headers.credentials(client)
+    if destination.forwards_query:
+        sent += headers.query_credentials(query)
     for value in sent:
         _, _, key = value.decode("latin-1").strip().rpartition(" ")
         if len(key) >= _SHORTEST_KEY:
@@ -403,7 +405,7 @@ def settlement_of(
         "finish_reasons": list(answered.finish_reasons),
         "upstream_model": answered.model,
         "upstream_status": answered.upstream_status,
-        "error": told_error(answered.error, prepared.destination, prepared.call.headers),
+        "error": told_error(answered.error, prepared.destination, prepared.call.headers, prepared.call.query),
         "cost": cost,
         "cost_saved": figures.cost_saved if figures.priced else None,
         "cache_miss": figures.miss or None,

@@ -131,7 +131,7 @@ class Application:
         if scope["type"] == "http":
             path: bytes = scope["raw_path"].partition(b"?")[0]
             path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
-            dialect = _ROUTES.get(path)
+            dialect = _ROUTES.get(path.removesuffix(b"/"))
             other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
             connection = ClientConnection(scope, receive, send, dialect or other)
             try:

@@ -385,13 +385,19 @@ class Reservation:
         self._taken = 0
 
     def add(self, size: int, objects: int = 0) -> None:
-        """Take memory for `size` more bytes, or for JSON objects in them; raises `Overloaded` or `TooLarge`."""
+        """Take memory for `size` more bytes, or for JSON objects in them; raises `Overloaded` or `TooLarge`.
+
+        Beside the body these are the stored messages that an append goes on from.
+        """
         asked = size * BODY_FACTOR + objects * OBJECT_BYTES
         budget = self._budget
         if self._taken + asked > budget.most:
-            raise TooLarge("The request body takes more memory than server.max_memory allows. Send less, or raise it.")
+            raise TooLarge(
+                "The request body, with the stored messages that it goes on from, takes more memory than "
+                "server.max_memory allows. Send less, or raise it."
+            )
         if budget.used + asked > budget.most:
-            raise Overloaded("The proxy has no memory left for another request body. Try again soon.")
+            raise Overloaded("The proxy has no memory left for another request. Try again soon.")
         budget.used += asked
         self._taken += asked
 

@@ -124,6 +124,7 @@ class Passthrough:
             exchange=exchange,
             destination=base,
             headers=connection.headers,
+            query=connection.query,
             key=caller.key,
         )
 

@@ -26,7 +26,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection, QueuePool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from proxy.errors import StoreUnavailable
@@ -64,6 +64,8 @@ _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
 statement of work."""
 _CLOSE_SECONDS: Final = 2
+_NO_MORE: Final = frozenset({"53300", None})
+"""PostgreSQL's SQLSTATE where it gives no more connections; psycopg says none."""
 _RETURNED: Final = "palimpsest_returned"
 _BATCH: Final = 256  # exchanges of one call at most, so that the first of them is not kept waiting without bound
 _ASIDE_BYTES: Final = 200_000  # of messages that are compressed on the event loop: a millisecond or two
@@ -152,8 +154,20 @@ class PostgresDatabase:
 
     async def _probe(self, unit: Unit[None]) -> None:
         with translated():
-            async with self._connecting.begin() as connection:
-                await connection.run_sync(_taking(unit))
+            try:
+                async with self._connecting.begin() as connection:
+                    await connection.run_sync(_taking(unit))
+            except DBAPIError as why:
+                if getattr(why.orig, "sqlstate", None) in _NO_MORE:
+                    await self._make_room()
+                raise
+
+    async def _make_room(self) -> None:
+        """Let go of the connections that nobody uses: as long as the process keeps them, no probe gets one."""
+        await self._readers.let_go()
+        await self._writer.let_go()
+        if not cast("QueuePool", self._engine.pool).checkedout():
+            await self._engine.dispose()
 
     async def _read_short(self, unit: Unit[Result]) -> Result:
         with translated():
@@ -360,6 +374,12 @@ class _Readers:
                 reader.is_patient = False
                 self._free.append(reader)
 
+    async def let_go(self) -> None:
+        """Let go of those that nobody uses."""
+        for reader in [*self._free]:
+            if reader in self._free:
+                await reader.close()
+
     async def close(self) -> None:
         """Let go of them when nobody reads any more."""
         for _ in range(_READERS):
@@ -423,6 +443,11 @@ class _ExchangeWriter:
         self._waiting.append(write)
         self._go_on()
         return write.future
+
+    async def let_go(self) -> None:
+        """Let go of the connection, unless it is used."""
+        if not self._is_writing:
+            await self._connection.close()
 
     async def close(self) -> None:
         """Let go of the connection; nothing may be under way."""

@@ -23,6 +23,7 @@ import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
+from proxy.conversation import ROOT
 from proxy.dialects import Message
 from proxy.dialects.jsontext import added
 from proxy.errors import NoAnswer, PalimpsestError, StoreUnavailable
@@ -73,10 +74,11 @@ Result = TypeVar("Result")
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """The messages of a branch and their nodes, stored or not yet, from the root to at least the last to be covered."""
+    """The messages of a branch and their nodes, stored or not yet, up to at least the last to be covered."""
 
     messages: tuple[Message, ...]
     nodes: tuple[str, ...]
+    base: str = ROOT  # the stored node that they follow
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -94,7 +96,7 @@ class Work(Struct, frozen=True, kw_only=True):
     has_target: bool = True  # whether the policy has a target; without one the room does not limit the size
     exchange: str | None = None  # the exchange that began it
     attempt: SummaryRow | None = None  # the newest attempt on this branch, where it is known
-    given: Given | None = None  # the messages; None: they are read from the store
+    given: Given | None = None  # the messages, or the last of them; what is not given is read from the store
 
 
 class SummaryAttempt(Struct, frozen=True, kw_only=True):
@@ -177,15 +179,21 @@ async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
 
 async def _portions(store: Store, work: Work, count: CountAll) -> AsyncIterator[list[_BranchMessage]]:
     """Yield the messages of the branch in portions, the newest portion first, each oldest first."""
-    if work.given is not None:
-        totals = accumulate(count(work.given.messages))
-        given = enumerate(zip(work.given.nodes, work.given.messages, totals, strict=True))
+    given = work.given
+    node, depth, total = work.tip if given is None else given.base, 0, 0
+    if node != ROOT:
+        end = await store.path(work.key, node, below=_DEEPEST)
+        if not end:
+            return
+        depth, total = end[-1].depth, end[-1].tokens_total
+    if given is not None:
+        totals = accumulate(count(given.messages), initial=total)
+        next(totals)  # what was said before
+        brought = enumerate(zip(given.nodes, given.messages, totals, strict=True), depth)
         yield [
-            _BranchMessage(position=at, node=node, message=message, total=total) for at, (node, message, total) in given
+            _BranchMessage(position=at, node=name, message=message, total=so_far)
+            for at, (name, message, so_far) in brought
         ]
-        return
-    end = await store.path(work.key, work.tip, below=_DEEPEST)
-    node, depth = work.tip, end[-1].depth if end else 0
     while depth > 0:
         rows = await store.path(work.key, node, below=max(0, depth - _PORTION))
         if not rows:

@@ -249,7 +249,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     trimmed: bool = False  # whether this request was trimmed: then the cut is new
     fired: str = ""  # what fired, in words ("tokens 51234 > 50000"); empty where nothing did
     arrivals: tuple[Change, ...] = ()  # what `on_arrival` changes outside `earlier`, recorded or now, by position
-    tokens_before: int  # tokens of the request if nothing were trimmed
+    tokens_before: int  # tokens of the request if nothing were trimmed; of tools those that are sent
     tokens_sent: int  # tokens of the view, repairs included
     view: tuple[Message, ...]  # the messages of the log that are sent, in order; instructions not among them
     warnings: tuple[str, ...] = ()  # what was repaired or could not be done, in words

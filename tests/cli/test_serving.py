@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 @pytest.fixture(autouse=True)
 def _room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a server sets for its process hold for one test."""
-    monkeypatch.setattr(SharedRoom, "times", SharedRoom.times)
+    monkeypatch.setattr(SharedRoom, "factor", SharedRoom.factor)
 
 
 @pytest.fixture(autouse=True)
@@ -281,7 +281,7 @@ def test_a_worker_in_a_new_interpreter_remembers_as_much_as_one_that_was_forked(
     settings = Settings(server={"max_memory": 16 << 30, "workers": 2})  # type: ignore[arg-type]  # pydantic reads it
     loaded = Loaded(source=ConfigSource(), content=None, settings=settings)
     serving._work(loaded, True, [], Worker(mark="0123abcd"), lambda: None)
-    assert SharedRoom.times == 4
+    assert SharedRoom.factor == 4
 
 
 def test_a_second_signal_kills_the_workers(listening: socket.socket, caplog: pytest.LogCaptureFixture) -> None:

@@ -109,7 +109,7 @@ def test_caches_that_share_room_hold_no_more_together_and_one_may_have_it_all() 
 
 def test_where_there_is_more_memory_more_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     few = holding()
-    monkeypatch.setattr(SharedRoom, "times", 3)
+    monkeypatch.setattr(SharedRoom, "factor", 3)
     for name in range(100):
         few.put(name, Value(name))
     assert ROOM < few.size <= 3 * ROOM

@@ -349,6 +349,8 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
         answer = ask(served.url, "tools", history, policy="slim", tools=tools, tool_choice=forced)
         sent = orjson.loads(upstream.last.body)["tools"]
         assert [tool["function"]["name"] for tool in sent] == ["kept", "called", "forced"]
+        before, after = (int(answer.headers[f"x-context-tokens-{when}"]) for when in ("before", "sent"))
+        assert before > after  # what is left out counts among what was asked
 
         def left(session: str, policy: str = "slim") -> list[str]:
             assert ask(served.url, session, history, policy=policy, tools=tools).status_code == 200

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.parcels import (
     FULL,
+    POLICY,
     REPLY,
     RULE,
     SECTIONS,
@@ -356,6 +357,27 @@ def test_a_history_that_comes_whole_at_once_is_summed_up_at_once(
     assert (receipt["edits"], receipt["warning"]) == (["summarize"], "")
     (kept,) = waiting.get(f"/sessions/{session}")["summaries"]
     assert kept["summary"] == sent(upstream)[0]["content"]
+
+
+def test_what_an_append_brings_is_summed_up_where_no_round_is_kept(
+    serve: Serve, upstream: Upstream, session: str
+) -> None:
+    edit = {**POLICY["edits"][0], "keep_rounds": 0}
+    policy = {**POLICY, "keep": {"rounds": 0}, "edits": [edit, *POLICY["edits"][1:]]}
+    proxy = serve(**{**SECTIONS, "policies": {"default": policy}}, summarizer={"background": False, "timeout": 10})
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    asked = {"role": "user", "content": f"Where is parcel 7? {RULE}"}
+    called = proxy.chat(session, [asked], "tools:find,find", tools=tools).json()["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "It stands in depot D-107, on a shelf. " * 200}
+        for call in called["tool_calls"]
+    ]
+    question = {"role": "user", "content": "And parcel 8?"}
+    receipt = ask(proxy, session, [*results, question], "summary:good", tools=tools)
+    assert (receipt["kind"], receipt["edits"], receipt["warning"]) == ("append", ["summarize"], "")
+    assert [message["role"] for message in sent(upstream)] == ["system", "user"]
+    (kept,) = proxy.get(f"/sessions/{session}")["summaries"]
+    assert (kept["message_count"], kept["summary"]) == (4, sent(upstream)[0]["content"])
 
 
 def test_a_request_that_waits_for_its_summary_keeps_its_other_warnings(serve: Serve, session: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import httpx
@@ -127,6 +128,23 @@ def test_bodies_share_a_budget_and_beyond_it_nothing_waits(narrow: Proxy, upstre
 def test_a_body_that_no_budget_holds_is_refused_for_good(narrow: Proxy) -> None:
     answer = narrow.chat(None, "a" * 2_000_000)
     assert (answer.status_code, "server.max_memory" in answer.text) == (413, True)
+
+
+def test_the_stored_messages_that_an_append_goes_on_from_count_too(
+    narrow: Proxy, upstream: Upstream, session: str
+) -> None:
+    append = {"x-session-mode": "append"}
+    assert narrow.chat(session, "a" * 500_000, "say:ok", headers=append).status_code == 200
+    answer = narrow.chat(session, "a" * 400_000, headers=append)
+    assert (answer.status_code, "stored messages" in answer.text) == (413, True)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(narrow.chat, session, "a", "hold", headers=append)
+        until(lambda: upstream.open == 1, "the provider holds its answer")
+        answer = narrow.chat(session, "b", headers=append)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        upstream.gate.set()
+        assert first.result().status_code == 200
+    assert narrow.chat(session, "b", headers=append).status_code == 200
 
 
 def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:

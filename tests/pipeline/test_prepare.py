@@ -122,6 +122,8 @@ async def test_a_client_whose_only_tools_would_go_keeps_them_beside_those_of_the
             prepared = await preparer.prepare(call(tools=offered))
             assert prepared.own_tools == ("recall_context",)
             assert prepared.removed_tools == removed
+            saved = prepared.report.tokens_before - prepared.report.tokens_sent
+            assert (saved, saved > 0) == (prepared.removed_tokens, bool(removed))
 
 
 async def test_branches_of_a_long_history_share_the_trim_of_the_first(house: House, provider: Provider) -> None:

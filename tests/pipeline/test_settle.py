@@ -170,23 +170,36 @@ async def test_a_failure_is_settled_without_replies(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("destination", "headers"),
+    ("destination", "headers", "query"),
     [
-        (DESTINATION, [(b"Authorization", b"Bearer sk-of-the-client")]),
-        (DESTINATION, [(b"x-api-key", b"sk-of-the-client")]),
-        (replace(DESTINATION, authorization=b"Bearer sk-of-the-client", forwards_credentials=False), []),
-        (replace(DESTINATION, api_key=b"sk-of-the-client", forwards_credentials=False), []),
+        (DESTINATION, [(b"Authorization", b"Bearer sk-of-the-client")], b""),
+        (DESTINATION, [(b"x-api-key", b"sk-of-the-client")], b""),
+        (replace(DESTINATION, authorization=b"Bearer sk-of-the-client", forwards_credentials=False), [], b""),
+        (replace(DESTINATION, api_key=b"sk-of-the-client", forwards_credentials=False), [], b""),
+        (replace(DESTINATION, forwards_query=True), [], b"key=sk-of-the-client"),
+        (replace(DESTINATION, forwards_query=True), [], b"api-version=2024-10-21&Api-Key=sk%2Dof%2Dthe%2Dclient"),
+        (replace(DESTINATION, forwards_query=True), [], b"code=sk-of-the-client"),
     ],
 )
 async def test_a_key_that_an_error_repeats_is_not_stored(
-    talk: Talk, destination: Destination, headers: list[tuple[bytes, bytes]]
+    talk: Talk, destination: Destination, headers: list[tuple[bytes, bytes]], query: bytes
 ) -> None:
     exchange = await first(talk, request_of(SAID))
-    call = replace(exchange.prepared.call, headers=headers)
+    call = replace(exchange.prepared.call, headers=headers, query=query)
     exchange.prepared = replace(exchange.prepared, destination=destination, call=call)
     failed = Answered(status=Status.FAILED, error="Incorrect API key: sk-of-the-client.", upstream_status=401)
     told = settlement_of(exchange, failed, 9, COUNTER, UNPRICED, None)
     assert told.receipt["error"] == "Incorrect API key: [key]."
+
+
+async def test_the_address_that_an_error_repeats_is_stored_but_for_its_key(talk: Talk) -> None:
+    exchange = await first(talk, request_of(SAID))
+    query = b"api-version=2024-10-21&key=AIza%2Fof%2Fthe%2Fclient"
+    call, destination = replace(exchange.prepared.call, query=query), replace(DESTINATION, forwards_query=True)
+    exchange.prepared = replace(exchange.prepared, destination=destination, call=call)
+    failed = Answered(status=Status.FAILED, error=f"no /v1/chat/completions?{query.decode()}", upstream_status=404)
+    told = settlement_of(exchange, failed, 9, COUNTER, UNPRICED, None)
+    assert told.receipt["error"] == "no /v1/chat/completions?api-version=2024-10-21&key=[key]"
 
 
 async def test_a_placeholder_for_a_key_is_not_looked_for(talk: Talk) -> None:

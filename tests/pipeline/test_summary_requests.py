@@ -27,6 +27,7 @@ from proxy.pipeline.receipt import report_of
 from proxy.pipeline.settle import Exchange
 from proxy.recall import COMPRESS, RECALL, Recall
 from proxy.store import Body, Store, SummaryRow, SummaryStatus
+from proxy.summaries import Given
 from proxy.trimming import Cut, Entry, PlanningContext, Policy, Summary, SummaryRequest, bypass
 from tests.support.stores import empty_store
 from tests.support.talk import message
@@ -134,6 +135,14 @@ def test_before_the_exchange_is_settled_the_messages_are_given_along(stored: int
 def test_a_request_that_does_not_bring_the_whole_branch_is_read_from_the_store(prepared: Prepared) -> None:
     work = summary_work(prepared, POLICY, WANTED)
     assert (work.tip, work.given) == (NODES[1], None)
+
+
+@pytest.mark.parametrize(
+    "prepared", [prepared_request(kind=Kind.APPEND), prepared_request(kind=Kind.WINDOWED, start=1)]
+)
+def test_new_messages_that_are_to_be_summed_up_are_given_along(prepared: Prepared) -> None:
+    work = summary_work(prepared, POLICY, replace(WANTED, stop=3))
+    assert (work.tip, work.given) == (NODES[3], Given(messages=LOG[2:], nodes=NODES[2:], base=NODES[1]))
 
 
 def test_a_summary_that_a_trim_lacks_is_warned_of_with_its_reason() -> None:

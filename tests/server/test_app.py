@@ -91,6 +91,17 @@ def test_a_method_that_is_none(proxy: Proxy, method: str, path: str, allowed: st
         assert error_of(answer)["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")]
+)
+def test_a_slash_at_the_end_of_a_path_changes_nothing(
+    proxy: Proxy, upstream: Upstream, session: str, path: str, field: str
+) -> None:
+    body = {"model": "m", "max_tokens": 9, field: [{"role": "user", "content": "hello"}]}
+    answer = proxy.client.post(f"{path}/", json=body, headers={"x-session-id": session})
+    assert (answer.headers["x-context-kind"], upstream.last.target) == ("first", path)
+
+
 @pytest.mark.parametrize("path", ["/v1/v1/messages", "/v1/v1/chat/completions", "/anthropic/v1/messages"])
 def test_a_base_url_with_too_much_is_refused_and_told_the_paths(proxy: Proxy, upstream: Upstream, path: str) -> None:
     answer = proxy.client.post(path, json={}, headers={"anthropic-version": "2023-06-01"})

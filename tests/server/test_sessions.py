@@ -221,6 +221,7 @@ def test_the_context_counts_the_tools_that_are_sent(serve: Serve, session: str) 
     assert told["own_tools"] == ["recall_context"]
     assert now["cut"] is None
     assert now["tokens_sent"] == told["tokens_sent"] + replied
+    assert now["tokens_before"] == told["tokens_before"] + replied
     off = proxy.get(f"/sessions/{session}/context", policy="off")
     assert off["tokens_sent"] > 900
 

@@ -106,13 +106,20 @@ async def test_transactions_that_block_each_other_are_tried_again(empty_postgres
     )
     database = opened(empty_postgres)
     tries = 0
+    held: set[int] = set()
+
+    def add_to(connection: StoreConnection, place: int) -> None:
+        connection.execute(text("UPDATE t SET n = n + 1 WHERE id = :id"), {"id": place})
 
     def crossing(connection: StoreConnection, order: tuple[int, int]) -> None:
         nonlocal tries
         tries += 1
-        for place in order:
-            connection.execute(text("UPDATE t SET n = n + 1 WHERE id = :id"), {"id": place})
-            connection.execute(text("SELECT pg_sleep(0.2)"))
+        first, second = order
+        add_to(connection, first)
+        held.add(first)
+        while len(held) < len(order):  # until each holds what the other one wants
+            connection.execute(text("SELECT pg_sleep(0.01)"))
+        add_to(connection, second)
 
     await asyncio.gather(*(database.write(partial(crossing, order=order)) for order in ((1, 2), (2, 1))))
     assert tries > 2
@@ -130,6 +137,26 @@ async def test_a_connection_that_the_server_ended_is_made_anew(empty_postgres: s
     postgres.execute(empty_postgres, END_THE_OTHERS)
     assert await database.read(one) == 1
     await database.close()
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_probe_gets_one_of_the_few_connections_that_a_server_gives(empty_postgres: str, scheme: str) -> None:
+    few = 3
+
+    def some(connection: StoreConnection) -> None:
+        connection.execute(text("SELECT pg_sleep(0.1)"))
+
+    def nothing(connection: StoreConnection) -> None:
+        one(connection)
+
+    with postgres.role(empty_postgres, few) as url:
+        database = opened(url.replace("postgresql", scheme, 1))
+        for many in (partial(database.read, some, short=True), partial(database.write, some)):
+            await asyncio.gather(*[many() for _ in range(few)])
+            with pytest.raises(StoreUnavailable, match="The store cannot be used"):
+                await database.probe(nothing, same=True)
+            await database.probe(nothing, same=True)
+        await database.close()
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])

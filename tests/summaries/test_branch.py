@@ -205,3 +205,19 @@ async def test_given_messages_are_not_read_from_the_store(talk: Talk, monkeypatc
     assert seen.stretch is not None
     assert (seen.stretch.predecessor, seen.stretch.tokens) == (kept, 60)
     assert seen.stretch.nodes[-1] == "not stored yet"
+
+
+@pytest.mark.parametrize("known", [0, 4])
+async def test_given_messages_follow_the_stored_ones(talk: Talk, known: int) -> None:
+    nodes = await nodes_of(talk)
+    rows = await talk.store.path(talk.key, nodes[-1])
+    kept = row("1", nodes, 4)
+    if known:
+        await talk.store.keep_summary(talk.key, kept)
+    given = Given(messages=tuple(each.message for each in rows[8:]), nodes=tuple("abcd"), base=nodes[7])
+    seen = await look(talk, work(talk, "d", 10, given=given))
+    assert texts(seen.stretch) == ["q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4"][known:]
+    assert seen.stretch is not None
+    assert (seen.stretch.nodes, seen.stretch.tokens) == ((*nodes[known:8], "a", "b"), 50)
+    assert seen.stretch.predecessor == (kept if known else None)
+    assert await look(talk, work(talk, "d", 10, given=replace(given, base="0" * 40))) == GONE

@@ -65,6 +65,17 @@ def database(server_url: str, like: str = "template1") -> Generator[str]:
         execute(server_url, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
+@contextmanager
+def role(database_url: str, connections: int) -> Generator[str]:
+    """Make a role that may have so many connections; give the URL of the database for it, and drop it afterwards."""
+    name = f"palimpsest_test_{uuid4().hex[:12]}"
+    execute(database_url, f"CREATE ROLE {name} LOGIN PASSWORD '{name}' CONNECTION LIMIT {connections}")
+    try:
+        yield make_url(database_url).set(username=name, password=name).render_as_string(hide_password=False)
+    finally:
+        execute(database_url, f"DROP ROLE {name}")
+
+
 def execute(url: str, *statements: str) -> None:
     """Run statements, each in a transaction of its own."""
     with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)) as conn:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from proxy.textscan.document import read, write
 from proxy.textscan.plaintext import (
     UNDER,
+    alarming,
     alarms,
     condensed,
     ending,
@@ -276,6 +277,17 @@ def test_what_tells_of_something_gone_wrong(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "all is well", "200 OK", "已完成", "成功", "x" * 1_000_000])
 def test_what_does_not(text: str) -> None:
     assert not alarms(text)
+
+
+_SAID = st.sampled_from(
+    ["Error", "timed out", "time", "out", "错误", "错", "误", "İ", "Σ", "é", "\ud83d", " ", "\r", "\n"]
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(_SAID, max_size=20).map("".join))
+def test_which_lines_tell_of_something_gone_wrong(text: str) -> None:
+    assert list(alarming(text)) == [number for number, line in enumerate(text.split("\n")) if alarms(line)]
 
 
 # -------------------------------------------------------------------------------------------- mark
