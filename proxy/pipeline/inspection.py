@@ -17,7 +17,7 @@ from proxy.dialects import JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import beside_hidden, size_of
-from proxy.pipeline.receipt import expanded, gap_lines, plan_lines
+from proxy.pipeline.receipt import expanded, gap_lines, plan_lines, told_gaps
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp, tools_sent
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
@@ -44,32 +44,41 @@ class Past(Struct, frozen=True, kw_only=True):
 
     standing: Mapping[str, tuple[Change, ...]]
     """By exchange, what the cut that it found does to the messages that are sent."""
+    gaps: Mapping[str, Sequence[Mapping[str, Any]]]  # by exchange, what earlier trims dropped
     lineage: Lineage  # the branches that they went on from, where something is said of messages there
     lines: int
 
 
 async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
     """Return what `receipt_document` needs beside these exchanges, which are of one session."""
-    cuts: dict[tuple[str, str, str | None], tuple[Change, ...]] = {}
+    cuts: dict[tuple[str, str, str | None], Cut | None] = {}
     standing: dict[str, tuple[Change, ...]] = {}
+    gaps: dict[str, Sequence[Mapping[str, Any]]] = {}
     ends: set[str] = set()
     lines = 0
     for row in rows:
         node = _cut_node(row)
+        gaps[row.id] = row.receipt.get("gaps", ())
         if node is not None:
             place = (node, row.policy, row.agent)
             if place not in cuts:
-                found = await store.cut_at(row.session_key, *place)
-                cuts[place] = found.changes if found is not None else ()
+                cuts[place] = await store.cut_at(row.session_key, *place)
+            found = cuts[place]
+            changes = found.changes if found is not None else ()
             moved = row.receipt["cut"]["moved"]
-            standing[row.id] = _of_earlier_moves(cuts[place], row.receipt) if moved else cuts[place]
-        told = len(row.receipt.get("gaps", ())) + len(standing.get(row.id, ()))
+            standing[row.id] = _of_earlier_moves(changes, row.receipt) if moved else changes
+            if found is not None and "gaps" not in row.receipt:
+                gaps[row.id] = told_gaps(found.gaps)
+        told = len(gaps[row.id]) + len(standing.get(row.id, ()))
         told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
         if told and row.base != ROOT:
             ends.add(row.base)
         lines += told
     return Past(
-        standing=standing, lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(), lines=lines
+        standing=standing,
+        gaps=gaps,
+        lineage=await store.lineage(rows[0].session_key, ends) if rows else Lineage(),
+        lines=lines,
     )
 
 
@@ -105,7 +114,8 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
             return past.lineage.node_at(row.base, position)
         return row.nodes[new] if new < len(row.nodes) else None
 
-    lines = gap_lines(stored.pop("gaps", ()), node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
+    stored.pop("gaps", None)
+    lines = gap_lines(past.gaps[row.id], node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
     lines += expanded(stored.pop("plan", ()), node_at)
     lines += plan_lines(past.standing.get(row.id, ()), node_at)
     return {

@@ -125,10 +125,12 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
     """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
 
     What an earlier cut does to messages that are still sent is in the receipt of the exchange that moved it: here is
-    its place alone. What earlier trims dropped is summed up in `gaps`.
+    its place alone. What earlier trims dropped is summed up in `gaps`, which are not there where the cut at that place
+    has the same ones.
     """
     plan = report.plan
     cut = plan.cut
+    are_stored = found is not None and not plan.trimmed and plan.earlier == found.cut.gaps
     return {
         "cut": None
         if cut is None
@@ -141,10 +143,7 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
             "fired": plan.fired,
         },
         "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
-        "gaps": [
-            {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
-            for gap in plan.earlier
-        ],
+        **({} if are_stored else {"gaps": told_gaps(plan.earlier)}),
         "messages_before": report.messages_before,
         "messages_sent": report.messages_sent,
         "edits": list(report.edits),
@@ -156,6 +155,14 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
         if report.would_send is None
         else {"observed": {"tokens_sent": report.would_send, "edits": list(report.would_edit)}}
     )
+
+
+def told_gaps(gaps: Iterable[Gap]) -> list[JsonObject]:
+    """Return gaps as a receipt holds them."""
+    return [
+        {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
+        for gap in gaps
+    ]
 
 
 def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:

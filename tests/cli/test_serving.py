@@ -276,7 +276,7 @@ def test_sighup_is_passed_on_to_the_workers(
 def test_a_worker_in_a_new_interpreter_remembers_as_much_as_one_that_was_forked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(SharedRoom, "times", 1)
+    monkeypatch.setattr(SharedRoom, "factor", 1)
     monkeypatch.setattr(serving, "_Server", MagicMock())
     settings = Settings(server={"max_memory": 16 << 30, "workers": 2})  # type: ignore[arg-type]  # pydantic reads it
     loaded = Loaded(source=ConfigSource(), content=None, settings=settings)

@@ -149,6 +149,14 @@ def test_a_later_receipt_tells_the_cut_and_its_own_changes() -> None:
     assert [(gap["start"], gap["stop"]) for gap in receipt["gaps"]] == [(0, 1), (2, 4)]
 
 
+def test_gaps_that_the_cut_itself_tells_are_not_told_again() -> None:
+    plan = _plan(moved=False)
+    assert plan.cut is not None
+    assert "gaps" not in receipt_of(report(plan), replace(FOUND, cut=plan.cut))
+    part = replace(plan, earlier=plan.earlier[1:])  # of a request that speaks of a part of the branch
+    assert len(receipt_of(report(part), replace(FOUND, cut=plan.cut))["gaps"]) == 1
+
+
 def test_a_trim_tells_what_earlier_trims_did_to_what_it_drops() -> None:
     receipt = receipt_of(report(_plan()), FOUND)
     told = [(run["edit"], run["action"], run["start"], run["before"], run["after"]) for run in receipt["plan"]]
