@@ -57,18 +57,15 @@ async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
     ends: set[str] = set()
     lines = 0
     for row in rows:
-        node = _cut_node(row)
-        gaps[row.id] = row.receipt.get("gaps", ())
-        if node is not None:
-            place = (node, row.policy, row.agent)
+        places = [(node or "", row.policy, row.agent) for node in (_cut_node(row), row.receipt.get("gaps_at"))]
+        for place in places:
             if place not in cuts:
-                cuts[place] = await store.cut_at(row.session_key, *place)
-            found = cuts[place]
-            changes = found.changes if found is not None else ()
+                cuts[place] = await store.cut_at(row.session_key, *place) if place[0] else None
+        cut, before = map(cuts.get, places)
+        if cut is not None:
             moved = row.receipt["cut"]["moved"]
-            standing[row.id] = _of_earlier_moves(changes, row.receipt) if moved else changes
-            if found is not None and "gaps" not in row.receipt:
-                gaps[row.id] = told_gaps(found.gaps)
+            standing[row.id] = _of_earlier_moves(cut.changes, row.receipt) if moved else cut.changes
+        gaps[row.id] = row.receipt.get("gaps", ()) if before is None else told_gaps(before.gaps)
         told = len(gaps[row.id]) + len(standing.get(row.id, ()))
         told += sum(len(run["before"]) for run in row.receipt.get("plan", ()))
         if told and row.base != ROOT:
@@ -114,7 +111,8 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
             return past.lineage.node_at(row.base, position)
         return row.nodes[new] if new < len(row.nodes) else None
 
-    stored.pop("gaps", None)
+    for name in ("gaps", "gaps_at"):
+        stored.pop(name, None)
     lines = gap_lines(past.gaps[row.id], node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
     lines += expanded(stored.pop("plan", ()), node_at)
     lines += plan_lines(past.standing.get(row.id, ()), node_at)

@@ -121,16 +121,17 @@ def response_headers(report: PlanReport) -> Headers:
     return list(zip(map(str.encode, told), told.values(), strict=True))
 
 
-def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
+def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool = False) -> JsonObject:
     """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
 
+    One that is `borrowed` may not be stored yet.
+
     What an earlier cut does to messages that are still sent is in the receipt of the exchange that moved it: here is
-    its place alone. What earlier trims dropped is summed up in `gaps`, which are not there where the cut at that place
-    has the same ones.
+    its place alone. What earlier trims dropped is summed up in `gaps`; where the cut that was found has the same ones,
+    `gaps_at` names its node instead.
     """
     plan = report.plan
     cut = plan.cut
-    are_stored = found is not None and not plan.trimmed and plan.earlier == found.cut.gaps
     return {
         "cut": None
         if cut is None
@@ -143,7 +144,11 @@ def receipt_of(report: PlanReport, found: StandingCut | None) -> JsonObject:
             "fired": plan.fired,
         },
         "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
-        **({} if are_stored else {"gaps": told_gaps(plan.earlier)}),
+        **(
+            {"gaps_at": found.node}
+            if found is not None and not borrowed and plan.earlier == found.cut.gaps
+            else {"gaps": told_gaps(plan.earlier)}
+        ),
         "messages_before": report.messages_before,
         "messages_sent": report.messages_sent,
         "edits": list(report.edits),

@@ -398,7 +398,7 @@ def settlement_of(
     # Where the request stands is not known: neither is where its cut does.
     new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
     finished = prepared.finishing is not None
-    receipt = receipt_of(report, history.standing)
+    receipt = receipt_of(report, history.standing, borrowed=history.borrowed)
     cost = figures.cost if figures.priced else None
     receipt |= {
         "usage": answered.usage,

@@ -152,7 +152,9 @@ def test_a_later_receipt_tells_the_cut_and_its_own_changes() -> None:
 def test_gaps_that_the_cut_itself_tells_are_not_told_again() -> None:
     plan = _plan(moved=False)
     assert plan.cut is not None
-    assert "gaps" not in receipt_of(report(plan), replace(FOUND, cut=plan.cut))
+    receipt = receipt_of(report(plan), replace(FOUND, cut=plan.cut))
+    assert (receipt.get("gaps"), receipt["gaps_at"]) == (None, FOUND.node)
+    assert len(receipt_of(report(plan), replace(FOUND, cut=plan.cut), borrowed=True)["gaps"]) == 2
     part = replace(plan, earlier=plan.earlier[1:])  # of a request that speaks of a part of the branch
     assert len(receipt_of(report(part), replace(FOUND, cut=plan.cut))["gaps"]) == 1
 
