@@ -379,7 +379,7 @@ class Message(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it holds nothing but text, calls for the client and reasoning."""
+        """Whether it holds nothing but text, calls for the client and reasoning; of a result: whether text tells all."""
         return self.plain_text is not None
 
     @property
