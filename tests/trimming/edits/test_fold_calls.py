@@ -322,6 +322,15 @@ def test_what_a_user_or_the_provider_did_beside_a_call_keeps_it(place: str) -> N
     assert roles(made) == "user assistant tool assistant tool assistant tool assistant tool"
 
 
+def test_what_a_user_said_beside_a_result_long_ago_stays() -> None:
+    start = MessagesMessage.of({"role": "user", "content": "Go"})
+    later = MessagesMessage.of({"role": "user", "content": "And?"})
+    beside = used(1, {"type": "text", "text": "Mind."})
+    made = planned([start, use(0), used(0), use(1), beside, use(2), used(2), later, use(9), used(9)])
+    assert roles(made) == "user assistant tool assistant tool assistant tool user assistant tool"
+    assert made.view[4].beside == "Mind."
+
+
 def test_of_several_results_in_a_message_the_last_one_tells_of_what_follows() -> None:
     pair = MessagesMessage.of({"role": "assistant", "content": [use(0).data["content"][0], use(1).data["content"][0]]})
     both = MessagesMessage.of({"role": "user", "content": [used(0).data["content"][0], used(1).data["content"][0]]})
@@ -337,7 +346,7 @@ def test_what_was_folded_behind_a_short_result_of_several_is_not_cleared_itself(
     pair = MessagesMessage.of({"role": "assistant", "content": [use(0).data["content"][0], use(1).data["content"][0]]})
     both = [used(0).data["content"][0], used(1, content="short").data["content"][0]]
     start = MessagesMessage.of({"role": "user", "content": "Go"})
-    log = [start, pair, MessagesMessage.of({"role": "user", "content": both})]
+    log: list[Message] = [start, pair, MessagesMessage.of({"role": "user", "content": both})]
     log += [each for at in range(2, 9) for each in (use(at), used(at))]
     first = planned(log)
     second = planned([*log, use(9), used(9)], first.cut)
