@@ -296,9 +296,7 @@ class Item(Message):
 
     @property
     def is_plain(self) -> bool:
-        if self.kind in _MORE_THAN_TEXT:
-            return False
-        told = {"message", "reasoning", *RESULTS} if self.is_result else {"message", "reasoning"}
+        told = ({self.kind} if self.is_result else {"message", "reasoning"}) - _MORE_THAN_TEXT
         others = (item for item in self.items if not is_call(item) and kind_of(item) not in told)
         return self.plain_text is not None and not any(others)
 
