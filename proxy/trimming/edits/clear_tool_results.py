@@ -42,6 +42,7 @@ _BEGINNING: Final = 80  # characters that stay of a longer one
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
 _FEWEST, _MOST = 2, 32  # spans that are folded into one
+_INDENT: Final = "\n  "  # further lines of a result: none of them can be taken for a call
 _TOLD: Final = "a line behind an earlier result was put in its place"
 
 
@@ -76,8 +77,9 @@ class ClearToolResults(BaseEdit, frozen=True):
     """Whether the agent's own longer texts are cleared too, those older than the results that stay: what it said with a
     call once its results are cleared or too short for it, and its answers. The beginning and a digest stay."""
     fold_calls: bool = False
-    """Whether the calls in a row that a trim clears are folded into the first: behind its result, a line tells of each
-    other one, and their messages go. Needs `clear_inputs`, so that no line is long."""
+    """Whether the calls in a row that one trim clears are folded into the first: behind its result, a line tells of
+    each other one, and their messages go. In a client's own window none are. Needs `clear_inputs`: arguments are told
+    in full."""
     digest_chars: Natural = 300
     """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
     at most ten times as many characters. With 0 there is no digest."""
@@ -142,7 +144,7 @@ class ClearToolResults(BaseEdit, frozen=True):
             call, message = answered_by(result.message, calls), result.message
             if call is None or not message.is_plain or holds_folded(message.text) or result.tool in self.exclude_tools:
                 return []
-            gave[call.id] = message.text.strip()
+            gave[call.id] = message.text.strip().replace("\n", _INDENT)
         if len(gave) < len(block.calls):
             return []
         lines = [" ".join(text.split()) for text in block.texts if text.strip()]
@@ -321,7 +323,7 @@ class _ResultClearing:
 
     @cached_property
     def _mentions(self) -> Mentions:
-        """What the session says of each word, whatever is still sent of it."""
+        """What is left of the log said of each word when it arrived, whatever is still sent of it."""
         mentions = Mentions()
         for entry in self._draft.entries:
             message = entry.message

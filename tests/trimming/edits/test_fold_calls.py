@@ -86,12 +86,17 @@ def test_a_line_tells_of_each_call_behind_the_first_result() -> None:
         "[then, shortened:]",
         "I will read it.",
         "read path=src/main.c lines=[1,2] limit=20 old=if x: y → 12 passed",
-        "",
-        "1 failed",
+        "  ",
+        "  1 failed",
         f"look → [cleared {size} tokens; ref=00000006]",
     ]
     assert made.view[1] == call(0)
     assert made.view[3:] == (call(9), gave(9))
+
+
+def test_no_output_can_be_taken_for_a_call() -> None:
+    made = planned(talk(call(1), gave(1, "ok\nrun a → b")))
+    assert lines(made)[1:3] == ["look → ok", "  run a → b"]
 
 
 def test_what_the_agent_wrote_is_as_short_as_it_would_be_in_its_place() -> None:
