@@ -379,7 +379,10 @@ class Message(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it holds nothing but text, calls for the client and reasoning."""
+        """Whether it holds nothing but text, calls for the client and reasoning; of a result, whether its text is all.
+
+        The text of one that failed is not.
+        """
         return self.plain_text is not None
 
     @property

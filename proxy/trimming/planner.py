@@ -25,6 +25,8 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped, joined_ranges
+from proxy.trimming.edits.clear_tool_results import ClearToolResults
+from proxy.trimming.edits.stubs import CLEAR_TOOL_RESULTS
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import (
@@ -241,7 +243,8 @@ class _Planning:
         self.entries, self.policy, self.name, self.context = entries, policy, name, context
         self.composed, self.start, self.overflow = composed, start, overflow
         self.end = entries[-1].position + 1 if entries else start
-        self.cut = cut = current if current is not None and current.position <= self.end else None
+        is_usable = current is not None and current.position <= self.end and not _is_split(current, start)
+        self.cut = cut = current if is_usable else None
         absent = missing_of(entries, cut.gaps, start) if cut is not None else []
         self.is_whole = not absent
         self.arrived = arrive(entries, policy, context, absent)
@@ -269,7 +272,7 @@ class _Planning:
         warnings: tuple[str, ...] = ()
         if context.context_window is None and policy.relies_on_window:
             warnings = (UNKNOWN_WINDOW,)
-        fired, running = self._fired(view), policy
+        fired, running = self._fired(view), policy if not self.start else _without_folding(policy)
         waits = bool(fired) and self._waits(view)
         if waits:
             fired = ""
@@ -550,6 +553,17 @@ class _Planning:
             return None
         draft = made.draft if made is not None else draft_of(self.history, policy, context, self.target)
         return requested_in_time(draft, edit, added, costs)
+
+
+def _without_folding(policy: Policy) -> Policy:
+    """Return a policy for a client's own window, which the call that others would be folded into soon leaves."""
+    edits = [edit.apart if isinstance(edit, ClearToolResults) else edit for edit in policy.edits]
+    return policy.model_copy(update={"edits": tuple(edits)})
+
+
+def _is_split(cut: Cut, start: int) -> bool:
+    """Tell whether calls from `start` on are folded into one before it, which a client left out of its window."""
+    return start > 0 and any(gap.edit == CLEAR_TOOL_RESULTS and gap.start <= start < gap.stop for gap in cut.gaps)
 
 
 def requested_in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> SummaryRequest | None:

@@ -90,7 +90,14 @@ def test_each_result_is_shortened_for_what_its_call_asked(recorded: tuple[int, .
     seen: list[tuple[int, str | None]] = []
 
     class Told(TruncateToolOutput, frozen=True):
-        def shorten_all(self, message: Message, entry: Entry, calls: Mapping[str, Call]) -> None:
+        def shorten_all(  # on arrival, nothing is cleared
+            self,
+            message: Message,
+            entry: Entry,
+            calls: Mapping[str, Call],
+            *,
+            is_cleared: bool = False,  # noqa: ARG002
+        ) -> None:
             call = answered_by(message, calls)
             seen.append((entry.position, call.name if call is not None else None))
 

@@ -112,6 +112,9 @@ class MessagesMessage(Message):
 
     @property
     def is_plain(self) -> bool:
+        result = self._only_result
+        if result is not None:
+            return self.plain_text is not None and not result.get("is_error")
         return all(_is_text(block) or is_call(block) or _kind(block) in THINKING for block in self.blocks)
 
     @property

@@ -57,6 +57,8 @@ CALLS: Final = {
 RESULTS: Final = frozenset(CALLS.values())
 _FIXED: Final = frozenset({"computer_call_output", "tool_search_output", "mcp_approval_response"})
 """Results in whose place no text may stand."""
+_MORE_THAN_TEXT: Final = _FIXED | {"shell_call_output", "apply_patch_call_output"}
+"""Results of which a text does not tell all: that of a command or a patch has a field for how it ended."""
 _HOSTED: Final = frozenset(
     {
         *("file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
@@ -294,7 +296,8 @@ class Item(Message):
 
     @property
     def is_plain(self) -> bool:
-        others = (item for item in self.items if not is_call(item) and kind_of(item) not in {"message", "reasoning"})
+        told = ({self.kind} if self.is_result else {"message", "reasoning"}) - _MORE_THAN_TEXT
+        others = (item for item in self.items if not is_call(item) and kind_of(item) not in told)
         return self.plain_text is not None and not any(others)
 
     @property

@@ -27,6 +27,7 @@ from proxy.dialects import Call, Message, Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
 from proxy.trimming.draft import Draft, Result, answered_by, by_id
 from proxy.trimming.edits.edit import BaseEdit
+from proxy.trimming.edits.stubs import REF_DIGITS, REF_PREFIX, folded_behind, holds_folded, is_stub, stub_of
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Share
 
@@ -35,15 +36,14 @@ _SHARE_OF_ARGUMENTS: Final = 0.1  # the same of what the agent wrote: it uses th
 _LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
 _PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
-_REF_PREFIX: Final = "ref_"
-_REF_DIGITS: Final = 8  # hexadecimal digits of a ref in a stub, if no other text of the session begins with them
 _STRING: Final = 200  # characters of a string among arguments that stays as it is
 _TEXT: Final = 120  # characters of an older text of the agent's that stays as it is
 _BEGINNING: Final = 80  # characters that stay of a longer one
 _ITEMS: Final = 10  # items of a list among arguments that stay
 _LEVELS: Final = 32  # levels of arguments that are looked into
-_FOLDED: Final = "[then, shortened:]"
 _FEWEST, _MOST = 2, 32  # spans that are folded into one
+_INDENT: Final = "\n  "  # further lines of a result: none of them can be taken for a call
+_TOLD: Final = "a line behind an earlier result was put in its place"
 
 
 Digest: TypeAlias = Callable[[str], str]
@@ -77,8 +77,9 @@ class ClearToolResults(BaseEdit, frozen=True):
     """Whether the agent's own longer texts are cleared too, those older than the results that stay: what it said with a
     call once its results are cleared or too short for it, and its answers. The beginning and a digest stay."""
     fold_calls: bool = False
-    """Whether the calls in a row that a trim clears are folded into the first: behind its result, a line tells of each
-    other one, and their messages go. Needs `clear_inputs`, so that no line is long."""
+    """Whether the calls in a row that one trim clears are folded into the first: behind its result, a line tells of
+    each other one, and their messages go. In a client's own window none are. Needs `clear_inputs`: arguments are told
+    in full."""
     digest_chars: Natural = 300
     """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
     at most ten times as many characters. With 0 there is no digest."""
@@ -88,6 +89,11 @@ class ClearToolResults(BaseEdit, frozen=True):
         if self.fold_calls and not self.clear_inputs:
             raise ValueError("fold_calls needs clear_inputs: true")
         return self
+
+    @property
+    def apart(self) -> Self:
+        """The same without folding."""
+        return self.model_copy(update={"fold_calls": False}) if self.fold_calls else self
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
@@ -99,46 +105,46 @@ class ClearToolResults(BaseEdit, frozen=True):
         """Fold the calls that this trim cleared, and those between them; what earlier trims left keeps its bytes."""
         if not self.fold_calls:
             return
-        made = [
+        changed = {
             place
             for place, message in draft.remaining()
             if message is not before.messages[place] and self.type in draft.made_by[place]
-        ]
-        if not made:
+        }
+        if not changed:
             return
+        first, last = min(changed), max(changed)
         results = {span: list(each) for span, each in groupby(draft.results(), key=attrgetter("span"))}
         run: list[_ToldSpan] = []
         for span in draft.spans:
-            if span.stop <= made[0] or not any(draft.remaining(span.start, span.stop)):
+            if span.stop <= first or not any(draft.remaining(span.start, span.stop)):
                 continue
-            lines = self._lines(draft, span, results.get(span, ()), made)
+            given = results.get(span, [])
+            is_cleared = bool(given) and is_stub(given[-1].message.text, given[-1].ref)
+            is_done = span.stop <= last or span.start in changed or is_cleared
+            lines = self._lines(draft, span, given) if is_done else []
             if lines:
-                run.append(_ToldSpan(span=span, last=results[span][-1], lines=lines))
+                run.append(_ToldSpan(span=span, last=given[-1], calls=len(given), lines=lines))
             if not lines or len(run) == _MOST:
                 yield from self._folded(draft, run)
                 run.clear()
         yield from self._folded(draft, run)
 
-    def _lines(self, draft: Draft, span: Span, results: Sequence[Result], made: Sequence[int]) -> list[str]:
-        """Return the lines that tell of a span; none where it is not all cleared, or holds what no line can tell.
-
-        `made` are the places that this trim changed.
-        """
+    def _lines(self, draft: Draft, span: Span, results: Sequence[Result]) -> list[str]:
+        """Return the lines that tell of a span; none where it holds what no line can tell, or lines of others."""
         block, places = draft.messages[span.start], range(span.start, span.stop)
         if block is None or not results or not block.is_plain:
             return []
         if not draft.protected.isdisjoint(places) or not draft.hidden.keys().isdisjoint(places):
             return []
-        is_done = span.stop <= made[-1] or span.start in made or is_stub(results[-1].message.text, results[-1].ref)
         others = draft.remaining(span.start + 1, span.stop)
-        if not is_done or any(not message.is_result or message.beside for _, message in others):
+        if any(not message.is_result or message.beside for _, message in others):
             return []
         calls, gave = by_id(block.calls), dict[str, str]()
         for result in results:
-            call, text = answered_by(result.message, calls), result.message.plain_text
-            if call is None or text is None or result.tool in self.exclude_tools:
+            call, message = answered_by(result.message, calls), result.message
+            if call is None or not message.is_plain or holds_folded(message.text) or result.tool in self.exclude_tools:
                 return []
-            gave[call.id] = text.strip()
+            gave[call.id] = message.text.strip().replace("\n", _INDENT)
         if len(gave) < len(block.calls):
             return []
         lines = [" ".join(text.split()) for text in block.texts if text.strip()]
@@ -149,13 +155,14 @@ class ClearToolResults(BaseEdit, frozen=True):
         if len(run) < _FEWEST:
             return
         first, others = run[0].last, run[1:]
-        text = "\n".join([first.message.text, _FOLDED, *(line for each in others for line in each.lines)])
-        reason = f"{len(others)} calls after it are told behind its result"
+        text = folded_behind(first.message.text, [line for each in others for line in each.lines])
+        calls = sum(each.calls for each in others)
+        reason = f"lines behind it tell of {calls} call{'s' if calls > 1 else ''} after it"
         told = {first.index: first.message.with_text(text)}
         changes = [draft.replacing_results(first.place, self.type, reason, told)]
         for each in others:
             for place, _ in draft.remaining(each.span.start, each.span.stop):
-                changes.append(draft.removing(place, self.type, "it is told behind the result of a call before it"))
+                changes.append(draft.removing(place, self.type, _TOLD))
         if sum(change.freed for change in changes) > 0:
             yield from changes
 
@@ -165,6 +172,7 @@ class _ToldSpan(Struct, frozen=True, kw_only=True):
 
     span: Span
     last: Result  # the last one in it
+    calls: int
     lines: list[str]
 
 
@@ -315,7 +323,7 @@ class _ResultClearing:
 
     @cached_property
     def _mentions(self) -> Mentions:
-        """What the session says of each word, whatever is still sent of it."""
+        """What is left of the log said of each word when it arrived, whatever is still sent of it."""
         mentions = Mentions()
         for entry in self._draft.entries:
             message = entry.message
@@ -327,14 +335,14 @@ class _ResultClearing:
 
         Which of several results of one message it names still follows: `9f3ac41e-2`.
         """
-        name, dash, number = ref.removeprefix(_REF_PREFIX).partition("-")
-        return (name if self._beginnings[name[:_REF_DIGITS]] > 1 else name[:_REF_DIGITS]) + dash + number
+        name, dash, number = ref.removeprefix(REF_PREFIX).partition("-")
+        return (name if self._beginnings[name[:REF_DIGITS]] > 1 else name[:REF_DIGITS]) + dash + number
 
     @cached_property
     def _beginnings(self) -> Counter[str]:
         """How many refs of the session have which beginning."""
-        refs = {entry.ref.removeprefix(_REF_PREFIX) for entry in self._draft.entries}
-        return Counter(ref[:_REF_DIGITS] for ref in refs)
+        refs = {entry.ref.removeprefix(REF_PREFIX) for entry in self._draft.entries}
+        return Counter(ref[:REF_DIGITS] for ref in refs)
 
     def _is_changed(self, place: int) -> bool:
         made_by = self._draft.made_by
@@ -344,8 +352,8 @@ class _ResultClearing:
         if not self._is_changed(result.place):
             return False
         # Of several in one message, some may not be cleared yet.
-        whole = self._draft.messages[result.place]
-        return whole is result.message or is_stub(result.message.text, result.ref)
+        whole, text = self._draft.messages[result.place], result.message.text
+        return whole is result.message or is_stub(text, result.ref) or holds_folded(text)
 
 
 def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> int:
@@ -364,11 +372,6 @@ def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> in
     return most
 
 
-def stub_of(tokens: int, ref: str, digest: str) -> str:
-    """Return the stub of a result that cost so many tokens."""
-    return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
-
-
 def shown_call(call: Call) -> str:
     """Return a call on a line: `read path=src/main.c limit=20`; arguments that are no object as they are."""
     members = None if call.custom else read(call.arguments)
@@ -376,12 +379,6 @@ def shown_call(call: Call) -> str:
     if is_members(members):
         shown = [f"{name}={each if isinstance(each, str) else write(each)}" for name, each in members]
     return " ".join(" ".join([call.name, *shown]).split())
-
-
-def is_stub(text: str, ref: str) -> bool:
-    """Tell whether a text is the stub of the result with this ref, or begins with it."""
-    name = ref.removeprefix(_REF_PREFIX)[:_REF_DIGITS]
-    return text.startswith("[cleared ") and f" tokens; ref={name}" in text
 
 
 def shorter_arguments(arguments: str, digest: Digest) -> str:

@@ -38,7 +38,6 @@ from proxy.textscan import (
     write_lines,
 )
 from proxy.trimming.draft import Draft
-from proxy.trimming.edits.clear_tool_results import is_stub
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.model import Change, Entry
 from proxy.trimming.settings import Natural, Positive
@@ -95,12 +94,12 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         return {} if self.methods or self.strict else {"methods": "without a method nothing is shortened"}
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Shorten what has a shorter form, stubs and perhaps files excepted."""
+        """Shorten what has a shorter form, files perhaps excepted."""
         changes = {change.position: change for change in super().apply(draft)}
-        for result in draft.results() if changes else ():
-            is_spared = is_stub(result.message.text, result.ref) or (self.spare_files and _names_file(result.call))
-            if is_spared and result.place in changes:
-                del changes[result.place]
+        if self.spare_files and changes:
+            for result in draft.results():
+                if result.place in changes and _names_file(result.call):
+                    del changes[result.place]
         return iter(changes.values())
 
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:

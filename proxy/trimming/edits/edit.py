@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from proxy.dialects import Call, Message
 from proxy.trimming.draft import Draft, answered_by, by_id, calls_in, results_of
+from proxy.trimming.edits.stubs import CLEAR_TOOL_RESULTS, holds_folded, is_stub
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
 
@@ -92,14 +93,20 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         call that it answers. What is short already must stay.
         """
 
-    def shorten_all(self, message: Message, entry: Entry, calls: Mapping[str, Call]) -> Shortened | None:
+    def shorten_all(
+        self, message: Message, entry: Entry, calls: Mapping[str, Call], *, is_cleared: bool = False
+    ) -> Shortened | None:
         """Return a message with the shorter form of each of its results; None where all stay.
 
-        `calls` are those of the message before the results, by id.
+        `calls` are those of the message before the results, by id. Where it `is_cleared`, stubs stay, and so does what
+        is folded behind one: it has no ref of its own.
         """
         made: list[Message | None] = []
         reasons: list[str] = []
         for _, result, alone in results_of(message, entry):
+            if is_cleared and (is_stub(result.text, alone.ref) or holds_folded(result.text)):
+                made.append(result)
+                continue
             call = answered_by(result, calls)
             shortened = self.shorten(result, alone, call.arguments if call is not None else "")
             if result is message:
@@ -110,13 +117,14 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         return Shortened(message=whole, reason="; ".join(reasons)) if whole is not None else None
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Shorten every tool result that is not protected and costs fewer tokens in the shorter form."""
+        """Shorten every tool result that is not protected or cleared and costs fewer tokens in the shorter form."""
         for span in draft.spans:
             calls = by_id(calls_in(draft.entries, span))
             for place, message in draft.remaining(span.start, span.stop):
                 if not message.is_result or (place in draft.protected and place not in draft.cuttable):
                     continue
-                shortened = self.shorten_all(message, draft.entries[place], calls)
+                is_cleared = bool(draft.made_by) and CLEAR_TOOL_RESULTS in draft.made_by[place]
+                shortened = self.shorten_all(message, draft.entries[place], calls, is_cleared=is_cleared)
                 if shortened is None:
                     continue
                 change = draft.replacing(place, self.type, shortened.reason, shortened.message)

@@ -290,7 +290,8 @@ TEXT_PART = {"type": "text", "text": "a"}
     ],
 )
 def test_plain_text_is_none_where_the_content_holds_anything_else(content: Any, text: str | None) -> None:
-    assert ChatMessage.of({"role": "user", "content": content}).plain_text == text
+    message = ChatMessage.of({"role": "user", "content": content})
+    assert (message.plain_text, message.is_plain) == (text, text is not None)
 
 
 def test_new_facts_know_only_what_they_are_given() -> None:

@@ -49,6 +49,16 @@ MIXED = user(result("a", "first"), result("b", [text("sec"), text("ond"), IMAGE]
 # ------------------------------------------------------------------------------------------- reading
 
 
+def test_what_text_calls_and_thinking_tell_is_plain() -> None:
+    assert reply(THOUGHT, text("so"), use("look", "a")).is_plain
+    assert not reply(*SERVER, use("look", "a")).is_plain
+    assert user(result("a", [text("sec"), text("ond")])).is_plain
+    assert user(result("a", is_error=False)).is_plain
+    assert not user(result("a", is_error=True)).is_plain
+    assert not user(result("a", [IMAGE])).is_plain
+    assert not MIXED.is_plain
+
+
 def test_a_user_message_with_results_belongs_to_the_calls() -> None:
     assert (MIXED.role, MIXED.is_result, MIXED.result_count) == ("tool", True, 2)
     assert (MIXED.answers, MIXED.answered) == ("a", ("a", "b"))

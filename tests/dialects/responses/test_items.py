@@ -139,6 +139,26 @@ def test_parts_that_hold_no_text_are_told() -> None:
     assert list(refused.all_texts()) == ["", "No."]
 
 
+def test_what_text_calls_and_reasoning_tell_is_plain() -> None:
+    assert TURN.is_plain
+    assert not turn(REASONING, SEARCH, CALL).is_plain
+    assert not turn({**said(), "content": [{"type": "refusal", "refusal": "No."}]}, CALL).is_plain
+    assert item(OUTPUT).is_plain
+    assert not item({**OUTPUT, "output": [IMAGE]}).is_plain
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "shell_call_output", "output": [{"stdout": "a", "outcome": {"type": "exit", "exit_code": 3}}]},
+        {"type": "apply_patch_call_output", "status": "failed", "output": "no such file"},
+        {"type": "tool_search_output", "tools": [{"type": "function", "name": "late"}]},
+    ],
+)
+def test_a_result_that_says_more_than_its_text_is_not_plain(fields: dict[str, Any]) -> None:
+    assert not item({"call_id": "c1", **fields}).is_plain
+
+
 def test_our_own_fields_are_read_and_left_out() -> None:
     message = item({"role": "user", "content": "hi", "agent": "planner", "is_internal": True})
     assert (message.agent, message.is_internal) == ("planner", True)

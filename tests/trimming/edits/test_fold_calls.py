@@ -86,12 +86,17 @@ def test_a_line_tells_of_each_call_behind_the_first_result() -> None:
         "[then, shortened:]",
         "I will read it.",
         "read path=src/main.c lines=[1,2] limit=20 old=if x: y → 12 passed",
-        "",
-        "1 failed",
+        "  ",
+        "  1 failed",
         f"look → [cleared {size} tokens; ref=00000006]",
     ]
     assert made.view[1] == call(0)
     assert made.view[3:] == (call(9), gave(9))
+
+
+def test_no_output_can_be_taken_for_a_call() -> None:
+    made = planned(talk(call(1), gave(1, "ok\nrun a → b")))
+    assert lines(made)[1:3] == ["look → ok", "  run a → b"]
 
 
 def test_what_the_agent_wrote_is_as_short_as_it_would_be_in_its_place() -> None:
@@ -109,10 +114,10 @@ def test_the_plan_tells_what_was_folded() -> None:
     assert made.cut is not None
     (gap,) = made.cut.gaps
     assert (gap.start, gap.stop, gap.edit) == (3, 7, "clear_tool_results")
-    assert gap.reason == "it is told behind the result of a call before it"
+    assert gap.reason == "a line behind an earlier result was put in its place"
     assert [change.reason for change in made.made if change.position == 2] == [
         "not among the newest 1 tool results",
-        "2 calls after it are told behind its result",
+        "lines behind it tell of 2 calls after it",
     ]
 
 
@@ -241,6 +246,52 @@ def test_compaction_leaves_what_was_folded() -> None:
     assert "[then, shortened:]" in second.view[2].text
 
 
+def test_truncation_leaves_what_was_folded() -> None:
+    truncate = {"type": "truncate_tool_output", "max_lines": 1, "max_bytes": 400}
+    log = [user("Go"), *(each for at in range(9) for each in (call(at), gave(at)))]
+    first = planned(log, edits=[FOLD, truncate])
+    second = planned([*log, call(10), gave(10)], first.cut, edits=[FOLD, truncate])
+    assert len(lines(first)) == 8
+    assert second.view[2] == first.view[2]
+
+
+def test_what_looks_folded_and_is_not_is_truncated() -> None:
+    truncate = {"type": "truncate_tool_output", "max_bytes": 400}
+    log = [user("Go"), call(0), gave(0, f"ok\n[then, shortened:]\n{LONG}")]
+    made = planned(log, edits=[FOLD, truncate])
+    assert "bytes) omitted" in made.view[2].text
+
+
+def test_what_was_folded_is_not_folded_again() -> None:
+    edits = [{**FOLD, "exclude_tools": ["note"]}, {**FOLD, "when": {"messages": 10}}]
+    log = [user("Go"), call(0, name="note"), gave(0), *(each for at in (1, 2, 3) for each in (call(at), gave(at)))]
+    first = planned(log, edits=edits)
+    second = planned([*log, *(each for at in (4, 5) for each in (call(at), gave(at)))], first.cut, edits=edits)
+    assert first.view[2] == gave(0)
+    assert second.view[2].text.startswith("[cleared ")
+    assert lines(second, 4) == lines(first, 4)
+    assert roles(second) == "user" + " assistant tool" * 4
+
+
+def test_the_window_of_a_client_holds_all_that_was_folded_into_a_call_before_it() -> None:
+    log = talk(call(1), gave(1), call(2), gave(2))
+    first = planned(log)
+    assert first.cut is not None
+    chosen = {"keep": {"rounds": 0, "spans": 0}, "edits": [FOLD]}
+    for start in (3, 5):
+        window = entries([*log, user("Now?")])[start:]
+        context = PlanningContext(count=cost)
+        idle = Policy.model_validate({"trigger": {"tokens": 10**6}, **chosen})
+        whole = plan(window, idle, "p", context, replace(first.cut, version=idle.version), start=start)
+        assert whole.tokens_before == sum(entry.tokens for entry in window)
+        assert whole.view == tuple(entry.message for entry in window)
+        eager = Policy.model_validate({"trigger": {"every_request": True}, **chosen})
+        made = plan(window, eager, "p", context, first.cut, start=start)
+        assert len(made.view) == len(window)
+        stubs = [message.text for message in made.view if message.is_result][:-1]
+        assert all(text.startswith("[cleared ") and "[then" not in text for text in stubs)
+
+
 # ------------------------------------------------------------------------------------------ other APIs
 
 
@@ -276,6 +327,15 @@ def test_what_a_user_or_the_provider_did_beside_a_call_keeps_it(place: str) -> N
     assert roles(made) == "user assistant tool assistant tool assistant tool assistant tool"
 
 
+def test_what_a_user_said_beside_a_result_long_ago_stays() -> None:
+    start = MessagesMessage.of({"role": "user", "content": "Go"})
+    later = MessagesMessage.of({"role": "user", "content": "And?"})
+    beside = used(1, {"type": "text", "text": "Mind."})
+    made = planned([start, use(0), used(0), use(1), beside, use(2), used(2), later, use(9), used(9)])
+    assert roles(made) == "user assistant tool assistant tool assistant tool user assistant tool"
+    assert made.view[4].beside == "Mind."
+
+
 def test_of_several_results_in_a_message_the_last_one_tells_of_what_follows() -> None:
     pair = MessagesMessage.of({"role": "assistant", "content": [use(0).data["content"][0], use(1).data["content"][0]]})
     both = MessagesMessage.of({"role": "user", "content": [used(0).data["content"][0], used(1).data["content"][0]]})
@@ -285,6 +345,39 @@ def test_of_several_results_in_a_message_the_last_one_tells_of_what_follows() ->
     first, last = made.view[2].results
     assert "[then" not in first.text
     assert last.text.split("\n")[2] == "look n=2 → short"
+
+
+def test_what_was_folded_behind_a_short_result_of_several_is_not_cleared_itself() -> None:
+    pair = MessagesMessage.of({"role": "assistant", "content": [use(0).data["content"][0], use(1).data["content"][0]]})
+    both = [used(0).data["content"][0], used(1, content="short").data["content"][0]]
+    start = MessagesMessage.of({"role": "user", "content": "Go"})
+    log: list[Message] = [start, pair, MessagesMessage.of({"role": "user", "content": both})]
+    log += [each for at in range(2, 9) for each in (use(at), used(at))]
+    first = planned(log)
+    second = planned([*log, use(9), used(9)], first.cut)
+    assert "[then" in first.view[2].results[1].text
+    assert second.view[2] == first.view[2]
+
+
+def test_a_failed_result_keeps_its_call() -> None:
+    failed = MessagesMessage.of({"role": "user", "content": [used(1).data["content"][0] | {"is_error": True}]})
+    start = MessagesMessage.of({"role": "user", "content": "Go"})
+    made = planned([start, use(0), used(0), use(1), failed, use(2), used(2), use(9), used(9)])
+    assert roles(made) == "user assistant tool assistant tool assistant tool assistant tool"
+    assert made.view[4].data["content"][0]["is_error"] is True
+
+
+def test_a_result_beside_a_stub_is_compacted_all_the_same() -> None:
+    rows = '{"rows": [' + ", ".join('{"name": "abc", "size": 1}' for _ in range(40)) + "]}"
+    compact = {"type": "compact_tool_output", "methods": ["minify", "table"]}
+    pair = MessagesMessage.of({"role": "assistant", "content": [use(0).data["content"][0], use(1).data["content"][0]]})
+    blocks = [used(0).data["content"][0], used(1, content=rows).data["content"][0]]
+    start = MessagesMessage.of({"role": "user", "content": "Go"})
+    made = planned([start, pair, MessagesMessage.of({"role": "user", "content": blocks})], edits=[FOLD, compact])
+    first, last = made.view[2].results
+    assert first.text.startswith("[cleared ")
+    assert len(last.text) < len(rows)
+    assert "[cleared " not in last.text
 
 
 def turn(at: int, *before: dict[str, Any]) -> Message:
@@ -309,6 +402,25 @@ def test_items_are_folded_but_for_what_the_provider_ran(before: list[dict[str, A
     made = planned([start, turn(0), output(0), turn(1, *before), output(1), turn(9), output(9)])
     assert len(made.view) == (5 if folded else 7)
     assert ("[then" in made.view[2].text) is folded
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("shell_call", {"output": [{"stdout": "", "stderr": LONG, "outcome": {"type": "exit", "exit_code": 3}}]}),
+        ("apply_patch_call", {"status": "failed", "output": LONG}),
+        ("tool_search_call", {"execution": "client", "tools": [{"type": "function", "name": "late"}]}),
+    ],
+)
+def test_a_call_whose_result_says_more_than_its_text_stays(kind: str, fields: dict[str, Any]) -> None:
+    item = {"type": kind, "call_id": "c1", "execution": "client"}
+    result = {"type": "tool_search_output" if kind.startswith("tool") else f"{kind}_output", "call_id": "c1", **fields}
+    log = [Item.of({"type": "message", "role": "user", "content": "Go"}), turn(0), output(0)]
+    log += [Item.of({"type": "turn", "role": "assistant", "items": [item]}), Item.of(result)]
+    made = planned([*log, turn(2), output(2), turn(3), output(3), turn(9), output(9)])
+    assert made.view[3].calls[0].id == "c1"
+    assert "[then" not in made.view[4].text
+    assert len(made.view) == 9
 
 
 def test_folding_needs_short_arguments() -> None:
