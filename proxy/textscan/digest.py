@@ -412,7 +412,7 @@ WEIGHTS: Final[Sequence[float]] = (
 )
 _by_share: Final = itemgetter(0)
 
-_NEAR: Final = 100  # after so many characters of values their label is said again, so that it stands near each of them
+_NEAR: Final = 80  # after so many characters of values their label is said again, so that it stands near each of them
 _LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
 _ERROR_LONGEST: Final = 300  # characters of an error line
 _ERROR_SHARE: Final = 2  # an error line takes up at most this part (a half) of the characters
