@@ -25,6 +25,7 @@ from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Polic
 
 _COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
+_LEFT_OUT: Final = "the client left it out"
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
 _AROUND: Final = 80  # characters on either side of what was found
@@ -150,8 +151,9 @@ class SentView(Struct, kw_only=True):
     nodes: tuple[str | None, ...]  # their nodes, None for what never became one
     fates: list[str]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
     changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
-    edits: list[str]  # the edit that took each of them from the view or changed it; empty where it was sent as it is
+    edits: list[str]  # the edit that took each of them from the view or changed it; empty where none did
     reasons: list[str]
+    start: int = 0  # place of the first of them that the request spoke of
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
@@ -184,14 +186,17 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await tools_sent(row, dialect, store)
+    start = _start_of(row, len(lead) + len(entries))
+    spoken = len(entries) - start
     view = SentView(
         instructions=lead,
         tools=tools,
         entries=tuple(entries),
         nodes=tuple(nodes),
-        fates=["sent"] * len(entries),
+        fates=["dropped"] * start + ["sent"] * spoken,
         edits=[""] * len(entries),
-        reasons=[""] * len(entries),
+        reasons=[_LEFT_OUT] * start + [""] * spoken,
+        start=start,
     )
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
@@ -222,24 +227,30 @@ def _cut_node(row: ExchangeRow) -> str | None:
     return None if told is None else row.cut_node if told["moved"] else told["node"]
 
 
+def _start_of(row: ExchangeRow, messages: int) -> int:
+    """Return how many of the oldest messages of the branch the client left out; `messages` counts all there are."""
+    own: int = row.receipt.get("messages_before") or messages
+    return max(messages - own, 0) if row.kind == Kind.WINDOWED else 0
+
+
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
     """Add what was sent under a cut."""
-    entries, composed = view.entries, row.kind == "append"
+    entries, composed = view.entries[view.start :], row.kind == "append"
     if (row.policy == OFF and not _is_held(row, view)) or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
     else:
         as_now = None if cut is None else replace(cut, version=_NOTHING.version)
-        made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed)
+        made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed, start=view.start)
     view.messages = made.view
     if made.summary is not None and made.summary.role == "merge":
         view.instructions = merged(view.instructions, made.summary, entries[0].message.dialect)
     for gap in made.earlier:
-        for place in range(gap.start, min(gap.stop, len(entries))):
+        for place in range(gap.start, min(gap.stop, len(view.entries))):
             summed = made.summary is not None and place < made.summary.until
             view.fates[place] = "summarised" if summed else "dropped"
             view.edits[place], view.reasons[place] = gap.edit, gap.reason
     for change in made.changes:
-        if change.position < len(entries) and view.fates[change.position] in {"sent", "shortened"}:
+        if change.position < len(view.entries) and view.fates[change.position] in {"sent", "shortened"}:
             _add_change(view, change, drops=change.message is None)
 
 
