@@ -112,7 +112,7 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
             return past.lineage.node_at(row.base, position)
         return row.nodes[new] if new < len(row.nodes) else None
 
-    for name in ("gaps", "gaps_at"):
+    for name in ("gaps", "gaps_at", "start"):
         stored.pop(name, None)
     lines = gap_lines(past.gaps[row.id], node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
     lines += expanded(stored.pop("plan", ()), node_at)
@@ -153,7 +153,7 @@ class SentView(Struct, kw_only=True):
     changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
     edits: list[str]  # the edit that took each of them from the view or changed it; empty where none did
     reasons: list[str]
-    start: int = 0  # place of the first of them that the request spoke of
+    start: int = 0  # place of the first of them that the request spoke of; the client left out those before
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
@@ -186,7 +186,7 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await tools_sent(row, dialect, store)
-    start = _start_of(row, len(lead) + len(entries))
+    start: int = row.receipt.get("start", 0)
     spoken = len(entries) - start
     view = SentView(
         instructions=lead,
@@ -225,12 +225,6 @@ async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
 def _cut_node(row: ExchangeRow) -> str | None:
     told: dict[str, Any] | None = row.receipt.get("cut")
     return None if told is None else row.cut_node if told["moved"] else told["node"]
-
-
-def _start_of(row: ExchangeRow, messages: int) -> int:
-    """Return how many of the oldest messages of the branch the client left out; `messages` counts all there are."""
-    own: int = row.receipt.get("messages_before") or messages
-    return max(messages - own, 0) if row.kind == Kind.WINDOWED else 0
 
 
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:

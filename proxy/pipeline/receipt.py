@@ -181,6 +181,7 @@ def shifted(receipt: Mapping[str, Any], start: int) -> JsonObject:
             {**gap, "start": gap["start"] + start, "stop": gap["stop"] + start} for gap in receipt.get("gaps", ())
         ],
         "summary": summary and {**summary, "summarized_until": summary["summarized_until"] + start},
+        "start": start,
     }
 
 
