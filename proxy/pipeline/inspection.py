@@ -26,6 +26,7 @@ from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Polic
 _COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _LEFT_OUT: Final = "the client left it out"
+_REPAIRED: Final = "repaired: "  # begins the warning of a repair
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
 _AROUND: Final = 80  # characters on either side of what was found
@@ -229,7 +230,7 @@ def _cut_node(row: ExchangeRow) -> str | None:
 
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
     """Add what was sent under a cut."""
-    entries, composed = view.entries[view.start :], row.kind == "append"
+    entries, composed = view.entries[view.start :], _is_composed(row)
     if (row.policy == OFF and not _is_held(row, view)) or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
     else:
@@ -246,6 +247,12 @@ def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: Plann
     for change in made.changes:
         if change.position < len(view.entries) and view.fates[change.position] in {"sent", "shortened"}:
             _add_change(view, change, drops=change.message is None)
+
+
+def _is_composed(row: ExchangeRow) -> bool:
+    """Tell whether the proxy put the request together from the store: it repaired what was broken then."""
+    repaired = any(warning.startswith(_REPAIRED) for warning in row.receipt.get("warnings", ()))
+    return row.kind == Kind.APPEND or (row.kind == Kind.PROVIDER_STATE and repaired)
 
 
 def _is_held(row: ExchangeRow, view: SentView) -> bool:

@@ -467,6 +467,21 @@ def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy]
     assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("policy", ["default", "off"])
+def test_the_view_of_what_is_expanded_holds_what_was_repaired(
+    serves: Callable[..., Proxy], api: Provider, policy: str
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[call("look", 1)], [said("b", 2)], [said("c", 3)]]
+    last = ask(proxy, "one").json()["id"]
+    for text in ("two", "three"):
+        answer = ask(proxy, text, previous_response_id=last, headers={"x-context-policy": policy})
+        assert "repaired: 1 x tool call without a result" in answer.headers["x-context-warning"]
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")
+        assert view["messages"] == api.sent["input"]
+        last = answer.json()["id"]
+
+
 def test_what_is_expanded_has_the_instructions_of_its_own_branch(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(responses={"state": "proxy"})
     api.answers += [[said(text, at)] for at, text in enumerate("abcdef", 1)]
