@@ -110,7 +110,7 @@ def show_exchange(
     for place, (entry, fate) in enumerate(zip(view.entries, view.fates, strict=True)):
         typer.echo(plain(f"{entry.position:>5} {fate:<10} {line_of(entry.message)}"))
         if fate != "sent":
-            typer.echo(plain(f"{'':>17}{view.edits[place]}: {view.reasons[place]}"))
+            typer.echo(plain(f"{'':>17}{': '.join(filter(None, (view.edits[place], view.reasons[place])))}"))
         change = view.changes.get(place)
         if fate == "shortened" and change is not None and change.message is not None:
             typer.echo(plain(f"{'':>17}-> {line_of(change.message)}"))

@@ -25,6 +25,8 @@ from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Polic
 
 _COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
+_LEFT_OUT: Final = "the client left it out"
+_REPAIRED: Final = "repaired: "  # begins the warning of a repair
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
 _AROUND: Final = 80  # characters on either side of what was found
@@ -111,7 +113,7 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
             return past.lineage.node_at(row.base, position)
         return row.nodes[new] if new < len(row.nodes) else None
 
-    for name in ("gaps", "gaps_at"):
+    for name in ("gaps", "gaps_at", "start"):
         stored.pop(name, None)
     lines = gap_lines(past.gaps[row.id], node_at, lambda start, stop: past.lineage.tokens(row.base, start, stop))
     lines += expanded(stored.pop("plan", ()), node_at)
@@ -150,8 +152,9 @@ class SentView(Struct, kw_only=True):
     nodes: tuple[str | None, ...]  # their nodes, None for what never became one
     fates: list[str]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
     changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
-    edits: list[str]  # the edit that took each of them from the view or changed it; empty where it was sent as it is
+    edits: list[str]  # the edit that took each of them from the view or changed it; empty where none did
     reasons: list[str]
+    start: int = 0  # place of the first of them that the request spoke of; the client left out those before
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
@@ -184,14 +187,17 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
         stored = await store.instructions(key, row.instructions)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await tools_sent(row, dialect, store)
+    start: int = row.receipt.get("start", 0)
+    spoken = len(entries) - start
     view = SentView(
         instructions=lead,
         tools=tools,
         entries=tuple(entries),
         nodes=tuple(nodes),
-        fates=["sent"] * len(entries),
+        fates=["dropped"] * start + ["sent"] * spoken,
         edits=[""] * len(entries),
-        reasons=[""] * len(entries),
+        reasons=[_LEFT_OUT] * start + [""] * spoken,
+        start=start,
     )
     cut = await cut_of(row, store)
     if cut is None and row.receipt.get(CONTENT) == "none":
@@ -224,23 +230,29 @@ def _cut_node(row: ExchangeRow) -> str | None:
 
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
     """Add what was sent under a cut."""
-    entries, composed = view.entries, row.kind == "append"
+    entries, composed = view.entries[view.start :], _is_composed(row)
     if (row.policy == OFF and not _is_held(row, view)) or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
     else:
         as_now = None if cut is None else replace(cut, version=_NOTHING.version)
-        made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed)
+        made = plan(entries, _NOTHING, row.policy, known, as_now, composed=composed, start=view.start)
     view.messages = made.view
     if made.summary is not None and made.summary.role == "merge":
         view.instructions = merged(view.instructions, made.summary, entries[0].message.dialect)
     for gap in made.earlier:
-        for place in range(gap.start, min(gap.stop, len(entries))):
+        for place in range(gap.start, min(gap.stop, len(view.entries))):
             summed = made.summary is not None and place < made.summary.until
             view.fates[place] = "summarised" if summed else "dropped"
             view.edits[place], view.reasons[place] = gap.edit, gap.reason
     for change in made.changes:
-        if change.position < len(entries) and view.fates[change.position] in {"sent", "shortened"}:
+        if change.position < len(view.entries) and view.fates[change.position] in {"sent", "shortened"}:
             _add_change(view, change, drops=change.message is None)
+
+
+def _is_composed(row: ExchangeRow) -> bool:
+    """Tell whether the proxy put the request together from the store: it repaired what was broken then."""
+    repaired = any(warning.startswith(_REPAIRED) for warning in row.receipt.get("warnings", ()))
+    return row.kind == Kind.APPEND or (row.kind == Kind.PROVIDER_STATE and repaired)
 
 
 def _is_held(row: ExchangeRow, view: SentView) -> bool:

@@ -25,6 +25,7 @@ from proxy.dialects import Message, Request, dialect_named
 from proxy.errors import StoreUnavailable
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History, HistoryLoader
+from proxy.pipeline.receipt import shifted
 from proxy.store import (
     HistoryQuery,
     Opening,
@@ -357,7 +358,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
         for mark, body in zip(snapshot.marks, messages, strict=False)
         if body_of(body.message) != mark.body
     ]
-    # What `on_arrival` decided names positions of the request, which are those of the branch if it has all of it.
+    # What was decided names positions of the request, which are those of the branch if it has all of it.
     arrivals = settlement.arrivals[arrival.known :] if not snapshot.start else ()
     return replace(
         spooled,
@@ -374,6 +375,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
             moves_head=arrival.moves_head,
             messages=fresh,
             arrivals=arrivals,
+            receipt=shifted(settlement.receipt, snapshot.start) if snapshot.start else settlement.receipt,
             relayed=relayed,
             carried=snapshot.carried,
         ),

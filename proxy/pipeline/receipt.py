@@ -170,6 +170,21 @@ def told_gaps(gaps: Iterable[Gap]) -> list[JsonObject]:
     ]
 
 
+def shifted(receipt: Mapping[str, Any], start: int) -> JsonObject:
+    """Return a receipt whose positions counted from the request's first message, which stands at `start`."""
+    cut, summary = receipt.get("cut"), receipt.get("summary")
+    return {
+        **receipt,
+        "cut": cut and {**cut, "position": cut["position"] + start},
+        "plan": [{**run, "start": run["start"] + start} for run in receipt.get("plan", ())],
+        "gaps": [
+            {**gap, "start": gap["start"] + start, "stop": gap["stop"] + start} for gap in receipt.get("gaps", ())
+        ],
+        "summary": summary and {**summary, "summarized_until": summary["summarized_until"] + start},
+        "start": start,
+    }
+
+
 def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
     """Return what earlier moves did to what this one drops: the cut that it leaves does not tell it."""
     if not plan.trimmed or plan.cut is None or found is None:

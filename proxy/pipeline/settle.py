@@ -415,6 +415,8 @@ def settlement_of(
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
+    if history.start:  # the client left out what stands before
+        receipt["start"] = history.start
     if answered.later and answered.ids:
         receipt["response_id"] = answered.ids[0]
         if prepared.request.conversation:

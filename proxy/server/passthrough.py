@@ -113,7 +113,7 @@ class Passthrough:
     ) -> LateReply | None:
         """Return what fetches the reply of an exchange that waits for it; None for any other request."""
         name, _, rest = path.removeprefix(_RESPONSES).partition(b"/")
-        if (connection.method, rest) not in _FETCHES:
+        if (connection.method, rest.rstrip(b"/")) not in _FETCHES:
             return None
         exchange = await awaited(self._app, _API, caller.tenant, name.decode("latin-1"))
         if exchange is None:

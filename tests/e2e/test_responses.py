@@ -60,7 +60,7 @@ class Provider(PlainProvider):
     def answer(self, asked: Asked) -> Told:
         path, _, query = asked.path.partition("?")
         if asked.method != "POST" or not path.endswith("/responses"):
-            made = self.made.get(path.removesuffix("/cancel").rpartition("/")[2])
+            made = self.made.get(path.rstrip("/").removesuffix("/cancel").rpartition("/")[2])
             if made is not None and "stream=true" in query:
                 events = _events(made)[-1:] if "starting_after" in query else _events(made)
                 return Told(kind=EVENTS, body=b"".join(events))
@@ -467,6 +467,21 @@ def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy]
     assert [each["content"] for each in stored if each["role"] == "user"] == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("policy", ["default", "off"])
+def test_the_view_of_what_is_expanded_holds_what_was_repaired(
+    serves: Callable[..., Proxy], api: Provider, policy: str
+) -> None:
+    proxy = serves(responses={"state": "proxy"})
+    api.answers += [[call("look", 1)], [said("b", 2)], [said("c", 3)]]
+    last = ask(proxy, "one").json()["id"]
+    for text in ("two", "three"):
+        answer = ask(proxy, text, previous_response_id=last, headers={"x-context-policy": policy})
+        assert "repaired: 1 x tool call without a result" in answer.headers["x-context-warning"]
+        view = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")
+        assert view["messages"] == api.sent["input"]
+        last = answer.json()["id"]
+
+
 def test_what_is_expanded_has_the_instructions_of_its_own_branch(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves(responses={"state": "proxy"})
     api.answers += [[said(text, at)] for at, text in enumerate("abcdef", 1)]
@@ -577,16 +592,22 @@ def test_what_was_made_in_the_background_is_stored_once_it_is_fetched(
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(("method", "rest"), [("GET", ""), ("GET", "/"), ("POST", "/cancel"), ("POST", "/cancel/")])
 def test_what_did_not_come_to_its_end_in_the_background_is_told_in_the_receipt(
-    serves: Callable[..., Proxy], api: Provider, ended: dict[str, Any], status: str, said_of_it: str | None, method: str
+    serves: Callable[..., Proxy],
+    api: Provider,
+    ended: dict[str, Any],
+    status: str,
+    said_of_it: str | None,
+    method: str,
+    rest: str,
 ) -> None:
     proxy, key = serves(), "sk-test-0123"
     api.answers += [QUEUED, [said("c", 3)]]
     ask(proxy, "one", background=True, key=key)
     api.made["resp_late"] = made(*([said("b", 2)] if status == "complete" else [])) | ended
     for _ in range(2):
-        assert fetched(proxy, "/cancel" if method == "POST" else "", key, method).json() == api.made["resp_late"]
+        assert fetched(proxy, rest, key, method).json() == api.made["resp_late"]
     (receipt,) = proxy.exchanges("s")
     assert (receipt["status"], receipt["error"], len(receipt["replies"])) == (status, said_of_it, status == "complete")
     assert proxy.get("/stats")["total"]["tokens_input"] == 100

@@ -17,6 +17,7 @@ from proxy.config.settings import StoreSettings
 from proxy.dialects.chat import CHAT
 from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.pipeline import ClientRequest, erase_tenant
+from proxy.pipeline.inspection import exchange_view, past_of, receipt_document
 from proxy.pipeline.outage import AWAY, LOST, WAITS, decode, encode, spool_of, warn_of_others
 from proxy.store import Settled, Settlement, Status, Withholder, session_key, spool_name
 from tests.support.house import Heard, House, opened
@@ -174,6 +175,40 @@ async def test_a_conversation_without_a_name_goes_on(house: House) -> None:
     assert await texts(house, session) == spoken(history)
     rows, _ = await house.store.sessions("t", limit=10)
     assert len(rows) == 1
+
+
+@pytest.mark.parametrize("mode", ["drop", "sum"])
+async def test_the_receipt_of_a_window_that_waited_names_the_messages_of_the_branch(
+    provider: Provider, tmp_path: Path, mode: str
+) -> None:
+    edit = {"type": "keep_rounds", "last": 1}
+    if mode == "sum":
+        edit = {"type": "summarize", "mode": "statistics", "min_messages": 2, "min_new_messages": 1, "keep_rounds": 1}
+    policy = {"trigger": {"messages": 6}, "edits": [edit]}
+    async with opened(provider, tmp_path, policies={"few": policy}) as house:
+        history: list[dict[str, Any]] = []
+        for number in range(8):
+            history.append(user(f"question {number}, which is long enough to be summed up in fewer words " * 4))
+            await say(house, history, x_context_policy="off")
+        async with away(house):
+            window = [*history[-6:], user("and now?")]
+            await say(house, window)
+            sent = [message.get("content") for message in provider.last.messages]
+        row = (await house.store.exchanges(session_key("t", "s"), limit=1))[0][0]
+        assert (row.kind, row.receipt["cut"]["moved"], row.receipt["cut"]["position"]) == ("windowed", True, 17)
+        told = receipt_document(row, await past_of([row], house.store))
+        nodes = [each.node for each in await house.store.path(row.session_key, row.replies[0])]
+        dropped = [line["position"] for line in told["plan"]]
+        assert dropped == [10, 11, 12, 13]
+        assert [line["node"] for line in told["plan"]] == nodes[10:14]
+        session = await house.store.session("t", "s")
+        assert session is not None
+        view = await exchange_view(row, session, house.services)
+        assert view.fates == ["dropped"] * 10 + ["dropped" if mode == "drop" else "summarised"] * 4 + ["sent"] * 3
+        if mode == "drop":
+            assert [message.data["content"] for message in view.messages] == sent
+        else:
+            assert told["summary"]["summarized_until"] == 14
 
 
 async def test_rejecting_serves_nobody(provider: Provider, tmp_path: Path) -> None:

@@ -219,6 +219,43 @@ def test_a_reply_that_the_client_sends_back_whole_is_shown_as_it_was_sent(
     assert proxy.get(f"/exchanges/{appended}/view")["messages"] == upstream.last.messages != said
 
 
+@pytest.mark.parametrize("policy", ["tight", "off"])
+def test_the_view_of_a_window_begins_where_the_client_began(
+    serve: Serve, upstream: Upstream, session: str, policy: str
+) -> None:
+    proxy = serve(policies={"tight": {"trigger": {"messages": 5}, "edits": [{"type": "keep_rounds", "last": 1}]}})
+    headers = {"x-context-policy": policy}
+    said: list[dict[str, Any]] = []
+    for number in range(12):
+        said.append({"role": "user", "content": f"question {number}"})
+        asked = [{"role": "system", "content": "Be brief."}, *said[-7:]]
+        answer = proxy.chat(session, asked, headers=headers)
+        said.append(answer.json()["choices"][0]["message"])
+        shown = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
+        assert shown["messages"] == upstream.last.messages
+        sent = [each["original"] for each in shown["diff"] if each["fate"] == "sent"]
+        assert sent == [each for each in upstream.last.messages if each["role"] != "system"]
+        left = max(0, 2 * number - 6)
+        told = [(each["fate"], each["edit"], each["reason"]) for each in shown["diff"][:left]]
+        assert told == [("dropped", None, "the client left it out")] * left
+    rows = proxy.exchanges(session)[4:]
+    assert [row["kind"] for row in rows] == ["windowed"] * 8
+    assert any(row["edits"] for row in rows) == (policy == "tight")
+
+
+def test_the_view_of_a_window_holds_what_other_agents_said(serve: Serve, upstream: Upstream, session: str) -> None:
+    proxy = serve(policies={"default": {"agents": "merge"}})
+    said: list[dict[str, Any]] = []
+    for number in range(8):
+        said.append({"role": "user", "content": f"question {number}"})
+        answer = proxy.chat(session, said[-5:], headers={"x-agent-name": ["anne", "bob"][number // 2 % 2]})
+        said.append(answer.json()["choices"][0]["message"])
+        shown = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}/view")
+        assert shown["messages"] == upstream.last.messages
+    assert len(upstream.last.messages) > 5
+    assert proxy.exchanges(session)[-1]["kind"] == "windowed"
+
+
 def test_pages_hold_every_exchange_once_the_newest_first(proxy: Proxy, session: str) -> None:
     ids = [proxy.chat(session, str(number)).headers["x-exchange-id"] for number in range(5)]
     proxy.chat(session + "-2", "another")
