@@ -19,6 +19,7 @@ from proxy.dialects.base import (
     INSTRUCTION_ROLES,
     LONG_BODY,
     OWN_FIELDS,
+    REPAIRED,
     Attachment,
     Call,
     Countable,

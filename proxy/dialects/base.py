@@ -49,6 +49,7 @@ DIALECTS: Final[dict[str, str]] = {
 """Every dialect by its name, with the module that holds it as `DIALECT`."""
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 """Roles of the messages that lead a request and instruct the model."""
+REPAIRED: Final = "repaired: "  # how each note of a repair begins
 OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are ours: stored, and never sent upstream
 
 
@@ -379,9 +380,9 @@ class Message(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it holds nothing but text, calls for the client and reasoning; of a result, whether its text is all.
+        """Whether it holds nothing but text, calls for the client and reasoning.
 
-        The text of one that failed is not.
+        A result that is marked as failed is not plain: its text does not say so.
         """
         return self.plain_text is not None
 
@@ -891,7 +892,7 @@ class Dialect(ABC):
         walk = self.walk(messages)
         found = Counter([problem for _, problem in walk.problems])
         notes = [
-            f"repaired: {found[kind]} x {kind}, {self.cures.get(kind, 'left out')}"
+            f"{REPAIRED}{found[kind]} x {kind}, {self.cures.get(kind, 'left out')}"
             for kind in (type(walk.problems[0][1]) if found else ())
             if found[kind]
         ]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from proxy.config import OFF
 from proxy.conversation import ROOT, Kind
-from proxy.dialects import JsonObject, Message, dialect_named
+from proxy.dialects import REPAIRED, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.history import beside_hidden, size_of
@@ -26,7 +26,6 @@ from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Polic
 _COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _LEFT_OUT: Final = "the client left it out"
-_REPAIRED: Final = "repaired: "  # begins the warning of a repair
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
 _AROUND: Final = 80  # characters on either side of what was found
@@ -251,7 +250,7 @@ def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: Plann
 
 def _is_composed(row: ExchangeRow) -> bool:
     """Tell whether the proxy put the request together from the store: it repaired what was broken then."""
-    repaired = any(warning.startswith(_REPAIRED) for warning in row.receipt.get("warnings", ()))
+    repaired = any(warning.startswith(REPAIRED) for warning in row.receipt.get("warnings", ()))
     return row.kind == Kind.APPEND or (row.kind == Kind.PROVIDER_STATE and repaired)
 
 

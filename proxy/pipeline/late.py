@@ -20,8 +20,8 @@ from proxy.pipeline.history import size_of
 from proxy.pipeline.outage import keep_ids
 from proxy.pipeline.relay import EVENTS, Answered, StreamRelay, headers_of_answer, relay_whole
 from proxy.pipeline.services import AppServices
-from proxy.pipeline.settle import count_usage, told_error
-from proxy.store import Body, ExchangeFigures, ExchangeRow, Reply, Settlement
+from proxy.pipeline.settle import count_usage, reply_of, told_error
+from proxy.store import ExchangeFigures, ExchangeRow, Settlement
 from proxy.upstream import Answer, Destination
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
@@ -101,10 +101,7 @@ class LateReply(Struct, frozen=True, kw_only=True):
             policy_version=row.policy_version,
             agent=row.agent,
             replies=tuple(
-                [
-                    Reply(body=Body(message=message, tokens=services.counter.message(message, row.model)))
-                    for message, _ in answered.replies
-                ]
+                [reply_of(message, partial, None, row.model, services.counter) for message, partial in answered.replies]
             ),
             cut=None,
             tokens_before=row.tokens_before,

@@ -122,9 +122,9 @@ def response_headers(report: PlanReport) -> Headers:
 
 
 def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool = False) -> JsonObject:
-    """Return the part of a receipt that the plan gives; `found` is the cut that stood before.
+    """Return the part of a receipt that the plan gives.
 
-    One that is `borrowed` may not be stored yet.
+    `found` is the cut that stood before; one that is `borrowed` may not be stored yet.
 
     What an earlier cut does to messages that are still sent is in the receipt of the exchange that moved it: here is
     its place alone. What earlier trims dropped is summed up in `gaps`; where the cut that was found has the same ones,
@@ -132,6 +132,9 @@ def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool 
     """
     plan = report.plan
     cut = plan.cut
+    dropped: JsonObject = {"gaps": told_gaps(plan.earlier)}
+    if found is not None and not borrowed and plan.earlier == found.cut.gaps:
+        dropped = {"gaps_at": found.node}
     return {
         "cut": None
         if cut is None
@@ -144,11 +147,7 @@ def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool 
             "fired": plan.fired,
         },
         "plan": runs_of(plan.arrivals + _overtaken(plan, found) + plan.made),
-        **(
-            {"gaps_at": found.node}
-            if found is not None and not borrowed and plan.earlier == found.cut.gaps
-            else {"gaps": told_gaps(plan.earlier)}
-        ),
+        **dropped,
         "messages_before": report.messages_before,
         "messages_sent": report.messages_sent,
         "edits": list(report.edits),

@@ -443,7 +443,7 @@ def settlement_of(
         policy_version=made.version,
         agent=prepared.context.agent,
         replies=tuple(
-            [_reply(message, partial, answered.hidden, model, counter) for message, partial in answered.replies]
+            [reply_of(message, partial, answered.hidden, model, counter) for message, partial in answered.replies]
         ),
         cut=new_cut,
         tokens_before=report.tokens_before,
@@ -524,7 +524,7 @@ def figures_of(
     )
 
 
-def _reply(message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter) -> Reply:
+def reply_of(message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter) -> Reply:
     """Return a reply as it is stored, with what the client was not shown."""
     tokens = counter.message(message, model)
     if hidden is not None:

@@ -73,6 +73,7 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
     hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
     stale: tuple[StaleRange, ...] = ()  # where reasoning is left out
+    windowed: bool = False  # whether it is a client's own window: that soon leaves the message it begins with
 
     @property
     def touched(self) -> bool:
@@ -117,7 +118,9 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
     """Return what `cut` leaves of a log that is given from position `start` on."""
     if cut is None:
         hidden = {place: each for place, each in arrived.hidden.items() if not arrived.decided[place]}
-        return TrimmedHistory(log=arrived, messages=arrived.messages, tokens=arrived.tokens, hidden=hidden)
+        return TrimmedHistory(
+            log=arrived, messages=arrived.messages, tokens=arrived.tokens, hidden=hidden, windowed=start > 0
+        )
     log, summary = arrived.without(cut.gaps), cut.summary
     places = {entry.position: place for place, entry in enumerate(log.entries)}
     changes = tuple([change.at(places[change.position]) for change in cut.changes if change.position in places])
@@ -139,6 +142,7 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         hidden=hidden,
         gaps=cut.gaps,
         stale=cut.stale,
+        windowed=start > 0,
     )
 
 

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped, joined_ranges
-from proxy.trimming.edits.clear_tool_results import ClearToolResults
 from proxy.trimming.edits.stubs import CLEAR_TOOL_RESULTS
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
@@ -263,7 +262,7 @@ class _Planning:
         # Whether a trim adds to earlier ones instead of beginning anew. After an overflow, what is not there
         # stays gone under any version.
         self.same = cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
-        self.base = self.history if self.same else trimmed_history(self.arrived, None)  # what a trim begins with
+        self.base = self.history if self.same else trimmed_history(self.arrived, None, start)  # what a trim begins with
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -272,7 +271,7 @@ class _Planning:
         warnings: tuple[str, ...] = ()
         if context.context_window is None and policy.relies_on_window:
             warnings = (UNKNOWN_WINDOW,)
-        fired, running = self._fired(view), policy if not self.start else _without_folding(policy)
+        fired, running = self._fired(view), policy
         waits = bool(fired) and self._waits(view)
         if waits:
             fired = ""
@@ -553,12 +552,6 @@ class _Planning:
             return None
         draft = made.draft if made is not None else draft_of(self.history, policy, context, self.target)
         return requested_in_time(draft, edit, added, costs)
-
-
-def _without_folding(policy: Policy) -> Policy:
-    """Return a policy for a client's own window, which the call that others would be folded into soon leaves."""
-    edits = [edit.apart if isinstance(edit, ClearToolResults) else edit for edit in policy.edits]
-    return policy.model_copy(update={"edits": tuple(edits)})
 
 
 def _is_split(cut: Cut, start: int) -> bool:

@@ -237,7 +237,7 @@ def trim(
         # What is left out may be what something else followed from.
         edited, following = _followed(draft.after(made), edits)
         made += following
-    for edit in edits:
+    for edit in () if base.windowed else edits:
         finished = tuple(edit.finished(draft, edited))
         made, edited = [*made, *finished], edited.after(finished)
     last = list(_ending(edited, made))

@@ -90,11 +90,6 @@ class ClearToolResults(BaseEdit, frozen=True):
             raise ValueError("fold_calls needs clear_inputs: true")
         return self
 
-    @property
-    def apart(self) -> Self:
-        """The same without folding."""
-        return self.model_copy(update={"fold_calls": False}) if self.fold_calls else self
-
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Clear results until the draft is within its target; none where that would free too little."""
         changes = tuple(_ResultClearing(self, draft).changes())

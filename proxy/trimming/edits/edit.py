@@ -68,7 +68,7 @@ class BaseEdit(Section, ABC, frozen=True):
     def finished(self, before: Draft, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
         """Return what it makes of its changes at the end of a trim: `before` is the draft that the trim began with.
 
-        By then it is sure which of them last.
+        By then it is sure which of them last. A client's own window is left as it is.
         """
         return ()
 
