@@ -380,7 +380,7 @@ async def test_an_answer_that_cannot_be_read_is_handed_over_and_ends_as_failed(
         raise RecursionError(model)
 
     with monkeypatch.context() as patch:
-        target = "proxy.pipeline.settle._reply" if model == "deep" else "proxy.pipeline.settle.used"
+        target = "proxy.pipeline.settle.reply_of" if model == "deep" else "proxy.pipeline.settle.used"
         patch.setattr(target, breaks)
         if model == "digits":
             patch.setattr("proxy.pipeline.settle.log_line", breaks)
