@@ -864,6 +864,16 @@ def test_a_reference_that_is_not_known_here_is_passed_on(serves: Callable[..., P
     assert api.sent["input"] == given
 
 
+def test_what_references_name_counts_in_the_memory_of_their_request(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    proxy = serves(server={"max_memory": 8_000_000})
+    api.answers += [[said("a" * 900_000, 1)], [said("b", 2)]]
+    assert ask(proxy, "x").status_code == 200
+    answer = ask(proxy, [user("x"), {"type": "item_reference", "id": "msg_1"}, user("y")])
+    assert (answer.status_code, "stored messages" in answer.text, len(api.got)) == (413, True, 1)
+
+
 # ------------------------------------------------------------------------------------------- other ways in
 
 
