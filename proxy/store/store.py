@@ -639,6 +639,12 @@ class Store:
             return None
         return await self._read(partial(exchanges.exchange_of, exchange=exchange_id))
 
+    async def exchange_with(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+        """Return the tenant's exchange to which this response of the provider's belongs; see `exchanges`."""
+        if not _are_plain(tenant, response):
+            return None
+        return await self._read(partial(exchanges.exchange_with, tenant=tenant, dialect=dialect, response=response))
+
     async def unfinished(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
         """Return the tenant's exchange that waits for this response of the provider's; see `exchanges.unfinished`."""
         if not _are_plain(tenant, response):
