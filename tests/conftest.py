@@ -14,6 +14,8 @@ import httpx
 import httpx2
 import pytest
 
+from proxy.dialects import Call
+from proxy.dialects.chat.message import ChatMessage
 from tests.support.memory import memory_folder
 
 # The store is imported by the fixtures that need it: the pure floors' tests, which run apart, do not.
@@ -174,3 +176,17 @@ async def store(store_url: str) -> AsyncGenerator[Store]:
     opened = await Store.open(store_url, migrate=False)  # its tables are there
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """The call of each comparison of a call with a result, in Chat Completions."""
+    found: list[Call] = []
+    answers_call = ChatMessage.answers_call
+
+    def noted(result: ChatMessage, call: Call) -> bool:
+        found.append(call)
+        return answers_call(result, call)
+
+    monkeypatch.setattr(ChatMessage, "answers_call", noted)
+    return found

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from proxy.dashboard import text
 from proxy.errors import NotFound
+from proxy.server.dependencies import DOTTED
 
 _HERE: Final = Path(__file__).parent
 _TYPES: Final = {
@@ -82,7 +83,7 @@ def _query(path: str, **parameters: Any) -> str:
 
 def _address(name: str) -> str:
     """Return a name as one segment of a path; a dot would be read as an ending."""
-    return quote(name, safe="").replace(".", "%2E")
+    return quote(DOTTED.get(name, name), safe="").replace(".", "%2E")
 
 
 def _asset(name: str) -> str:

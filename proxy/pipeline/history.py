@@ -173,18 +173,21 @@ class HistoryLoader:
             code = dialect.requests.unknown_state
             raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code=code)
 
-    async def resolved(self, tenant: str, dialect: Dialect, request: Request) -> Request:
+    async def resolved(self, request: Request, context: RequestContext) -> Request:
         """Return a request with the items that it names by their ids, as far as the tenant got them here.
 
         Where the store masks texts or is away, it stays as it is.
         """
+        dialect = context.dialect
         resolve = dialect.requests.resolved
         if resolve is None or self._store.masker is not None:
             return request
         try:
-            rows = await self._store.replies_with(tenant, dialect.name, request.pointers)
+            rows = await self._store.replies_with(context.tenant, dialect.name, request.pointers)
         except StoreUnavailable:
             return request
+        if rows and context.charge is not None:
+            context.charge(size_of([row.message for row in rows]), len(rows))
         rows = [row for row in rows if not is_withheld(row.message)]  # stored under another store.content
         replies = [row.message.as_request(self._reasoning, partial=row.partial) for row in rows]
         return await compute(size_of(replies), resolve, request, replies)

@@ -302,7 +302,7 @@ class Preparer:
         if request.references and not destination.forwards_credentials:
             await loader.check_owned(call.tenant, call.dialect, request.references)
         if request.pointers:
-            request = await loader.resolved(call.tenant, call.dialect, request)
+            request = await loader.resolved(request, context)
         if request.untouched and not request.state:
             context = replace(context, policy_name=OFF, policy=None)
         return request, context

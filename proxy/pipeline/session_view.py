@@ -17,6 +17,7 @@ from proxy.conversation import Kind
 from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
+from proxy.pipeline.context import Charge
 from proxy.pipeline.history import size_of
 from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
@@ -78,13 +79,13 @@ async def tools_sent(
 
 
 async def session_view(
-    session: SessionRow, policy: str | None, policies: Policies, services: AppServices
+    session: SessionRow, policy: str | None, policies: Policies, services: AppServices, charge: Charge | None = None
 ) -> SessionView:
     """Return how the branch of the head stands.
 
     The model, the tools and the agent are those of the newest request that was answered. A session that was forked or
     imported has none before it is used: its own model and tools serve then. `policy` names one, or `off`, and None
-    means the one that would be chosen.
+    means the one that would be chosen. `charge` is called as that of a request is.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
@@ -100,6 +101,8 @@ async def session_view(
     else:
         tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     rows = await store.path(session.key, session.head)
+    if charge is not None:
+        charge(size_of([row.message for row in rows]), len(rows))
     require_content([row.message for row in rows])
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()

@@ -397,7 +397,8 @@ def settlement_of(
     arrival = history.arrival
     # Where the request stands is not known: neither is where its cut does.
     new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
-    finished = prepared.finishing is not None
+    if finished := prepared.finishing is not None:
+        new_cut = None  # nothing was sent
     receipt = receipt_of(report, history.standing, borrowed=history.borrowed)
     cost = figures.cost if figures.priced else None
     receipt |= {

@@ -24,6 +24,9 @@ from proxy.server.limits import MemoryBudget
 from proxy.store import SessionRow, Store
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
+DOTTED: Final = {".": ".\x7f", "..": "..\x7f"}
+"""What stands for these session ids in a path, where clients resolve dots. No id holds a control character."""
+_DOTS: Final = {written: name for name, written in DOTTED.items()}
 _NAMING: Final = frozenset({"tenant", "session", "a", "b", "exchange"})  # parameters that name whose data is asked for
 
 
@@ -122,7 +125,8 @@ async def session_of(
     session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None, dialect: DialectName = None
 ) -> SessionRow:
     """Return the session that the path names, if the caller may see it; else raise `NotFound`."""
-    return await found_session(services.app.store, unquote(session), tenant_of(caller, tenant), dialect)
+    name = unquote(session)
+    return await found_session(services.app.store, _DOTS.get(name, name), tenant_of(caller, tenant), dialect)
 
 
 async def found_session(store: Store, name: str, owner: str | None, dialect: str | None) -> SessionRow:

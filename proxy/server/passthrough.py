@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from proxy.config import Settings
 from proxy.dialects import dialect_named
-from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, UpgradeRefused
+from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, StoreUnavailable, UpgradeRefused
 from proxy.pipeline import AppServices, LateReply, awaited, compute, headers
 from proxy.server.authentication import Authenticator, Identity
 from proxy.server.budgets import Budgets
@@ -97,6 +97,8 @@ class Passthrough:
         if path == _COUNT and connection.method == "POST":
             await connection.serve(self._count(connection, path, memory), self._background)
             return
+        if path.startswith(_RESPONSES) and self._upstream.has_routes:
+            base = await self._of_response(path, caller.tenant) or base
         body: bytes | None = None
         if not base.forwards_credentials:
             if connection.method == "POST" and self._budgets.in_force:  # it may cost the key's owner something
@@ -107,6 +109,15 @@ class Passthrough:
                 self._check(connection.method, path)
         late = await self._late(connection, path, base, caller) if path.startswith(_RESPONSES) else None
         await connection.serve(self._relay(connection, path, base, body, late), self._background)
+
+    async def _of_response(self, path: bytes, tenant: str) -> Destination | None:
+        """Return where the response was made that a path names; None where that is not known."""
+        name = path.removeprefix(_RESPONSES).partition(b"/")[0].decode("latin-1")
+        try:
+            exchange = await self._app.store.exchange_with(tenant, _API.name, name)
+        except StoreUnavailable:
+            return None
+        return None if exchange is None else self._upstream.destination(exchange.model, _API.name)
 
     async def _late(
         self, connection: ClientConnection, path: bytes, base: Destination, caller: Identity

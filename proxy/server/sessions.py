@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
@@ -51,7 +51,7 @@ from proxy.server.dependencies import (
 )
 from proxy.server.endpoint import bounded
 from proxy.server.limits import BodyLimits
-from proxy.store import NodeRow, SessionListQuery, SummaryRow, SummaryStatus
+from proxy.store import AT_FIRST, NodeRow, SessionListQuery, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
 
@@ -140,21 +140,27 @@ async def list_messages(
 
     With `limit`, `next` is the node after which the next ones stand.
     """
-    rows = await services.app.store.path(found.key, found.head if branch is None else branch)
-    if branch is not None and not rows:
+    end = found.head if branch is None else branch
+    nodes: Sequence[str] = (await services.app.store.lineage(found.key, [end])).nodes(end)
+    if branch is not None and not nodes:
         raise NotFound(f"There is no node {branch!r} in this session.", param="branch")
-    rows, following = _paged(rows, limit, after)
+    nodes, following = _paged(nodes, limit, after)
 
-    def told() -> Response:
+    def told(rows: Sequence[NodeRow]) -> bytes:
         data: list[Any]
         if channel is not None:
             data = display_of(rows)
         else:
             listed = [(row, raw) for row in rows for raw in row.message.listed]
             data = [node_of(row, raw) if meta else orjson.Fragment(raw) for row, raw in listed]
-        return json_response({"data": data} | ({} if limit is None else {"next": following}))
+        return orjson.dumps(data)[1:-1]
 
-    return await compute(sum(len(row.message.raw) for row in rows), told)
+    portions = services.app.store.portions(found.key, nodes)
+    closing = b"]" if limit is None else b'],"next":' + orjson.dumps(following)
+    body = _in_parts(portions, told, b'{"data":[', closing + b"}")
+    if len(nodes) > AT_FIRST:
+        return StreamingResponse(body, media_type="application/json")
+    return Response(b"".join([part async for part in body]), media_type="application/json")
 
 
 @router.get("/sessions/{session}/context")
@@ -164,8 +170,9 @@ async def show_context(
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    now = await session_view(found, policy, services.policies, services.app)
-    return json_response(await preview(now))
+    with services.budget.reserve() as memory:
+        now = await session_view(found, policy, services.policies, services.app, memory.add)
+        return json_response(await preview(now))
 
 
 @router.get("/sessions/{session}/refs/{ref}")
@@ -279,19 +286,20 @@ async def compact_session(
     policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
 ) -> Response:
     """Sum up now what may be summed up; the next request uses it."""
-    now = await session_view(found, policy, services.policies, services.app)
-    if now.policy is None:
-        raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
-    # The administrator's key is none of a provider's.
-    sent = [(name, value) for name, value in request.scope["headers"] if not caller.admin]
-    row = await compact(
-        found,
-        now,
-        now.policy,
-        Caller(tenant=found.tenant, key=caller.key, headers=tuple(sent), dialect=found.dialect),
-        services.app,
-        patience=_TRIES * services.settings.summarizer.timeout,
-    )
+    with services.budget.reserve() as memory:
+        now = await session_view(found, policy, services.policies, services.app, memory.add)
+        if now.policy is None:
+            raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
+        # The administrator's key is none of a provider's.
+        sent = [(name, value) for name, value in request.scope["headers"] if not caller.admin]
+        row = await compact(
+            found,
+            now,
+            now.policy,
+            Caller(tenant=found.tenant, key=caller.key, headers=tuple(sent), dialect=found.dialect),
+            services.app,
+            patience=_TRIES * services.settings.summarizer.timeout,
+        )
     if row is None:
         return json_response({"summary": None, "reason": "there is nothing to sum up yet"})
     return json_response(summary_document(row, row.created_at), 201)
@@ -347,16 +355,29 @@ def node_of(row: NodeRow, raw: bytes) -> dict[str, Any]:
     }
 
 
-def _paged(rows: list[NodeRow], limit: int | None, after: str | None) -> tuple[list[NodeRow], str | None]:
-    """Return up to `limit` messages that follow the node `after`, and the node of the last if more follow."""
+async def _in_parts(
+    portions: AsyncIterator[list[NodeRow]], told: Callable[[list[NodeRow]], bytes], opening: bytes, closing: bytes
+) -> AsyncIterator[bytes]:
+    """Yield a JSON list with what stands before and behind it, a portion at a time."""
+    lead = opening
+    async for rows in portions:
+        part = await compute(sum(len(row.message.raw) for row in rows), told, rows)
+        if part:
+            yield lead
+            yield part
+            lead = b","
+    yield closing if lead == b"," else opening + closing
+
+
+def _paged(nodes: Sequence[str], limit: int | None, after: str | None) -> tuple[Sequence[str], str | None]:
+    """Return up to `limit` nodes that follow the node `after`, and the last of them if more follow."""
     if after is not None:
-        place = next((number for number, row in enumerate(rows, 1) if row.node == after), None)
-        if place is None:
+        if after not in nodes:
             raise InvalidRequest(f"after is {after!r}, which is no node of this branch.", param="after")
-        rows = rows[place:]
-    if limit is None or len(rows) <= limit:
-        return rows, None
-    return rows[:limit], rows[limit - 1].node
+        nodes = nodes[nodes.index(after) + 1 :]
+    if limit is None or len(nodes) <= limit:
+        return nodes, None
+    return nodes[:limit], nodes[limit - 1]
 
 
 def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:

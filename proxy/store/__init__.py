@@ -40,7 +40,7 @@ from proxy.store.masking import CONTENT, MARK, Masker, Withholder, is_withheld, 
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery, Sort
 from proxy.store.packing import sanitize
-from proxy.store.portions import Packing
+from proxy.store.portions import AT_FIRST, Packing
 from proxy.store.records import (
     FAILURES,
     Body,

@@ -30,7 +30,7 @@ from proxy.store import tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection, Unit
 from proxy.store.packing import encode_exchange, is_plain, require_plain
-from proxy.store.portions import delete_sessions, packed_rows, portions_of
+from proxy.store.portions import AT_FIRST, delete_sessions, next_count, packed_rows, portions_of
 from proxy.store.records import (
     CHAT,
     FORKED,
@@ -151,14 +151,16 @@ async def _placed(
     database: Database,
     key: str,
     places_of: Callable[..., list[_ArchivePlace]],
-    records_at: Callable[..., list[JsonObject]],
+    records_at: Callable[..., tuple[list[JsonObject], int]],
 ) -> AsyncIterator[JsonObject]:
     """Give the records of a kind that no index has in order: where they are is read once, and not for each page."""
     places = await database.read(partial(places_of, key=key))
-    for start in range(0, len(places), _AT_ONCE):
-        some = places[start : start + _AT_ONCE]
-        for record in await database.read(partial(records_at, key=key, places=some)):
+    start, count = 0, AT_FIRST
+    while some := places[start : start + count]:
+        records, size = await database.read(partial(records_at, key=key, places=some))
+        for record in records:
             yield record
+        start, count = start + count, next_count(count, size)
 
 
 def _session(connection: StoreConnection, key: str) -> JsonObject | None:
@@ -186,11 +188,13 @@ def _node_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     return [_ArchivePlace(name=name) for _, name in sorted([(row.depth, row.node) for row in rows])]
 
 
-def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:
+def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> tuple[list[JsonObject], int]:
+    """Return their records, and the bytes of texts that were read."""
     rows = _named_rows(connection, key, NODES, [place.name for place in places])
-    return [
-        record_of(_NODE, _values(connection, key, _NODE, rows[place.name])) for place in places if place.name in rows
-    ]
+    found = [rows[place.name] for place in places if place.name in rows]
+    return [record_of(_NODE, _values(connection, key, _NODE, row)) for row in found], sum(
+        [len(row.text or "") for row in found]
+    )
 
 
 def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
@@ -205,11 +209,13 @@ def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
     return [places[name] for name in sorted(places)]
 
 
-def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> list[JsonObject]:
+def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> tuple[list[JsonObject], int]:
+    """Return their records, and the bytes of these texts."""
     plain = [place.name for place in places if place.node is None and place.form is None]
     rows = _named_rows(connection, key, BODIES, plain)
     replies = _named_rows(connection, key, NODES, [place.node for place in places if place.node is not None])
     records: list[JsonObject] = []
+    size = 0
     for place in places:
         values: Mapping[str, Any] | None = None
         if place.form is not None:
@@ -221,7 +227,8 @@ def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePl
             values = _columns(row)
         if values is not None:
             records.append(record_of(_BODY, values))
-    return records
+            size += len(values["text"])
+    return records, size
 
 
 def _named_rows(connection: StoreConnection, key: str, table: Table, names: Sequence[str]) -> dict[str, Row]:

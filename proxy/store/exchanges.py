@@ -146,18 +146,25 @@ _WITHOUT_REPLY: Final = (
 )
 
 
-def unfinished(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
-    """Return the tenant's exchange that waits for this response of the provider's, of which it has a part at most."""
+def exchange_with(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+    """Return the tenant's exchange to which this response of the provider's belongs."""
     place = tree.provider_place(connection, tenant, dialect, response)
     if place is None:
         return None
     key = session_key(tenant, place.session, dialect)
     if place.node:
-        parts = [row for row in tree.rows_of(connection, key, [place.node]) if row.partial]
-        found = [exchange_of(connection, row.exchange) for row in parts if row.exchange is not None]
-    else:
-        found = [_exchange(row) for row in connection.execute(_WITHOUT_REPLY, {"key": key})]
-    return next((row for row in found if row is not None and row.receipt.get("response_id") == response), None)
+        ids = [row.exchange for row in tree.rows_of(connection, key, [place.node])]
+        return exchange_of(connection, ids[0]) if ids and ids[0] is not None else None
+    found = [_exchange(row) for row in connection.execute(_WITHOUT_REPLY, {"key": key})]
+    return next((row for row in found if row.receipt.get("response_id") == response), None)
+
+
+def unfinished(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+    """Return the tenant's exchange that waits for this response of the provider's, of which it has a part at most."""
+    found = exchange_with(connection, tenant, dialect, response)
+    if found is None or found.receipt.get("response_id") != response:
+        return None
+    return found if not found.replies or found.status is Status.PARTIAL else None
 
 
 class FirstTools(Struct, frozen=True, kw_only=True):
@@ -626,6 +633,8 @@ class ExchangeEnd:
             for body in settlement.messages
         ]
         self.exchange_row |= {"base": base, "nodes": orjson.dumps(nodes).decode()}
+        if not there:
+            self.exchange_row["cut_node"] = self._keep_cut(base, line, {})
         self._progress(end if moves_head else None)
         if end is not None and moves_head:
             self.session_row["calls"] = tree.encode_calls(tree.calls_at(connection, session.key, end.node, end.depth))

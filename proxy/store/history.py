@@ -539,6 +539,10 @@ class Lineage:
         """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
         return len(self._branch(end))
 
+    def nodes(self, end: str) -> Sequence[str]:
+        """Return the branch that ends at `end`, oldest first; empty where there is none."""
+        return self._branch(end)
+
     def node_at(self, end: str, position: int) -> str | None:
         """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
         branch = self._branch(end)

@@ -41,6 +41,19 @@ Packing: TypeAlias = asyncio.Future[list[TextRow]]
 Stored = TypeVar("Stored")
 
 
+AT_FIRST: Final = 8  # rows of the first portion that is read of many
+_MOST_READ: Final = 512  # rows of a further one
+_READ_BYTES: Final = 1_000_000
+"""Of their texts: the next portion has fewer rows after one beyond four times that, and more after one below it."""
+
+
+def next_count(count: int, size: int) -> int:
+    """Return how many rows to read after `count` of them, whose texts had `size` bytes."""
+    if size < _READ_BYTES:
+        return min(2 * count, _MOST_READ)
+    return count if size <= 4 * _READ_BYTES else max(1, count // 4)
+
+
 def size_of(item: Exchange) -> int:
     """Return about how many bytes an exchange writes, with its rows."""
     texts = [len(body.message.raw) for body in item.messages]

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
@@ -49,9 +50,12 @@ from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Exchange, Opening, Settlement, session_key
 from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
+_LOG: Final = logging.getLogger("palimpsest.store")
+
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 5
 _READERS: Final = 4
+_WANTED: Final = _CONNECTIONS + _MORE_CONNECTIONS + _READERS + 1  # connections, the writer's too
 _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
 _OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so that those of a moved server do not stay
@@ -64,8 +68,13 @@ _TRUSTED_SECONDS: Final = 1.0
 """A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
 statement of work."""
 _CLOSE_SECONDS: Final = 2
-_NO_MORE: Final = frozenset({"53300", None})
-"""PostgreSQL's SQLSTATE where it gives no more connections; psycopg says none."""
+_NO_MORE: Final = "53300"
+"""PostgreSQL's SQLSTATE where it gives no more connections."""
+_NO_MORE_WORDS: Final = ("too many ", " slots are reserved ")
+"""What psycopg says of that, without an SQLSTATE."""
+_FEW_SECONDS: Final = 5.0  # how long a server that gave too few connections is not asked for one more
+_FREED_SECONDS: Final = 0.05  # how long a server takes to notice that a connection was given back
+_REFUSALS: Final = 5  # of the only connection of a process, one after the other, until the store counts as away
 _RETURNED: Final = "palimpsest_returned"
 _BATCH: Final = 256  # exchanges of one call at most, so that the first of them is not kept waiting without bound
 _ASIDE_BYTES: Final = 200_000  # of messages that are compressed on the event loop: a millisecond or two
@@ -110,9 +119,11 @@ class PostgresDatabase:
         connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool, hide_parameters=True)
         self._connecting = connecting
         self._probing: asyncio.Task[None] | None = None
-        self._readers = _Readers(connecting, self._tasks, pooled=pooled)
+        self._singles = 0  # connections in use that neither pool, readers nor writer hold
+        self._turns = turns = _Turns(self._held, self._make_room)
+        self._readers = _Readers(connecting, self._tasks, turns, pooled=pooled)
         writing = DriverConnection(connecting, pooled=pooled)
-        self._writer = _ExchangeWriter(writing, self._tasks, self._write_exchanges)
+        self._writer = _ExchangeWriter(writing, self._tasks, turns, self._write_exchanges)
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
         """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
@@ -154,16 +165,16 @@ class PostgresDatabase:
 
     async def _probe(self, unit: Unit[None]) -> None:
         with translated():
-            try:
-                async with self._connecting.begin() as connection:
-                    await connection.run_sync(_taking(unit))
-            except DBAPIError as why:
-                if getattr(why.orig, "sqlstate", None) in _NO_MORE:
-                    await self._make_room()
-                raise
+            await self._turns.use(lambda: self._transact_alone(unit), first=True)
+
+    def _held(self) -> int:
+        """Return how many connections the process has, or is making."""
+        pool = cast("QueuePool", self._engine.pool)
+        pooled = pool.checkedin() + pool.checkedout()
+        return pooled + self._readers.held + self._writer.held + self._singles
 
     async def _make_room(self) -> None:
-        """Let go of the connections that nobody uses: as long as the process keeps them, no probe gets one."""
+        """Let go of the connections that nobody uses: as long as the process keeps them, nobody gets another one."""
         await self._readers.let_go()
         await self._writer.let_go()
         if not cast("QueuePool", self._engine.pool).checkedout():
@@ -186,8 +197,13 @@ class PostgresDatabase:
             return await self._look(unit)  # the server had ended the connection: all of them are made anew
 
     async def _look(self, unit: Unit[Result]) -> Result:
-        async with self._reading.connect() as connection:
-            return await connection.run_sync(_taking(unit))
+        async def look() -> Result:
+            if self._turns.are_few:
+                return await self._transact_alone(unit)
+            async with self._reading.connect() as connection:
+                return await connection.run_sync(_taking(unit))
+
+        return await self._turns.use(look)
 
     async def _write(self, unit: Unit[Result], *, again: bool) -> Result:
         with translated():
@@ -202,8 +218,98 @@ class PostgresDatabase:
             return await self._transact(unit)
 
     async def _transact(self, unit: Unit[Result]) -> Result:
-        async with self._engine.begin() as connection:
-            return await connection.run_sync(_taking(unit))
+        async def transact() -> Result:
+            if self._turns.are_few:
+                return await self._transact_alone(unit)
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(_taking(unit))
+
+        return await self._turns.use(transact)
+
+    async def _transact_alone(self, unit: Unit[Result]) -> Result:
+        """Run `unit` in a transaction of a connection that nobody keeps."""
+        self._singles += 1
+        try:
+            async with self._connecting.begin() as connection:
+                return await connection.run_sync(_taking(unit))
+        finally:
+            self._singles -= 1
+
+
+class _Turns:
+    """Who may use a connection: everybody, until the server refuses one; then as many at a time as it gives."""
+
+    def __init__(self, held: Callable[[], int], make_room: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._held = held
+        self._make_room = make_room
+        self._few: int | None = None  # how many there are; None while the server gives what is asked for
+        self._learnt_at = 0.0
+        self._told = False
+        self._using = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def are_few(self) -> bool:
+        """Whether the server gave fewer connections than were asked for: none is kept for what is asked seldom."""
+        return self._few is not None
+
+    async def use(self, work: Callable[[], Coroutine[Any, Any, Result]], *, first: bool = False) -> Result:
+        """Do work that takes one connection, `first` of those that wait for one; again where it got none."""
+        refusals = 0
+        until = time.monotonic() + _POOL_SECONDS
+        while True:
+            await self._enter(first=first or bool(refusals))
+            try:
+                if refusals:
+                    await self._make_room()
+                    await asyncio.sleep(_FREED_SECONDS)
+                return await work()
+            except Exception as why:
+                held = self._held()
+                refusals = 1 if held else refusals + 1
+                if not _gives_no_more(why) or refusals > _REFUSALS or time.monotonic() > until:
+                    raise
+                if held:
+                    self._learn(held)
+            finally:
+                self._leave()
+
+    def _learn(self, held: int) -> None:
+        self._few, self._learnt_at = held, time.monotonic()
+        if not self._told:
+            self._told = True
+            _LOG.warning("the server gives fewer connections than are wanted: what is asked of the store takes turns")
+
+    async def _enter(self, *, first: bool) -> None:
+        if self._few is not None and time.monotonic() - self._learnt_at > _FEW_SECONDS:
+            more = self._few + 1  # there may be more by now
+            self._few, self._learnt_at = None if more > _WANTED else more, time.monotonic()
+        if self._few is None or self._using < self._few:
+            self._using += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if first else self._waiting.append)(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        self._using -= 1
+        while self._waiting and (self._few is None or self._using < self._few):
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._using += 1
+
+
+def _gives_no_more(error: Exception) -> bool:
+    """Tell whether the server refused a connection since it gives no more; it was asked by an engine or its pool."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(cause, "sqlstate", None)
+    return state == _NO_MORE or (state is None and any([words in str(cause) for words in _NO_MORE_WORDS]))
 
 
 # --------------------------------------------------------------------------------- connections of the driver itself
@@ -232,6 +338,7 @@ class DriverConnection:
         self._uses_asyncpg = engine.dialect.driver == "asyncpg"
         self._pooled = pooled
         self.is_patient = False  # whether a silent connection is waited for
+        self.is_held = False  # whether there is a connection, or one is being made
         self._raw: Any = None
         self._made: PoolProxiedConnection | None = None
         """What SQLAlchemy made it as; it is kept as long as the connection."""
@@ -274,13 +381,18 @@ class DriverConnection:
 
     async def close(self) -> None:
         """Let go of the connection, which may be lost."""
-        raw, self._raw = self._raw, None
+        raw, self._raw, self.is_held = self._raw, None, False
         if raw is not None:
             with suppress(Exception):  # it is given up either way
                 await (raw.close(timeout=_CLOSE_SECONDS) if self._uses_asyncpg else raw.close())
 
     async def _connect(self) -> Any:
-        made = await self._engine.raw_connection()
+        self.is_held = True
+        try:
+            made = await self._engine.raw_connection()
+        except BaseException:
+            self.is_held = False
+            raise
         raw: Any = made.driver_connection
         made.detach()
         self._raw, self._made, self._made_at = raw, made, time.monotonic()
@@ -351,28 +463,38 @@ class PostgresConnection:
 class _Readers:
     """A few connections for what each request reads."""
 
-    def __init__(self, engine: AsyncEngine, tasks: Tasks, *, pooled: bool) -> None:
+    def __init__(self, engine: AsyncEngine, tasks: Tasks, turns: _Turns, *, pooled: bool) -> None:
         self._tasks = tasks
-        self._turns = asyncio.Semaphore(_READERS)
-        self._free = [DriverConnection(engine, pooled=pooled) for _ in range(_READERS)]
+        self._turns = turns
+        self._places = asyncio.Semaphore(_READERS)
+        self._readers = [DriverConnection(engine, pooled=pooled) for _ in range(_READERS)]
+        self._free = [*self._readers]
         """The one that was used last comes last."""
+
+    @property
+    def held(self) -> int:
+        """How many connections they have, or are making."""
+        return sum([reader.is_held for reader in self._readers])
 
     async def read(self, unit: Unit[Result]) -> Result:
         """Run a unit on one of them; once more on a new connection, if the server had ended the other."""
         self._tasks.require_open()
-        async with self._turns:
-            reader = self._free.pop()
+        async with self._places:
+            return await self._turns.use(lambda: self._read(unit))
+
+    async def _read(self, unit: Unit[Result]) -> Result:
+        reader = self._free.pop()
+        try:
             try:
-                try:
-                    return await greenlet_spawn(unit, PostgresConnection(reader))
-                except LostConnection:
-                    reader.is_patient = True
-                    return await greenlet_spawn(unit, PostgresConnection(reader))
-            except LostConnection as why:
-                raise (why.__cause__ or why) from None
-            finally:
-                reader.is_patient = False
-                self._free.append(reader)
+                return await greenlet_spawn(unit, PostgresConnection(reader))
+            except LostConnection:
+                reader.is_patient = True
+                return await greenlet_spawn(unit, PostgresConnection(reader))
+        except LostConnection as why:
+            raise (why.__cause__ or why) from None
+        finally:
+            reader.is_patient = False
+            self._free.append(reader)
 
     async def let_go(self) -> None:
         """Let go of those that nobody uses."""
@@ -383,11 +505,11 @@ class _Readers:
     async def close(self) -> None:
         """Let go of them when nobody reads any more."""
         for _ in range(_READERS):
-            await self._turns.acquire()
+            await self._places.acquire()
         for reader in self._free:
             await reader.close()
         for _ in range(_READERS):
-            self._turns.release()
+            self._places.release()
 
 
 # --------------------------------------------------------------------------------------- exchanges, written together
@@ -424,12 +546,14 @@ class _ExchangeWriter:
     the functions: a function passes over a session that another transaction holds.
     """
 
-    def __init__(self, connection: DriverConnection, tasks: Tasks, transact: _Transact) -> None:
+    def __init__(self, connection: DriverConnection, tasks: Tasks, turns: _Turns, transact: _Transact) -> None:
         self._connection = connection
         self._tasks = tasks
+        self._turns = turns
         self._transact = transact
         self._waiting: list[_WaitingExchange] = []
         self._is_writing = False
+        self._is_fetching = False  # whether the connection is used
         self._left: dict[str, list[_WaitingExchange]] = {}
         """By session, what the functions left; a task is at work on each."""
         self._behind: dict[str, list[_WaitingExchange]] = {}
@@ -444,10 +568,25 @@ class _ExchangeWriter:
         self._go_on()
         return write.future
 
+    @property
+    def held(self) -> int:
+        """How many connections it has, or is making."""
+        return int(self._connection.is_held)
+
     async def let_go(self) -> None:
         """Let go of the connection, unless it is used."""
-        if not self._is_writing:
+        if not self._is_fetching:
             await self._connection.close()
+
+    async def _fetch(self, text: str, values: Sequence[Any]) -> Fetched:
+        async def fetch() -> Fetched:
+            self._is_fetching = True
+            try:
+                return await self._connection.fetch(text, values)
+            finally:
+                self._is_fetching = False
+
+        return await self._turns.use(fetch)
 
     async def close(self) -> None:
         """Let go of the connection; nothing may be under way."""
@@ -488,7 +627,7 @@ class _ExchangeWriter:
         try:
             openings = [cast("Opening", write.item) for write in writes]
             new = await _aside(writes, partial(functions.beginnings, openings, self._stored))
-            found = await self._connection.fetch(functions.BEGIN, new.arguments)
+            found = await self._fetch(functions.BEGIN, new.arguments)
             begun = functions.begun(found.rows)
             for exchange in begun:
                 self._stored.keep(new.exchanges[exchange])
@@ -509,7 +648,7 @@ class _ExchangeWriter:
             settlements = [cast("Settlement", write.item) for write in writes]
             ends, arguments = await _aside(writes, partial(_settling, settlements, self._stored))
             if ends:
-                found = await self._connection.fetch(functions.SETTLE, arguments)
+                found = await self._fetch(functions.SETTLE, arguments)
                 stands_at = functions.settled_at(found.rows)
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
             log_seldom(logging.INFO, f"exchanges are settled one by one: {said(why.__cause__ or why)}")

@@ -252,7 +252,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     """How many tokens the upstream counts for one that is counted here; None where nothing was learnt."""
     finished: bool = False
     """Whether a stored reply answered the request, or one that is not stored will. `messages` become nodes, there are
-    no `replies`, no cut is kept. If `moves_head`, the head goes to the last message (to `base` if there is none). For
+    no `replies`. If `moves_head`, the head goes to the last message (to `base` if there is none). For
     an append: results already there are not stored again; the head stays if the session went on."""
     cost: float | None = None  # dollars that it cost, whatever came of it; None where no price is known
     resends: bool = False  # whether the session is used by resending, though this request appends

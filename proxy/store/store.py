@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from proxy.conversation import ROOT
 from proxy.dialects import JsonObject, Message
-from proxy.errors import InvalidRequest, StoreUnavailable
+from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
 from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
 from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
@@ -24,7 +24,16 @@ from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.operations import ListedSession, SessionListQuery
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import PORTION_BYTES, Packing, begin_long, delete_sessions, packed_rows, settle_long
+from proxy.store.portions import (
+    AT_FIRST,
+    PORTION_BYTES,
+    Packing,
+    begin_long,
+    delete_sessions,
+    next_count,
+    packed_rows,
+    settle_long,
+)
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -399,6 +408,16 @@ class Store:
             return []
         return await self._read(partial(tree.path_to, key=key, node=node, below=below))
 
+    async def portions(self, key: str, nodes: Sequence[str]) -> AsyncIterator[list[NodeRow]]:
+        """Give these nodes of a branch, oldest first, a few at a time; raises `NotFound` if they are deleted."""
+        start, count = 0, AT_FIRST
+        while some := nodes[start : start + count]:
+            rows = await self._read(partial(tree.rows_of, key=key, nodes=some))
+            if len(rows) < len(some):
+                raise NotFound("The session was deleted while it was read.")
+            yield rows
+            start, count = start + count, next_count(count, sum([len(row.message.raw) for row in rows]))
+
     async def lineage(self, key: str, ends: Collection[str]) -> Lineage:
         """Return the branches that end at these nodes, without their texts; see `lineage`."""
         asked = list(filter(is_plain, ends))
@@ -619,6 +638,12 @@ class Store:
         if not is_plain(exchange_id):
             return None
         return await self._read(partial(exchanges.exchange_of, exchange=exchange_id))
+
+    async def exchange_with(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
+        """Return the tenant's exchange to which this response of the provider's belongs; see `exchanges`."""
+        if not _are_plain(tenant, response):
+            return None
+        return await self._read(partial(exchanges.exchange_with, tenant=tenant, dialect=dialect, response=response))
 
     async def unfinished(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
         """Return the tenant's exchange that waits for this response of the provider's; see `exchanges.unfinished`."""

@@ -372,6 +372,11 @@ class Upstream:
         """Close every connection."""
         await self._session.close()
 
+    @property
+    def has_routes(self) -> bool:
+        """Whether some models have a provider of their own."""
+        return bool(self._routes)
+
     def destination(self, model: str, dialect: str = "chat") -> Destination:
         """Return where a request for `model` goes: the first route that matches, else the base of its dialect.
 

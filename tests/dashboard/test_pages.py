@@ -278,6 +278,19 @@ def test_an_id_with_an_ending_or_a_slash_is_found(filled: Proxy) -> None:
         assert "messages" in filled.client.get(f"/ui/sessions/{path}.json").json()
 
 
+def test_a_session_of_dots_is_linked_as_something_that_browsers_leave_alone(filled: Proxy) -> None:
+    for name, segment in ((".", "%2E%7F"), ("..", "%2E%2E%7F")):
+        assert filled.chat(name, "hello of dots").status_code == 200
+        assert f'href="/ui/sessions/{segment}"' in filled.client.get("/ui/sessions").text
+        assert filled.client.get(f"/ui/sessions/{segment}.json").json()["session"]["id"] == name
+        page = filled.client.get(f"/ui/sessions/{segment}").text
+        assert "hello of dots" in page
+        assert f"/ui/sessions/{segment}/delete" in page
+        gone = filled.client.post(f"/ui/sessions/{segment}/delete")
+        assert gone.status_code == 303
+        assert filled.client.get(f"/ui/sessions/{segment}").status_code == 404
+
+
 def test_what_a_policy_would_have_done_is_told_where_it_only_observes(serve: Serve) -> None:
     proxy = serve(policies={"watching": {**POLICIES["agents"], "match": {"models": ["*"]}, "mode": "observe"}})
     agent_run(proxy, "depot", 12)

@@ -615,6 +615,52 @@ def test_what_did_not_come_to_its_end_in_the_background_is_told_in_the_receipt(
     assert [each["content"] for each in proxy.messages("s") if each["role"] == "user"] == ["one", "two"]
 
 
+@pytest.mark.parametrize("fetches", [True, False], ids=["fetched", "fetched elsewhere"])
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_what_is_asked_in_the_background_is_trimmed_as_everything_is(
+    serves: Callable[..., Proxy], api: Provider, stream: bool, fetches: bool
+) -> None:
+    proxy, seen = serves(policies={"default": TRIMS}), []
+    for session in ("plain", "late"):
+        talk, later = [user("hello")], session == "late"
+        replies = [[call("look", 1)], [said("Two cats.", 3)], [said("None.", 4)], [said("No.", 5)], [said("Bye.", 6)]]
+        new = [[output(1, LONG)], [user("And dogs?")], [user("Birds?")], [user("Fish?")], []]
+        for number, (reply, more) in enumerate(zip(replies, new, strict=True)):
+            name = f"resp_{session}_{number}"
+            whole = api.made[name] = made(*reply, id=name, background=later)
+            api.answers.append({**QUEUED, "id": name} if later and not stream else whole)
+            ask(proxy, talk, session, stream=stream, background=later)
+            if fetches:
+                assert proxy.client.get(f"/v1/responses/{name}").json() == whole
+            talk = [*talk, *reply, *more]
+        cuts = [row["cut"] for row in proxy.exchanges(session)]
+        seen.append(([asked.body["input"] for asked in api.got if asked.method == "POST"], cuts))
+        api.got.clear()
+        assert proxy.messages(session) == talk[: None if stream or fetches or not later else -1]
+    assert seen[0] == seen[1]
+    assert [LONG in orjson.dumps(each).decode() for each in seen[1][0]] == [False, True, True, False, False]
+
+
+def test_a_response_is_fetched_where_its_model_is_served(serves: Callable[..., Proxy], api: Provider) -> None:
+    with Provider() as other:
+        route = {"models": ["m"], "base_url": other.base_url, "api_key": "sk-of-the-route"}
+        proxy = serves(upstream={"routes": [route]})
+        other.answers += [QUEUED, {"output": [said("b", 2)], "id": "resp_whole"}]
+        ask(proxy, "one", background=True)
+        other.made["resp_late"] = made(said("a", 1))
+        for _ in range(2):  # the second time nothing waits for it any more
+            assert fetched(proxy).json() == other.made["resp_late"]
+        assert proxy.messages("s")[-1] == said("a", 1)
+        ask(proxy, "two", "t")
+        for method, path in (("POST", "resp_late/cancel"), ("GET", "resp_whole/input_items"), ("DELETE", "resp_whole")):
+            assert proxy.client.request(method, f"/v1/responses/{path}").status_code == 200
+            assert (other.got[-1].method, other.got[-1].path) == (method, f"/v1/responses/{path}")
+            assert other.got[-1].headers["authorization"] == "Bearer sk-of-the-route"
+        assert api.got == []
+        assert proxy.client.get("/v1/responses/resp_elsewhere").status_code == 200
+        assert [asked.path for asked in api.got] == ["/v1/responses/resp_elsewhere"]
+
+
 def test_what_several_fetch_at_once_is_stored_once(serves: Callable[..., Proxy], api: Provider) -> None:
     proxy = serves()
     api.answers.append(QUEUED)
@@ -862,6 +908,16 @@ def test_a_reference_that_is_not_known_here_is_passed_on(serves: Callable[..., P
     masked = serves(store={"mask": ["stripe"]})
     assert ask(masked, given).status_code == 200
     assert api.sent["input"] == given
+
+
+def test_what_references_name_counts_in_the_memory_of_their_request(
+    serves: Callable[..., Proxy], api: Provider
+) -> None:
+    proxy = serves(server={"max_memory": 8_000_000})
+    api.answers += [[said("a" * 900_000, 1)], [said("b", 2)]]
+    assert ask(proxy, "x").status_code == 200
+    answer = ask(proxy, [user("x"), {"type": "item_reference", "id": "msg_1"}, user("y")])
+    assert (answer.status_code, "stored messages" in answer.text, len(api.got)) == (413, True, 1)
 
 
 # ------------------------------------------------------------------------------------------- other ways in

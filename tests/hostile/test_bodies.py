@@ -147,6 +147,26 @@ def test_the_stored_messages_that_an_append_goes_on_from_count_too(
     assert narrow.chat(session, "b", headers=append).status_code == 200
 
 
+def test_a_session_that_is_planned_counts_and_one_that_is_read_is_read_in_pieces(
+    narrow: Proxy, upstream: Upstream, session: str
+) -> None:
+    for number in range(11):
+        said = f"{number} " + "a" * 60_000
+        assert narrow.chat(session, said, "say:ok", headers={"x-session-mode": "append"}).status_code == 200
+    shown = narrow.client.get(f"/sessions/{session}/messages")
+    assert [len(message["content"]) > 60_000 for message in shown.json()["data"]] == [True, False] * 11
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(narrow.chat, None, "a" * 400_000, "hold")
+        until(lambda: upstream.open == 1, "the provider holds its answer")
+        for path in ("context", "compact"):
+            answer = narrow.client.request("POST" if path == "compact" else "GET", f"/sessions/{session}/{path}")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert narrow.client.get(f"/sessions/{session}/messages").content == shown.content
+        upstream.gate.set()
+        assert first.result().status_code == 200
+    assert narrow.client.get(f"/sessions/{session}/context").status_code == 200
+
+
 def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:
     for _ in range(8):
         with RawClient(narrow.port) as client:

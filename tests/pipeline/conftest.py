@@ -20,5 +20,6 @@ def provider() -> Iterator[Provider]:
 @pytest.fixture
 async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
     provider.forget()
-    async with opened(provider, tmp_path) as house:
+    # One connection: who does not give it back is noticed.
+    async with opened(provider, tmp_path, upstream={"max_connections": 1, "connect_timeout": 1}) as house:
         yield house

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +35,6 @@ from tests.support.house import LONG, SESSION, Heard, House, opened
 from tests.support.upstream import Upstream as Provider
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
-    provider.forget()
-    async with opened(provider, tmp_path, upstream={"max_connections": 1, "connect_timeout": 1}) as house:
-        yield house
 
 
 WINDOW = "echo+ctx:4000"

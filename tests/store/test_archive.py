@@ -22,10 +22,10 @@ from proxy.store.archive import read_records
 from proxy.store.database import StoreConnection
 from proxy.store.records import Body, Kept, SessionRow, Source, StandingCut, Status
 from proxy.store.store import Store
-from proxy.trimming import Change, Cut, Gap
+from proxy.trimming import Cut, Gap
 from tests.support.asides import HIDDEN, failed, reply, say, summary
 from tests.support.stores import empty_store
-from tests.support.story import CUT, LATER, told
+from tests.support.story import CUT, LATER, SHORTENED, told
 from tests.support.talk import Talk, body, message
 
 pytestmark = pytest.mark.anyio
@@ -182,16 +182,7 @@ async def test_an_export_makes_the_same_log_under_another_name(store: Store) -> 
     assert await store.instructions(new.key) == await store.instructions(old.key)
     first, reply = (await store.path(new.key, made.head))[:2]
     assert first.policy == "v1"
-    assert first.arrival == (
-        Change(
-            position=0,
-            edit="truncate_tool_output",
-            reason="long",
-            message=message("user", "o"),
-            tokens_before=4,
-            tokens_after=1,
-        ),
-    )
+    assert first.arrival == (SHORTENED,)
     assert (reply.policy, reply.arrival) == (None, None)
     names = [row.node for row in await store.path(new.key, made.head)]
     assert await store.cut(new.key, names, "default", "writer") == StandingCut(cut=CUT, node=first.node, kept=None)

@@ -17,8 +17,9 @@ from proxy.store.database import Result, Unit
 from proxy.store.records import FORKED, Exchange, Kept, SessionRow
 from proxy.store.schema import BODIES
 from proxy.store.store import Store
-from proxy.trimming import Change, Cut, Gap
+from proxy.trimming import Cut, Gap
 from tests.support.asides import HIDDEN, RECIPE, failed, reply, settle, summary
+from tests.support.story import SHORTENED
 from tests.support.talk import Talk, body, infer, message
 
 pytestmark = pytest.mark.anyio
@@ -40,25 +41,7 @@ async def told(store: Store) -> tuple[Talk, list[str]]:
     talk = Talk(store=store, tenant="team", session="story")
     asked = body("user", "one", 4)
     exchange = await talk.begin(asked, instructions=(message("system", "brief"),))
-    first = await settle(
-        talk,
-        exchange,
-        asked,
-        replies=(reply("1", HIDDEN),),
-        arrivals=(
-            (
-                Change(
-                    position=0,
-                    edit="truncate_tool_output",
-                    reason="long",
-                    message=message("user", "o"),
-                    tokens_before=4,
-                    tokens_after=1,
-                ),
-            ),
-        ),
-        scale=1.5,
-    )
+    first = await settle(talk, exchange, asked, replies=(reply("1", HIDDEN),), arrivals=((SHORTENED,),), scale=1.5)
     await talk.say("two", "2", cut=CUT, kept=Kept(nodes=(first.head,), messages=(0,)))
     calls = [{"id": "c1", "type": "function", "function": {"name": "finish", "arguments": "{}"}}]
     asked = body("user", "three")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.conversation import ROOT, body_id, content_hash, names_under
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
+from proxy.errors import NotFound
 from proxy.store import tree
 from proxy.store.archive import HiddenRecord
 from proxy.store.history import Lineage
@@ -61,6 +62,26 @@ async def test_a_branch_of_thousands_of_messages_is_read_and_known(store: Store)
     assert [row.tokens_total for row in rows] == list(range(1, 2_001))
     names = [row.node for row in rows]
     assert names == names_under(ROOT, map(content_hash, [*(one.message for one in asked), message("assistant", "end")]))
+
+
+async def test_a_branch_is_read_a_few_large_messages_at_a_time(store: Store) -> None:
+    talk = Talk(store=store)
+    sizes = [700_000] * 20 + [10] * 300
+    asked = [body("user", f"{number} " + "x" * size, 1) for number, size in enumerate(sizes)]
+    exchange = await talk.begin(*asked)
+    settled = await talk.settle(exchange, *asked, replies=(body("assistant", "end", 1),))
+    nodes = (await store.lineage(talk.key, [settled.head])).nodes(settled.head)
+    portions = [rows async for rows in store.portions(talk.key, nodes)]
+    assert [row.node for rows in portions for row in rows] == [*settled.nodes, *settled.replies]
+    assert [len(rows) for rows in portions[:3]] == [8, 2, 2]
+    assert len(portions) < 25
+    texts = [record async for record in store.export(talk.key) if record["record"] == "body"]
+    assert len(texts) == len(nodes)
+    reading = store.portions(talk.key, nodes)
+    await anext(reading)
+    await store.delete(talk.key)
+    with pytest.raises(NotFound, match="deleted while it was read"):
+        await anext(reading)
 
 
 async def test_a_text_that_stands_in_many_places_is_stored_once(store: Store) -> None:

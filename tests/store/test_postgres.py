@@ -139,23 +139,60 @@ async def test_a_connection_that_the_server_ended_is_made_anew(empty_postgres: s
     await database.close()
 
 
+@pytest.mark.parametrize("few", [1, 3])
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
-async def test_a_probe_gets_one_of_the_few_connections_that_a_server_gives(empty_postgres: str, scheme: str) -> None:
-    few = 3
-
-    def some(connection: StoreConnection) -> None:
-        connection.execute(text("SELECT pg_sleep(0.1)"))
+async def test_the_few_connections_that_a_server_gives_are_taken_in_turns(
+    empty_postgres: str, caplog: pytest.LogCaptureFixture, scheme: str, few: int
+) -> None:
+    def some(connection: StoreConnection) -> object:
+        connection.execute(text("SELECT pg_sleep(0.05)"))
+        return one(connection)
 
     def nothing(connection: StoreConnection) -> None:
         one(connection)
 
     with postgres.role(empty_postgres, few) as url:
         database = opened(url.replace("postgresql", scheme, 1))
-        for many in (partial(database.read, some, short=True), partial(database.write, some)):
-            await asyncio.gather(*[many() for _ in range(few)])
-            with pytest.raises(StoreUnavailable, match="The store cannot be used"):
-                await database.probe(nothing, same=True)
+        ways = [partial(database.read, some, short=True), partial(database.read, some), partial(database.write, some)]
+        for many in ways:  # each kind keeps its connections, which the next one needs
+            assert await asyncio.gather(*[many() for _ in range(20)]) == [1] * 20
             await database.probe(nothing, same=True)
+        under_way = [asyncio.create_task(many()) for many in ways * 10]  # noqa: TID251 - awaited below
+        await database.probe(nothing, same=True)
+        assert not all(task.done() for task in under_way)  # the probe does not wait for all of them
+        assert await asyncio.gather(*under_way) == [1] * 30
+        await database.close()
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the server gives fewer connections than are wanted: what is asked of the store takes turns"
+    ]
+
+
+async def test_a_server_that_gives_no_connection_at_all_is_away(empty_postgres: str) -> None:
+    with postgres.role(empty_postgres, 1) as url:
+        other, database = opened(url), opened(url)
+        assert await other.write(one) == 1
+        with pytest.raises(StoreUnavailable, match="gives no more connections"):
+            await database.write(one)
+        await other.close()
+        assert await database.write(one) == 1
+        await database.close()
+
+
+async def test_a_server_that_gives_more_connections_again_is_asked_for_them(
+    empty_postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nap(connection: StoreConnection) -> None:
+        connection.execute(text("SELECT pg_sleep(0.05)"))
+
+    with postgres.role(empty_postgres, 1) as url:
+        database = opened(url)
+        await asyncio.gather(*[database.write(nap) for _ in range(3)])
+        assert database._turns.are_few
+        postgres.execute(empty_postgres, f"ALTER ROLE {make_url(url).username} CONNECTION LIMIT -1")
+        monkeypatch.setattr("proxy.store.postgres._FEW_SECONDS", 0.0)
+        for _ in range(20):
+            await database.write(nap)
+        assert not database._turns.are_few
         await database.close()
 
 

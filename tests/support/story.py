@@ -48,6 +48,17 @@ LATER = Cut(
 )
 
 
+SHORTENED = Change(
+    position=0,
+    edit="truncate_tool_output",
+    reason="long",
+    message=message("user", "o"),
+    tokens_before=4,
+    tokens_after=1,
+)
+"""What was decided at the arrival of the first message."""
+
+
 async def told(store: Store) -> list[JsonObject]:
     """Tell a story with branches, and return its records."""
     talk = Talk(store=store, tenant="from", session="story")
@@ -58,18 +69,7 @@ async def told(store: Store) -> list[JsonObject]:
         asked,
         replies=(body("assistant", "1", refusal=None), body("assistant", "I")),
         cut=CUT,
-        arrivals=(
-            (
-                Change(
-                    position=0,
-                    edit="truncate_tool_output",
-                    reason="long",
-                    message=message("user", "o"),
-                    tokens_before=4,
-                    tokens_after=1,
-                ),
-            ),
-        ),
+        arrivals=((SHORTENED,),),
         agent="writer",
         kind="first",
     )

@@ -41,8 +41,9 @@ class Seals:
                     self._last = nonce
                 else:
                     self.dropped += 1
-            said = {name: message.get(name) or "" for name in ("role", "content", "tool_calls", "tool_call_id")}
-            self._digest.update(orjson.dumps(said))
+            said = {name: message.get(name) or "" for name in ("role", "tool_calls", "tool_call_id")}
+            content = text_or_parts(_unmarked(parts_of(message.get("content"))))  # a mark for the cache changes nothing
+            self._digest.update(orjson.dumps({**said, "content": content}))
 
     def _here(self) -> str:
         return self._digest.hexdigest()[:16]

@@ -177,7 +177,7 @@ def _request(
         reply_tokens=limit if type(limit) is int and limit > 0 else None,
         replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
-        untouched=bool(state) or values.get("background") is True,
+        untouched=bool(state),
         state=state,
         conversation="" if values.get(STATE_FIELDS[0]) else state,
         references=(state, *references) if state else references,

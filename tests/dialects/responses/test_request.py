@@ -124,7 +124,7 @@ def test_state_that_the_provider_holds_is_told() -> None:
     assert asked(HELLO, previous_response_id=5).state == ""
     assert asked(HELLO, {"type": "item_reference", "id": 5}).references == ()
     late = asked(HELLO, background=True)
-    assert (late.untouched, late.state) == (True, "")
+    assert (late.untouched, late.state) == (False, "")
 
 
 def test_references_are_read_as_the_items_that_they_name() -> None:

@@ -9,15 +9,20 @@ import yaml
 from pydantic import TypeAdapter
 
 from proxy.conversation import rounds, spans
+from proxy.dialects import Message
+from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.protocol import CHAT
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits import BaseEdit, Edit
+from proxy.trimming.edits.edit import ToolOutputEdit
+from proxy.trimming.model import Entry
 from proxy.trimming.policy import Policy
 from proxy.trimming.trim import protected
 from tests.trimming.edits.held import outcome
 from tests.trimming.notation import count, entries, lines, messages
 
 TABLES = Path(__file__).parent.parent / "golden"
+REF = "ref"
 
 
 class Case:
@@ -76,3 +81,32 @@ def rows(edit: str) -> list[dict[str, Any]]:
 def cases(edit: str) -> list[Case]:
     """Return the cases of an edit that looks at whole histories."""
     return [Case(row) for row in rows(edit)]
+
+
+def result(content: Any) -> Message:
+    """Return a tool's output."""
+    return ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": content})
+
+
+def entry(message: Message) -> Entry:
+    """Return a result as trimming sees it; a letter is a token."""
+    return Entry(message=message, tokens=len(message.text), ref=REF, position=0)
+
+
+def shortened(edit: ToolOutputEdit, content: Any) -> Message | None:
+    """Return what an edit of single outputs makes of one."""
+    message = result(content)
+    made = edit.shorten(message, entry(message))
+    return made.message if made is not None else None
+
+
+def check_output(edit: type[ToolOutputEdit], row: dict[str, Any]) -> None:
+    """Compare what an edit makes of an output with what the table says."""
+    message = result("".join(text * times for text, times in row["text"]))
+    made = edit.model_validate(row["edit"]).shorten(message, entry(message))
+    if row["after"] == "same":
+        assert made is None, row["why"]
+    else:
+        assert made is not None
+        assert made.message.text == row["after"], row["why"]
+        assert made.reason == row.get("reason", made.reason)

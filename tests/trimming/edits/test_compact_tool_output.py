@@ -23,38 +23,16 @@ from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
 from proxy.trimming.model import Entry, PlanningContext
 from proxy.trimming.planner import plan
 from proxy.trimming.policy import Policy
-from tests.trimming.edits.golden import rows
+from tests.trimming.edits.golden import REF, check_output, entry, result, rows
+from tests.trimming.edits.golden import shortened as compacted
 
-REF = "ref"
 TRAJECTORIES = Path(__file__).parents[2] / "data" / "trajectories"
 LOSSLESS = CompactToolOutput(methods=("minify", "table", "noise"))
 
 
-def result(content: Any) -> Message:
-    return ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": content})
-
-
-def entry(message: Message) -> Entry:
-    """Return a result as trimming sees it; a letter is a token."""
-    return Entry(message=message, tokens=len(message.text), ref=REF, position=0)
-
-
-def compacted(edit: CompactToolOutput, content: Any) -> Message | None:
-    message = result(content)
-    shortened = edit.shorten(message, entry(message))
-    return shortened.message if shortened is not None else None
-
-
 @pytest.mark.parametrize("row", rows("compact_tool_output"), ids=lambda row: row["name"])
 def test_golden(row: dict[str, Any]) -> None:
-    message = result("".join(text * times for text, times in row["text"]))
-    shortened = CompactToolOutput.model_validate(row["edit"]).shorten(message, entry(message))
-    if row["after"] == "same":
-        assert shortened is None, row["why"]
-    else:
-        assert shortened is not None
-        assert shortened.message.text == row["after"], row["why"]
-        assert shortened.reason == row.get("reason", shortened.reason)
+    check_output(CompactToolOutput, row)
 
 
 # ------------------------------------------------------------------------------- content in parts

@@ -8,42 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 from proxy.trimming.edits.truncate_tool_output import TruncateToolOutput
-from proxy.trimming.model import Entry
-from tests.trimming.edits.golden import rows
-from tests.trimming.notation import count
+from tests.trimming.edits.golden import REF, check_output, entry, result, rows
+from tests.trimming.edits.golden import shortened as cut
 
-REF = "ref"
 Direction = Literal["head", "tail", "head_tail"]
 DIRECTIONS: tuple[Direction, ...] = ("head", "tail", "head_tail")
 
 
-def result(content: Any) -> Message:
-    return ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": content})
-
-
-def entry(message: Message) -> Entry:
-    return Entry(message=message, tokens=count(message), ref=REF, position=0)
-
-
-def cut(edit: TruncateToolOutput, content: Any) -> Message | None:
-    message = result(content)
-    shortened = edit.shorten(message, entry(message))
-    return shortened.message if shortened is not None else None
-
-
 @pytest.mark.parametrize("row", rows("truncate_tool_output"), ids=lambda row: row["name"])
 def test_golden(row: dict[str, Any]) -> None:
-    message = result("".join(text * times for text, times in row["text"]))
-    shortened = TruncateToolOutput.model_validate(row["edit"]).shorten(message, entry(message))
-    if row["after"] == "same":
-        assert shortened is None, row["why"]
-    else:
-        assert shortened is not None
-        assert shortened.message.text == row["after"], row["why"]
-        assert shortened.reason == row.get("reason", shortened.reason)
+    check_output(TruncateToolOutput, row)
 
 
 def without_mark(text: str) -> list[str]:
