@@ -463,9 +463,9 @@ class Message(ABC):
         """The content parts that hold no text, in order."""
 
     @property
+    @abstractmethod
     def spoken(self) -> str:
         """What a person reads or hears of it: its text, what stands apart as paragraphs, a refusal, a transcript."""
-        return self.text
 
     def all_texts(self) -> Iterator[str]:
         """Yield every text in it that somebody wrote: content, calls, arguments; a dialect adds names and a refusal."""
