@@ -55,6 +55,9 @@ OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are our
 
 _THOUGHTS: Final = re.compile(r"(?:\s*<(think|thinking|thought)>.*?</\1>)+", re.DOTALL)
 """How a reply begins that holds the reasoning of an open model as text."""
+_URL_OF_BYTES: Final = re.compile(rb'"data:[^",]*;base64,[^"]*"')
+_SOURCE: Final = b'"type":"base64"'  # what the text of a source of bytes holds
+_BYTES: Final = re.compile(rb'"data":"[^"\\]+"')  # where it holds them
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most
 _OF_THE_CLIENT: Final = ("function", "custom")  # types of tools that the client runs
 LONG_BODY: Final = 16 * 1024
@@ -191,6 +194,20 @@ def sized(kind: Any, held: str, size: int | None = None) -> str:
     """Return the type and size of bytes: `image/png, 512 bytes`. They are `held` as base64, or `size` is given."""
     known = one_line(kind) if isinstance(kind, str) and kind else "unknown type"
     return f"{known}, {len(held.rstrip('=')) * 3 // 4 if size is None else size} bytes"
+
+
+def written(value: Any) -> tuple[str, int]:
+    """Return the JSON text of what is not read field by field, without the images and files in it; and their number.
+
+    Those are bytes in base64: in a `data:` URL, or in a source `{"type": "base64", "data": ...}`.
+    """
+    raw, media = write(value), 0
+    if b"base64" in raw:
+        raw, media = _URL_OF_BYTES.subn(b'""', raw)
+        if _SOURCE in raw:
+            raw, sources = _BYTES.subn(b'"data":""', raw)
+            media += sources
+    return raw.decode(), media
 
 
 def hash_of(canonical: bytes) -> bytes:
@@ -444,6 +461,11 @@ class Message(ABC):
     @abstractmethod
     def attachments(self) -> tuple[Attachment, ...]:
         """The content parts that hold no text, in order."""
+
+    @property
+    @abstractmethod
+    def spoken(self) -> str:
+        """What a person reads or hears of it: its text, what stands apart as paragraphs, a refusal, a transcript."""
 
     def all_texts(self) -> Iterator[str]:
         """Yield every text in it that somebody wrote: content, calls, arguments; a dialect adds names and a refusal."""

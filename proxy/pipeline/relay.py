@@ -128,6 +128,16 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
     )
 
 
+def _before_error(event: Event, shown: bytes) -> bytes:
+    """Return what is shown of a last event that an error follows: it would be swallowed by one without its end.
+
+    One that lacks nothing but its end was read for the reply, so it is shown.
+    """
+    if event.complete or not shown:
+        return shown
+    return shown + b"\n\n" if event.value is not None else b""
+
+
 class StreamRelay:
     """One stream of events on its way to the client. Used once.
 
@@ -286,8 +296,7 @@ class StreamRelay:
             await self._end(self._tail + await self._rest())
             return
         error = self._closing_error()
-        # Half an event before the error would swallow it.
-        await self._end(b"".join([shown for event, shown in last if event.complete or not error]) + error)
+        await self._end(b"".join([_before_error(*each) if error else each[1] for each in last]) + error)
 
     async def _rest(self) -> bytes:
         """Return what is still to come after the last event. A connection read to its end is used again."""

@@ -385,20 +385,25 @@ def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:
 
     The sender is the agent or user that said it (`agent`, where the message does not tell), else its role.
     """
-    data = message.data
-    if message.role not in _SHOWN or data.get("is_internal") is True:
+    data, role = message.data, _shown_role(message)
+    if role not in _SHOWN or data.get("is_internal") is True:
         return None
-    text, wrapped = _unwrapped(message.text)
+    text, wrapped = _unwrapped(message.beside if message.is_result else message.spoken)
     if not text.strip():
         return None
-    named = (wrapped, data.get("agent"), data.get("name"), agent if message.role == "assistant" else None)
-    return {"sender": next((name for name in named if isinstance(name, str) and name), message.role), "text": text}
+    named = (wrapped, data.get("agent"), data.get("name"), agent if role == "assistant" else None)
+    return {"sender": next((name for name in named if isinstance(name, str) and name), role), "text": text}
+
+
+def _shown_role(message: Message) -> str:
+    """Return who is shown as the speaker of a message: a user may say something beside results."""
+    return "user" if message.is_result and message.beside else message.role
 
 
 def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
     """Return the messages of a branch for a person: `{node, role, sender, text}`, oldest first."""
     return [
-        {"node": row.node, "role": row.message.role, **line}
+        {"node": row.node, "role": _shown_role(row.message), **line}
         for row in rows
         if (line := shown(row.message, row.agent)) is not None
     ]

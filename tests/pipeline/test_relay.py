@@ -149,6 +149,15 @@ async def test_a_stream_that_breaks_ends_in_one_error_event(fault: PalimpsestErr
     assert _text(client) == [("Hello", True)]
 
 
+@pytest.mark.parametrize("fault", [None, UpstreamUnreachable("it broke")])
+async def test_a_last_event_that_lacks_only_its_end_is_shown_before_the_error(fault: PalimpsestError | None) -> None:
+    client = await _relay(HELLO, HELLO.rstrip(b"\n"), fault=fault)
+    head, _, tail = client.got.rpartition(b"data: ")
+    assert head == HELLO + HELLO
+    assert "error" in orjson.loads(tail)
+    assert _text(client) == [("HelloHello", True)]
+
+
 async def test_an_error_of_upstreams_own_is_not_repeated() -> None:
     error = b'data: {"error": {"message": "overloaded"}}\n\n'
     client = await _relay(HELLO + error)

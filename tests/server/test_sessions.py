@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from proxy.dialects.chat.message import ChatMessage
+from proxy.dialects.messages.message import MessagesMessage
 from proxy.errors import StoreUnavailable
 from proxy.pipeline import timestamp
 from proxy.server.sessions import shown
@@ -473,10 +474,19 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
         ({"role": "user", "content": "<div> what is this?"}, "user", "<div> what is this?"),
         ({"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url"}]}, "user", "see"),
         ({"role": "assistant", "content": "I look.", "tool_calls": CALLS}, "writer", "I look."),
+        ({"role": "assistant", "content": None, "refusal": "Not that."}, "writer", "Not that."),
+        ({"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Seven."}}, "writer", "Seven."),
     ],
 )
 def test_people_are_shown_clean_text_and_who_said_it(message: dict[str, Any], sender: str, text: str) -> None:
     assert shown(ChatMessage.of(message), "writer") == {"sender": sender, "text": text}
+
+
+def test_people_are_shown_what_a_user_says_beside_results() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "output"}
+    asked = MessagesMessage.of({"role": "user", "content": [result, {"type": "text", "text": "Go on."}]})
+    assert shown(asked) == {"sender": "user", "text": "Go on."}
+    assert shown(MessagesMessage.of({"role": "user", "content": [result]})) is None
 
 
 @pytest.mark.parametrize(

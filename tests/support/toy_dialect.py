@@ -122,6 +122,10 @@ class ToyMessage(Message):
             ]
         )
 
+    @property
+    def spoken(self) -> str:
+        return self.text
+
     def countable(self) -> Countable:
         return Countable(texts=tuple(text for text in self.all_texts() if text), media=len(self.attachments))
 

@@ -19,6 +19,7 @@ from proxy.dialects.base import (
     Ties,
     one_line,
     sized,
+    written,
 )
 from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, is_object_text, write
 
@@ -142,6 +143,13 @@ class ChatMessage(Message):
             return ()
         return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
 
+    @property
+    def spoken(self) -> str:
+        audio, content = self.data.get("audio"), self.data.get("content")
+        said = [self.text, self.data.get("refusal"), audio.get("transcript") if is_object(audio) else None]
+        said += [part.get("refusal") for part in content if is_object(part)] if is_array(content) else []
+        return "\n".join([text for text in said if isinstance(text, str) and text])
+
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()
         for name in ("name", "agent", "refusal"):
@@ -173,16 +181,12 @@ class ChatMessage(Message):
         return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
-        text, refusal, content = self.text, self.data.get("refusal"), self.data.get("content")
-        lines = [text] if text else []
-        if isinstance(refusal, str) and refusal:
-            lines.append(refusal)
+        spoken, content = self.spoken, self.data.get("content")
+        lines = [spoken] if spoken else []
         for at, part in enumerate(content if is_array(content) else ()):
             if not is_object(part):
                 lines.append(f"[{write(part).decode()}]")
-            elif isinstance(part.get("refusal"), str):
-                lines.append(part["refusal"])
-            elif _holds_no_text(part):
+            elif not isinstance(part.get("refusal"), str) and _holds_no_text(part):
                 lines.append(_attachment(at, part).line)
         lines += self._call_lines()
         return "\n".join(lines)
@@ -301,7 +305,9 @@ def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
         elif kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            texts.append(write(part).decode())
+            text, held = written(part)
+            texts.append(text)
+            media += held
     return media, small_images
 
 

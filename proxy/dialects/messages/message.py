@@ -28,6 +28,7 @@ from proxy.dialects.base import (
     Ties,
     one_line,
     sized,
+    written,
 )
 from proxy.dialects.jsontext import (
     FIELDS,
@@ -194,6 +195,18 @@ class MessagesMessage(Message):
         leaves = enumerate(_leaves(self.blocks))
         return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
 
+    @property
+    def spoken(self) -> str:
+        blocks = self.blocks
+        said = [""]  # blocks of text in a row are one text: citations divide it
+        for block in blocks:
+            if _is_text(block):
+                said[-1] += block["text"]
+            else:
+                said.append("")
+        results = [_text_of_result(block) for block in blocks if _is_result(block)]
+        return "\n\n".join(filter(None, results + said))
+
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()
         if agent := self.data.get("agent"):
@@ -202,30 +215,35 @@ class MessagesMessage(Message):
     def countable(self) -> Countable:
         texts: list[str] = []
         media = 0
-        for leaf in _leaves(self.blocks):
+        for leaf in _unfolded(self.blocks):
             if not is_object(leaf):
                 texts.append(write(leaf).decode())
-            elif leaf.get("type") in _MEDIA:
+            elif _is_media(leaf):
                 media += 1
             elif is_call(leaf):
                 call = _call(leaf)
                 texts += [call.name, call.arguments]
             elif leaf.get("type") == "thinking":
                 texts.append(str(leaf.get("thinking", "")))
+            elif _is_text(leaf):
+                texts.append(leaf["text"])
             elif leaf.get("type") != "redacted_thinking":
-                texts.append(_text_of(leaf) if _is_text(leaf) else write(_unmarked(leaf)).decode())
+                text, held = written(_unmarked(leaf))
+                texts.append(text)
+                media += held
         return Countable(texts=tuple(filter(None, texts)), media=media)
 
     def readable(self) -> str:
-        text = self.text
-        lines = [text] if text else []
+        spoken = self.spoken
+        lines = [spoken] if spoken else []
         for place, leaf in enumerate(_leaves(self.blocks)):
             if not is_object(leaf):
                 lines.append(f"[{write(leaf).decode()}]")
             elif _is_media(leaf):
-                lines.append(_attachment(place, leaf).line)
+                parts = _parts_of_document(leaf)
+                lines += [_attachment(place, leaf).line] if parts is None else filter(None, map(_text_of, parts))
             elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
-                lines.append(f"[{write(leaf).decode()}]")
+                lines.append(f"[{written(leaf)[0]}]")
         lines += self._call_lines()
         return "\n".join(lines)
 
@@ -439,6 +457,24 @@ def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
             yield from _parts_of(block)
         else:
             yield block
+
+
+def _parts_of_document(leaf: Any) -> list[Any] | None:
+    """Return the parts of a document that is given as text; None for what is not."""
+    source = leaf.get("source") if _kind(leaf) == "document" else None
+    if not is_object(source) or source.get("type") not in {"text", "content"}:
+        return None
+    content = source.get("data") if source["type"] == "text" else source.get("content")
+    parts = content if is_array(content) else [{"type": "text", "text": content}]
+    about = [{"type": "text", "text": leaf.get(name)} for name in ("title", "context")]
+    return [*filter(_is_text, about), *parts]
+
+
+def _unfolded(blocks: Sequence[Any]) -> Iterator[Any]:
+    """Yield the leaves, and in the place of a document that is given as text its parts."""
+    for leaf in _leaves(blocks):
+        parts = _parts_of_document(leaf)
+        yield from [leaf] if parts is None else parts
 
 
 def _text_of(block: Any) -> str:

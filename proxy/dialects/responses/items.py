@@ -29,6 +29,7 @@ from proxy.dialects.base import (
     ReasoningMode,
     one_line,
     sized,
+    written,
 )
 from proxy.dialects.jsontext import (
     FIELDS,
@@ -41,6 +42,7 @@ from proxy.dialects.jsontext import (
     write,
 )
 
+_APPROVAL: Final = "mcp_approval_request"
 TURN: Final = "turn"
 INSTRUCTIONS: Final = "instructions"
 CALLS: Final = {
@@ -51,7 +53,7 @@ CALLS: Final = {
     "shell_call": "shell_call_output",
     "apply_patch_call": "apply_patch_call_output",
     "tool_search_call": "tool_search_output",
-    "mcp_approval_request": "mcp_approval_response",
+    _APPROVAL: "mcp_approval_response",
 }
 """Items that the client answers, with the type of the answer; `is_call` tells of those that the provider may answer."""
 RESULTS: Final = frozenset(CALLS.values())
@@ -59,9 +61,10 @@ _FIXED: Final = frozenset({"computer_call_output", "tool_search_output", "mcp_ap
 """Results in whose place no text may stand."""
 _MORE_THAN_TEXT: Final = _FIXED | {"shell_call_output", "apply_patch_call_output"}
 """Results of which a text does not tell all: that of a command or a patch has a field for how it ended."""
+_IMAGE: Final = "image_generation_call"  # its `result` is an image in base64
 _HOSTED: Final = frozenset(
     {
-        *("file_search_call", "web_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
+        *("file_search_call", "web_search_call", "code_interpreter_call", _IMAGE, "mcp_call"),
         *("mcp_list_tools", "tool_search_call", "tool_search_output", "program", "program_output"),
     }
 )
@@ -76,6 +79,8 @@ _OF_CLIENTS: Final = frozenset({"additional_tools", "configuration_update", "com
 _NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
 _REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
+_UNTOLD: Final = ("type", "id", "call_id", "status", "encrypted_content")
+"""Fields of an item that tell a reader nothing."""
 _TEXTS: Final = ("input_text", "output_text", "text")
 _STREAMS: Final = ("stdout", "stderr")  # what a command of a shell wrote
 _GIVEN: Final = ("action", "actions", "operation")  # where a call of a tool that has no name says what to do
@@ -125,7 +130,7 @@ def is_output(item: JsonObject) -> bool:
 
 def call_id_of(item: JsonObject) -> str:
     """Return the id by which a call is answered, or the one that a result answers; "" without."""
-    name = item.get("id") if kind_of(item) == "mcp_approval_request" else None
+    name = item.get("id") if kind_of(item) == _APPROVAL else None
     for field in _NAMED_BY if name is None else ():
         name = name or item.get(field)
     if kind_of(item) == "local_shell_call_output":  # SDKs know it by an `id`, which is that of the call
@@ -339,6 +344,15 @@ class Item(Message):
     def attachments(self) -> tuple[Attachment, ...]:
         return tuple([_attachment(at, slot.value) for at, slot in enumerate(self.slots) if _is_attachment(slot.value)])
 
+    @property
+    def spoken(self) -> str:
+        said: dict[tuple[int, int], str] = {}  # the parts of a message are one text, but for a refusal
+        for at, slot in enumerate(self.slots):
+            refusals = _refusals([slot])
+            place = (slot.item, at if refusals else -1)
+            said[place] = said.get(place, "") + (refusals[0] if refusals else _text_in(slot.value))
+        return "\n\n".join(filter(None, said.values()))
+
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()
         for item in self.items:
@@ -359,11 +373,13 @@ class Item(Message):
                 texts.append(_text_in(slot.value) or ("" if _is_text(slot.value) else write(slot.value).decode()))
         for call in self.calls:
             texts += [call.name, call.arguments]
+        for item in self._closed():
+            text, held = _written(item)
+            texts.append(text)
+            media += held
         for item in self.items:
             if kind_of(item) == "reasoning":
                 reasoning += _summary(item)
-            elif self._is_closed(item):
-                texts.append(write(item).decode())
         return Countable(
             texts=tuple([text for text in texts if text]),
             media=media,
@@ -372,19 +388,30 @@ class Item(Message):
         )
 
     def readable(self) -> str:
-        lines = [self.text] if self.text else []
-        lines += _refusals(self.slots)
+        spoken = self.spoken
+        lines = [spoken] if spoken else []
         lines += [each.line for each in self.attachments]
         lines += self._call_lines()
-        lines += [f"[{kind_of(item)}]" for item in self.items if self._is_closed(item)]
+        lines += map(_line_of, self._closed())
         return "\n".join(lines)
 
-    def _is_closed(self, item: JsonObject) -> bool:
-        """Tell whether an item is not read field by field: it counts as it is written."""
-        kind = kind_of(item)
-        if kind in RESULTS:
-            return self.data.get("type") == TURN or (kind in _FIXED and item.get("output") is None)
-        return kind not in _KNOWN_SHAPES or (kind == "tool_search_call" and not is_call(item))
+    def _call_lines(self) -> list[str]:
+        pairs = zip(self.placed_calls, super()._call_lines(), strict=True)
+        items = self.items
+        return [_line_of(items[at]) if kind_of(items[at]) == _APPROVAL else line for (at, _), line in pairs]
+
+    def _closed(self) -> Iterator[JsonObject]:
+        """Yield the items that are not read field by field: they count, and are told, as they are written."""
+        answered = {at for at, _ in self.placed_calls}
+        of_turn = self.data.get("type") == TURN
+        for at, item in enumerate(self.items):
+            kind = kind_of(item)
+            if kind in RESULTS:
+                closed = of_turn or (kind in _FIXED and item.get("output") is None)
+            else:
+                closed = at not in answered if kind in CALLS else kind not in _KNOWN_SHAPES
+            if closed:
+                yield item
 
     # ------------------------------------------------------------------------------------ rewriting
 
@@ -484,7 +511,7 @@ class Item(Message):
             return self
 
         def changed(each: Placed) -> bytes | None:
-            if each.at < first or each.kind in {"item_reference", "mcp_approval_request"}:
+            if each.at < first or each.kind in {"item_reference", _APPROVAL}:
                 return each.raw
             if each.kind == "reasoning" or (each.kind in _HOSTED and not is_call(each.item)):
                 return None
@@ -665,6 +692,22 @@ def _as_input(each: Placed) -> bytes:
     if each.kind != "reasoning":
         return each.raw
     return without_fields(each.raw, [name for name, value in each.item.items() if value is None or name == "status"])
+
+
+def _written(item: JsonObject) -> tuple[str, int]:
+    """Return the JSON text of an item that is not read field by field, without the images in it; and their number."""
+    if kind_of(item) == _IMAGE and isinstance(item.get("result"), str):
+        text, held = written({**item, "result": ""})
+        return text, held + 1
+    return written(item)
+
+
+def _line_of(item: JsonObject) -> str:
+    """Return what a reader is told of such an item: its type, and what it holds beside ids."""
+    kind = kind_of(item)
+    untold = (*_UNTOLD, "result") if kind == _IMAGE else _UNTOLD
+    left = {name: value for name, value in item.items() if name not in untold and value is not None}
+    return f"[{kind}: {written(left)[0]}]" if left else f"[{kind}]"
 
 
 def _attachment(place: int, part: JsonObject) -> Attachment:

@@ -10,6 +10,7 @@ from proxy.dialects import Countable
 from proxy.dialects.chat.message import ChatMessage
 
 URL = "data:image/png;base64,iVBORw0KGgo"
+PDF = {"type": "base64", "data": "JVBERi0x"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,19 @@ URL = "data:image/png;base64,iVBORw0KGgo"
         (
             {"role": "assistant", "content": "", "reasoning_content": None, "reasoning": "second"},
             Countable(texts=("",), reasoning="second"),
+        ),
+        (
+            {
+                "role": "user",
+                "content": [{"type": "input_video", "video_url": {"url": URL}}, {"type": "pdf", "source": PDF}],
+            },
+            Countable(
+                texts=(
+                    '{"type":"input_video","video_url":{"url":""}}',
+                    '{"type":"pdf","source":{"type":"base64","data":""}}',
+                ),
+                media=2,
+            ),
         ),
         ({"role": "user", "content": "Hi", "name": 3, "refusal": ["no"]}, Countable(texts=("Hi",))),
     ],

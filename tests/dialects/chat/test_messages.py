@@ -499,6 +499,12 @@ def test_all_texts_are_those_that_somebody_wrote() -> None:
     assert list(ChatMessage.of({"role": "user", "content": "a"}).all_texts()) == ["a"]
 
 
+def test_a_reply_in_sound_is_read_by_its_transcript() -> None:
+    audio = {"id": "audio_1", "data": "QUJD", "expires_at": 1, "transcript": "It is seven."}
+    reply = ChatMessage.of({"role": "assistant", "content": None, "audio": audio})
+    assert (reply.spoken, reply.readable()) == ("It is seven.", "It is seven.")
+
+
 def test_a_message_is_readable_as_its_text_with_a_line_for_each_other_thing() -> None:
     message = ChatMessage.of(
         {
@@ -511,8 +517,8 @@ def test_a_message_is_readable_as_its_text_with_a_line_for_each_other_thing() ->
     assert message.readable().splitlines() == [
         "a",
         "no",
-        '["odd"]',
         "not this",
+        '["odd"]',
         "[image_url: https://example.org/a.png; only text can be shown here]",
         "[call of f: {}]",
     ]

@@ -287,6 +287,45 @@ def test_what_is_rewritten_loses_its_marks() -> None:
     assert marked.with_text("short").data["content"] == [result("a", "short")]
 
 
+# ------------------------------------------------------------------------------- bytes and documents
+
+
+def test_what_stands_around_a_tool_of_the_provider_is_read_as_paragraphs() -> None:
+    found = reply(text("I search."), *SERVER, text("It is "), text("deep", citations=[1]), text("."))
+    assert found.spoken == "I search.\n\nIt is deep."
+    assert found.readable().startswith("I search.\n\nIt is deep.\n[")
+    assert found.text == "I search.It is deep."
+
+
+def test_bytes_in_a_result_of_the_provider_are_no_text() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "QUJD" * 9000}
+    page = {"type": "web_fetch_result", "url": "u", "content": {"type": "document", "source": source}}
+    fetched = {"type": "web_fetch_tool_result", "tool_use_id": "srv", "content": page}
+    image = {"type": "image", "source": {**source, "media_type": "image/png"}}
+    seen = {"type": "mcp_tool_result", "tool_use_id": "mcp", "content": [image, text("seven")]}
+    found = reply(fetched, seen)
+    assert found.countable().media == 2
+    assert sum(map(len, found.countable().texts)) < 500
+    assert "seven" in found.readable()
+    assert len(found.readable()) < 500
+
+
+def test_a_document_that_is_given_as_text_is_text() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "Call me Ishmael."}
+    parts = {"type": "content", "content": [text("Some years ago"), IMAGE]}
+    asked = user(
+        {"type": "document", "source": plain, "title": "Moby Dick"},
+        {"type": "document", "source": parts},
+        {"type": "document", "source": {"type": "content", "content": "never mind"}},
+        text("Who?"),
+    )
+    counted = asked.countable()
+    assert counted.texts == ("Moby Dick", "Call me Ishmael.", "Some years ago", "never mind", "Who?")
+    assert counted.media == 1
+    told = asked.readable().splitlines()
+    assert told == ["Who?", "Moby Dick", "Call me Ishmael.", "Some years ago", "never mind"]
+
+
 # ------------------------------------------------------------------------------------ canonical form
 
 SEARCH = [{"type": "server_tool_use", "id": "s"}, {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}]

@@ -52,7 +52,9 @@ def test_what_the_provider_ran_in_a_shell_is_a_part_of_the_reply() -> None:
     assert API.canonical(entries(ASK, *output)[1]) == API.canonical(reply)
     assert (reply.calls, reply.text) == ((), "Two files.")
     assert any("no id" in text for text in reply.countable().texts)
-    assert "[shell_call_output]" in reply.readable()
+    told = reply.readable()
+    assert '"commands":["ls","id"]' in told
+    assert '[shell_call_output: {"output":[{"stdout":"a\\nb\\n"' in told
 
 
 def test_what_the_client_ran_in_a_shell_is_a_result() -> None:
@@ -130,3 +132,37 @@ def test_a_program_of_the_provider_s_is_one_span_with_all_that_it_calls() -> Non
     assert spans(3) == [(0, 1), (1, 3)]
     assert spans(5) == [(0, 1), (1, 5)]
     assert spans(9) == [(0, 1), (1, 6), (6, 7), (7, 8), (8, 9)]
+
+
+def test_what_the_provider_ran_is_told_with_what_it_gave() -> None:
+    ran = {"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "find", "output": "seven", "error": None}
+    made = {"type": "image_generation_call", "id": "ig_1", "result": "QUFB" * 9000, "revised_prompt": "a cat"}
+    asks = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "s", "name": "drop", "arguments": "{}"}
+    (reply,) = entries(ran, made, {"type": "compaction", "encrypted_content": "gAAA"}, asks)
+    assert reply.readable().splitlines() == [
+        '[mcp_approval_request: {"server_label":"s","name":"drop","arguments":"{}"}]',
+        '[mcp_call: {"server_label":"s","name":"find","output":"seven"}]',
+        '[image_generation_call: {"revised_prompt":"a cat"}]',
+        "[compaction]",
+    ]
+
+
+def test_an_image_that_the_provider_made_counts_as_an_image() -> None:
+    made = {"type": "image_generation_call", "id": "ig_1", "result": "QUFB" * 9000}
+    drawn = [{"type": "image", "url": "data:image/png;base64," + "QUFB" * 9000}, {"type": "logs", "logs": "seven"}]
+    (reply,) = entries(made, {"type": "code_interpreter_call", "id": "ci_1", "code": "f()", "outputs": drawn})
+    counted = reply.countable()
+    assert counted.media == 2
+    assert sum(map(len, counted.texts)) < 300
+    assert any("seven" in text for text in counted.texts)
+
+
+def test_messages_of_one_reply_are_read_as_paragraphs() -> None:
+    more = {**said(""), "content": [{"type": "output_text", "text": "Two "}, {"type": "output_text", "text": "files."}]}
+    no = {
+        **said(""),
+        "content": [{"type": "output_text", "text": "Read."}, {"type": "refusal", "refusal": "Not more."}],
+    }
+    (reply,) = entries(said("I look."), HOSTED | {"type": "web_search_call"}, more, no)
+    assert reply.spoken == "I look.\n\nTwo files.\n\nRead.\n\nNot more."
+    assert reply.text == "I look.Two files.Read."

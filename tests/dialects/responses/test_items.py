@@ -105,7 +105,7 @@ def test_results_and_other_items_are_read() -> None:
     assert (silent.text, silent.plain_text, silent.attachments[0].description) == ("", None, "no address")
     other = item({"type": "additional_tools", "tools": []})
     assert (other.role, other.text, other.name, other.is_lasting) == ("", "", "", True)
-    assert other.readable() == "[additional_tools]"
+    assert other.readable() == '[additional_tools: {"tools":[]}]'
     assert other.countable().texts == ('{"type":"additional_tools","tools":[]}',)
     (compaction,) = entries({"type": "compaction", "encrypted_content": "x"})
     assert (compaction.role, compaction.is_lasting, compaction.has_content) == ("assistant", True, True)
