@@ -367,7 +367,15 @@ class HistoryReader:
             answered = connection.execute(_ANSWERED_THERE, asked | {"base": row.base}).one_or_none()
             if answered is not None:
                 return replace(incoming, retried=True), _last(answered)
-        return incoming, _last(row)
+        last = _last(row)
+        if last.complete and last.digest in incoming.names and self._says_nothing(tuple(last.replies)):
+            last = replace(last, complete=False)  # no client sends such a reply back: it may be a resend
+        return incoming, last
+
+    def _says_nothing(self, replies: Sequence[str]) -> bool:
+        rows = tree.rows_of(self._connection, self._key, replies)
+        said = [row.message.countable() for row in rows]
+        return bool(said) and not any([any(each.texts) or each.media or each.reasoning for each in said])
 
     def _of_resend(self, session: SessionRow, found: HistorySnapshot, *, has_cuts: bool) -> HistorySnapshot:
         """Read what was noted about the messages that the client sends again."""

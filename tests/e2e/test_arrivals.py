@@ -281,6 +281,18 @@ def test_an_append_that_announces_itself_as_a_retry_is_stored_once(
     assert len(proxy.messages(session)) == 6  # equal text is no sign of a retry
 
 
+def test_what_follows_an_empty_reply_does_not_repeat_the_question(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    """No client sends an empty reply back: the next request looks as one that appends."""
+    reply(proxy, session, [user("first")], model="echo+say:")
+    told = reply(proxy, session, [user("first"), user("go on")])
+    assert texts(upstream.log[-1].json["messages"]) == ["first", "go on"]
+    assert texts(proxy.messages(session)) == ["first", "go on", told["content"]]
+    reply(proxy, session, [user("first"), user("go on"), told, user("more")])
+    assert len(proxy.messages(session)) == 5
+
+
 def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(proxy: Proxy, session: str) -> None:
     said: list[JsonObject] = []
     for number in range(4):
