@@ -7,8 +7,7 @@ messages/    Messages
 sse          a byte stream as server-sent events
 bodies       what the dialects share of requests: reading, errors, changed fields
 own_tools    what the dialects share of the proxy's own tools
-jsontext     JSON from strangers: reading, writing, and changing a text without parsing it
-json_size    how many values a JSON text has, before any object is made of them
+jsontext     JSON from strangers: reading, writing, changing and measuring a text without parsing it
 generations  a cache bounded by size
 """
 

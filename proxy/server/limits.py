@@ -30,7 +30,7 @@ from msgspec import Struct
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.config import ServerSettings
-from proxy.dialects.json_size import excess_of
+from proxy.dialects.jsontext import excess_of
 from proxy.errors import HeadersTooLarge, InvalidRequest, LineTooLong, Overloaded, PalimpsestError, TimedOut, TooLarge
 
 MAX_LINE_BYTES: Final = 16_384

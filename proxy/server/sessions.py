@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.dialects import Message
-from proxy.dialects.json_size import count_of
+from proxy.dialects.jsontext import count_of
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline import (
     DEFAULT_TENANT,

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from proxy.config import UpstreamSettings
-from proxy.dialects.json_size import excess_of
+from proxy.dialects.jsontext import excess_of
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connections import RequestBody, open_session, origin_of
 

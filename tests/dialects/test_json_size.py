@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects import json_size
-from proxy.dialects.json_size import excess_of
+from proxy.dialects import jsontext
+from proxy.dialects.jsontext import excess_of
 
 LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.text('ab",[]{}\\:\n', max_size=8)
 VALUES = st.recursive(
@@ -36,7 +36,7 @@ def items_in(value: Any) -> int:
 @given(value=VALUES, window=st.integers(1, 40))
 def test_the_count_is_that_of_the_parsed_value(value: Any, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_size, "_WINDOW", window)
+        patch.setattr(jsontext, "_WINDOW", window)
         text = orjson.dumps(value)
         values, items = values_in(value), items_in(value)
         assert excess_of(text, values, 1_000) is None
@@ -48,7 +48,7 @@ def test_the_count_is_that_of_the_parsed_value(value: Any, window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 100])
 def test_signs_in_strings_do_not_count(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_size, "_WINDOW", window)
+    monkeypatch.setattr(jsontext, "_WINDOW", window)
     value = {"a": ['x",[', "y\\"], "b": {"c": [1, 2], "d": {}, "e": ","}}
     text, values, items = orjson.dumps(value), values_in(value), items_in(value)
     assert (values, items) == (11, 3)
