@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, Message, Repaired
 from proxy.trimming.cost import Costs, account_after, account_of, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped, joined_ranges
-from proxy.trimming.edits.stubs import CLEAR_TOOL_RESULTS
+from proxy.trimming.edits.edit import CLEAR_TOOL_RESULTS
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import (

@@ -26,8 +26,7 @@ from pydantic import Field, model_validator
 from proxy.dialects import Call, Message, Span
 from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
 from proxy.trimming.draft import Draft, Result, answered_by, by_id
-from proxy.trimming.edits.edit import BaseEdit
-from proxy.trimming.edits.stubs import REF_DIGITS, REF_PREFIX, folded_behind, holds_folded, is_stub, stub_of
+from proxy.trimming.edits.edit import REF_DIGITS, REF_PREFIX, BaseEdit, folded_behind, holds_folded, is_stub, stub_of
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Share
 

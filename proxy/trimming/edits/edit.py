@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from proxy.dialects import Call, Message
 from proxy.trimming.draft import Draft, answered_by, by_id, calls_in, results_of
-from proxy.trimming.edits.stubs import CLEAR_TOOL_RESULTS, holds_folded, is_stub
 from proxy.trimming.model import Change, Entry, Summary, SummaryRequest
 from proxy.trimming.settings import Section, Target, Trigger
 
@@ -130,3 +129,35 @@ class ToolOutputEdit(BaseEdit, frozen=True):
                 change = draft.replacing(place, self.type, shortened.reason, shortened.message)
                 if change.freed > 0:
                     yield change
+
+
+# --------------------------------------------------------------------------------------- the stub of a cleared result
+
+CLEAR_TOOL_RESULTS: Final = "clear_tool_results"
+
+REF_PREFIX: Final = "ref_"
+REF_DIGITS: Final = 8
+"""Hexadecimal digits of a ref in a stub, if no other text of the session begins with them."""
+
+_FOLDED: Final = "[then, shortened:]"
+
+
+def stub_of(tokens: int, ref: str, digest: str) -> str:
+    """Return the stub of a result that cost so many tokens."""
+    return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
+
+
+def folded_behind(text: str, lines: Iterable[str]) -> str:
+    """Return what stands in the place of a result with these lines of other calls behind it."""
+    return "\n".join([text, _FOLDED, *lines])
+
+
+def is_stub(text: str, ref: str) -> bool:
+    """Tell whether a text is the stub of the result with this ref, or begins with it."""
+    name = ref.removeprefix(REF_PREFIX)[:REF_DIGITS]
+    return text.startswith("[cleared ") and f" tokens; ref={name}" in text
+
+
+def holds_folded(text: str) -> bool:
+    """Tell whether lines of other calls stand behind a result; a tool can write the like itself."""
+    return f"\n{_FOLDED}\n" in text
