@@ -6,9 +6,7 @@ endpoint         a request for a completion, of every dialect; the way in
 passthrough      every other path under /v1/, relayed unchanged
 limits           limits where bytes arrive: heads, pace, connections, memory
 budgets          what tenants and keys may use, counted over all workers
-sessions         the sessions API
-exchanges        the receipts
-statistics       the statistics API
-operations       liveness, readiness, the cache of token counts
+sessions         the sessions API, and the receipts
+operations       liveness, readiness, the cache of token counts, statistics
 dependencies     what the routes share
 """

@@ -34,7 +34,7 @@ from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
 from proxy.models import Catalogue
 from proxy.pipeline import COMPUTING, AppServices, ExchangeHandler, open_services
-from proxy.server import exchanges, operations, sessions, statistics
+from proxy.server import operations, sessions
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.dependencies import Services
@@ -381,7 +381,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         redoc_url=None,
         redirect_slashes=False,  # it would lead to whatever name the client calls us by
     )
-    for module in (operations, sessions, exchanges, statistics):
+    for module in (operations, sessions):
         api.include_router(module.router)
     for kind in (PalimpsestError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         api.add_exception_handler(kind, _refuse)

@@ -1,4 +1,4 @@
-"""The sessions API: list, read, explain, compact, fork, export, import and delete stored sessions."""
+"""The sessions API: list, read, explain, compact, fork, export, import and delete stored sessions; their exchanges."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from proxy.pipeline import (
     valid_tenant,
     write_lines,
 )
-from proxy.pipeline.inspection import as_listed
+from proxy.pipeline.inspection import as_listed, exchange_view, past_of, receipt_document, view_document
 from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.dependencies import (
@@ -433,3 +433,48 @@ def _is_wrapped(text: str, agent: str) -> bool:
     closing = _CLOSING.search(text)
     is_name = any(letter.isupper() or not letter.isascii() for letter in agent)
     return is_name and closing is not None and closing[1].strip() == agent
+
+
+# ---------------------------------------------------------------------------------------------------------- exchanges
+
+_LINE_BYTES: Final = 256  # about what a line of a plan is long
+
+
+@router.get("/sessions/{session}/exchanges")
+async def list_exchanges(
+    found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
+) -> Response:
+    """Return the session's exchanges, the newest first."""
+    rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
+    past = await past_of(rows, services.app.store)
+    return await compute(
+        past.lines * _LINE_BYTES,
+        lambda: json_response({"data": [receipt_document(row, past) for row in rows], "next": cursor}),
+    )
+
+
+@router.get("/exchanges/{exchange}")
+async def show_exchange(exchange: str, services: OpenServices, caller: CallerDependency) -> Response:
+    """Return one exchange."""
+    row = await services.app.store.exchange(unquote(exchange))
+    if row is None or not (caller.admin or caller.tenant == row.tenant):
+        raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
+    past = await past_of([row], services.app.store)
+    return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt_document(row, past)))
+
+
+@router.get("/exchanges/{exchange}/view")
+async def show_view(
+    exchange: str,
+    services: OpenServices,
+    caller: CallerDependency,
+    diff: Annotated[bool, Query(description="With each message of the history beside what was sent of it.")] = False,
+) -> Response:
+    """Return what was sent upstream."""
+    row = await services.app.store.exchange(unquote(exchange))
+    session = await services.app.store.session_at(row.session_key) if row is not None else None
+    if row is None or session is None or not (caller.admin or caller.tenant == row.tenant):
+        raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
+    view = await exchange_view(row, session, services.app)
+    size = sum([len(entry.message.raw) for entry in view.entries])
+    return await compute(size, lambda: json_response(view_document(row, view, diff=diff)))
