@@ -49,7 +49,7 @@ class ExchangeHandler:
         self._settings = settings
         self._services = services
         self._preparer = Preparer(settings, services, process_mark or secrets.token_hex(4))
-        self._sender = UpstreamSender(settings, services.upstream, cache_secret)
+        self._sender = UpstreamSender(settings, services.upstream, self._preparer, cache_secret)
 
     @property
     def policies(self) -> Policies:
@@ -70,9 +70,7 @@ class ExchangeHandler:
                 return
             if exchange.report.plan.summary_request is not None and not self._settings.summarizer.background:
                 await self._await_summary(exchange, exchange.report.plan.summary_request)
-            sent = await self._sender.send(
-                exchange.prepared, exchange.replanned, self._preparer.original_of, self._preparer.unbound_of
-            )
+            sent = await self._sender.send(exchange.prepared, exchange.replanned)
             exchange.report = sent.attempt.report
             await self._relay(exchange, sent, client)
         except PalimpsestError as why:

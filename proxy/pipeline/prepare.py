@@ -95,6 +95,19 @@ class Prepared(Struct, frozen=True, kw_only=True):
         """The internal name of its session."""
         return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
 
+    def reported(self, plan: Plan, warnings: tuple[str, ...]) -> PlanReport:
+        """Return the report of another plan of the request; `warnings` come beside the plan's own."""
+        return report_of(
+            plan,
+            self.planning,
+            session=self.report.session,
+            exchange=self.report.exchange,
+            kind=self.report.kind,
+            instructions=len(self.history.instructions),
+            removed_tokens=self.removed_tokens,
+            warnings=warnings,
+        )
+
 
 class Original(Struct, frozen=True, kw_only=True):
     """A request as it was before trimming, for an upstream that refused it trimmed."""
@@ -333,20 +346,10 @@ class Preparer:
             planning = replace(planning, ready_summary=summary)
             made = await plan_of(history, context.policy_name, context.policy, planning)
         wanted = made.summary_request
-        told = prepared.report.warnings[len(prepared.report.plan.warnings) :]
         warnings = missing_summary(wanted, history.attempt, made.cut, reason=reason)
         absent = _absent_tools(prepared.request, prepared.tools, made.view)
-        warnings += absent + tuple([one for one in told if one != _TOOLS_ABSENT])
-        report = report_of(
-            made,
-            planning,
-            session=history.id,
-            exchange=prepared.report.exchange,
-            kind=prepared.report.kind,
-            instructions=len(history.instructions),
-            removed_tokens=prepared.removed_tokens,
-            warnings=warnings,
-        )
+        warnings += absent + tuple([one for one in prepared.report.beside if one != _TOOLS_ABSENT])
+        report = prepared.reported(made, warnings)
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
     async def original_of(self, prepared: Prepared) -> Original | None:

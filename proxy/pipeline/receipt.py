@@ -43,6 +43,11 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     would_edit: tuple[str, ...] = ()
 
     @property
+    def beside(self) -> tuple[str, ...]:
+        """The warnings beside those of the plan."""
+        return self.warnings[len(self.plan.warnings) :]
+
+    @property
     def only_observed(self) -> bool:
         """Whether the policy only observes: nothing that it decided is done."""
         return self.would_send is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Final, TypeAlias, TypeVar
@@ -24,9 +24,9 @@ from proxy.dialects import INSTRUCTION_ROLES, Message, Overflow, RoleOrder
 from proxy.dialects.jsontext import write
 from proxy.pipeline import headers
 from proxy.pipeline.background import OFF_LOOP_BYTES, compute
-from proxy.pipeline.prepare import Original, Prepared, plan_of
-from proxy.pipeline.receipt import PlanReport, report_of
-from proxy.trimming import Plan, Policy, merged
+from proxy.pipeline.prepare import Prepared, Preparer, plan_of
+from proxy.pipeline.receipt import PlanReport
+from proxy.trimming import Policy, merged
 from proxy.upstream import Answer, Upstream
 
 RESCUED: Final = "upstream found the request too long: it was trimmed and sent once more"
@@ -96,16 +96,27 @@ class _Instructed(Struct, frozen=True, kw_only=True):
         return (place - 1, len(messages[place - 1].text)) if place else None
 
 
+Replanned: TypeAlias = Callable[[PlanReport, str], None]
+"""Called with the report that holds now and with what happened: "overflowed", "refused" or "unbound" before another
+plan is sent, "refused_again" where the first one holds again."""
+
+
 class Attempt(Struct, kw_only=True):
     """How a request is sent; changed by what upstream refuses."""
 
     prepared: Prepared
     report: PlanReport  # the plan as it is sent: a rescue makes another one
+    told: Replanned
     adds_usage: bool  # whether usage is asked for that the client did not ask for, and that is kept from it
     orders: frozenset[RoleOrder]  # the order of roles that the upstream insists on
     rounds: Sequence[Message] = ()  # calls of our own tools and their results, sent after the view
     sent_bytes: int = 0  # of the body that was sent last
     caches_newest: bool = False  # whether the provider may be asked to cache up to the newest message by itself
+
+    def replan(self, report: PlanReport, event: str) -> None:
+        """Send another plan from now on, and tell of it."""
+        self.report = report
+        self.told(report, event)
 
 
 class Sent(Struct, frozen=True, kw_only=True):
@@ -115,22 +126,14 @@ class Sent(Struct, frozen=True, kw_only=True):
     answer: Answer  # to be closed by whoever holds this
 
 
-Replanned: TypeAlias = Callable[[PlanReport, str], None]
-"""Called with the report that holds now and with what happened: "overflowed", "refused" or "unbound" before another
-plan is sent, "refused_again" where the first one holds again."""
-OriginalOf: TypeAlias = Callable[[Prepared], Awaitable[Original | None]]
-"""See `Preparer.original_of`."""
-UnboundOf: TypeAlias = Callable[[Prepared, Plan], Awaitable[Plan | None]]
-"""See `Preparer.unbound_of`."""
-
-
 class UpstreamSender:
     """Sends one request after another. One for the life of the process."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, cache_secret: bytes) -> None:
-        """Send to `upstream`; with `cache_secret` sessions are named in the provider's cache."""
+    def __init__(self, settings: Settings, upstream: Upstream, preparer: Preparer, cache_secret: bytes) -> None:
+        """Send to `upstream` what `preparer` made; with `cache_secret` sessions are named in the provider's cache."""
         self._settings = settings
         self._upstream = upstream
+        self._preparer = preparer
         self._cache_secret = cache_secret
         self._dropped = frozenset({b"accept-encoding", *(name.lower().encode() for name in settings.sessions.headers)})
         """Headers that do not go upstream, beside those that never do."""
@@ -146,9 +149,7 @@ class UpstreamSender:
         self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
         """By session and agent, where marks are taken."""
 
-    async def send(
-        self, prepared: Prepared, replanned: Replanned, original_of: OriginalOf, unbound_of: UnboundOf
-    ) -> Sent:
+    async def send(self, prepared: Prepared, replanned: Replanned) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
         request, policy = prepared.request, prepared.context.policy
         model = (prepared.destination.base_url, request.model)
@@ -166,26 +167,26 @@ class UpstreamSender:
         attempt = Attempt(
             prepared=prepared,
             report=prepared.report,
+            told=replanned,
             adds_usage=adds_usage,
             caches_newest=lasts and model not in self._refuses_caching,
             orders=known,
         )
         answer = await self._ask(attempt)
         if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
-            answer = await self._past_opening(attempt, policy, answer, replanned)
+            answer = await self._past_opening(attempt, policy, answer)
         rescued = attempt.report is not prepared.report  # a second refusal is the client's
         if answer.status >= 400 and policy is not None and not rescued:
             answer = await self._reordered(attempt, answer)
             first, refusal = attempt.report, answer
             if answer.status >= 400 and await self._rescued(attempt, policy, answer):
-                replanned(attempt.report, "overflowed")
                 answer = await self._reordered(attempt, await self._ask(attempt))
                 if prepared.planning.binds_loop and await self._refuses_loop(attempt, answer):
                     await answer.aclose()
-                    answer, attempt.report = refusal, replace(first, warnings=(*first.warnings, REFUSED_BOTH))
-                    replanned(attempt.report, "refused_again")
+                    answer = refusal
+                    attempt.replan(replace(first, warnings=(*first.warnings, REFUSED_BOTH)), "refused_again")
             elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
-                answer = await self._refused(attempt, answer, replanned, original_of, unbound_of)
+                answer = await self._refused(attempt, answer)
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -256,7 +257,7 @@ class UpstreamSender:
             return False
         return await _told(answer, attempt.prepared.call.dialect.requests.overflow_of) is None
 
-    async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer, replanned: Replanned) -> Answer:
+    async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer) -> Answer:
         """Ask again, for less, where a stream begins with the error that the request is too long."""
         opening_error = attempt.prepared.call.dialect.requests.opening_error
         if opening_error is None or not 200 <= answer.status < 300 or not answer.readable:
@@ -265,7 +266,6 @@ class UpstreamSender:
             error = await answer.opening(opening_error, _OPENING_SECONDS)
         if not error or not await self._rescued(attempt, policy, answer, error):
             return answer
-        replanned(attempt.report, "overflowed")
         return await self._ask(attempt)
 
     async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer, error: bytes | None = None) -> bool:
@@ -281,20 +281,18 @@ class UpstreamSender:
             shorter = await self._trim_harder(attempt, policy, overflow)
         if shorter:
             await answer.aclose()
+            attempt.told(attempt.report, "overflowed")
         return shorter
 
-    async def _refused(
-        self, attempt: Attempt, answer: Answer, replanned: Replanned, original_of: OriginalOf, unbound_of: UnboundOf
-    ) -> Answer:
+    async def _refused(self, attempt: Attempt, answer: Answer) -> Answer:
         """Ask again where upstream refused what lies in the request itself; see `_opened` and `_unbound`."""
         if attempt.report.plan.trimmed:
-            answer = await self._opened(attempt, answer, replanned, original_of)
-            return await self._unbound(attempt, answer, replanned, unbound_of)
+            return await self._unbound(attempt, await self._opened(attempt, answer))
         # Earlier requests passed with this trim. If reasoning is the cause, the session need not go untrimmed.
-        answer = await self._unbound(attempt, answer, replanned, unbound_of)
-        return answer if answer.status < 400 else await self._opened(attempt, answer, replanned, original_of)
+        answer = await self._unbound(attempt, answer)
+        return answer if answer.status < 400 else await self._opened(attempt, answer)
 
-    async def _opened(self, attempt: Attempt, answer: Answer, replanned: Replanned, original_of: OriginalOf) -> Answer:
+    async def _opened(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send the original once where upstream refused it trimmed; what is refused either way stays as it was planned.
 
         Only an original that goes through shows that trimming was the cause: then its plan is kept for the session.
@@ -303,43 +301,40 @@ class UpstreamSender:
         if await _told(answer, prepared.call.dialect.requests.overflow_of) is not None:
             return answer
         async with _closed_on_error(answer):
-            original = await original_of(prepared)
+            original = await self._preparer.original_of(prepared)
         if original is None:
             return answer
         made = original.plan
         if made.view == first.plan.view and made.summary == first.plan.summary:
             return answer
         await answer.aclose()
-        attempt.report = _report(first, prepared, made, OPENED if original.helped is None else HELD)
-        replanned(attempt.report, "refused")
+        warning = OPENED if original.helped is None else HELD
+        attempt.replan(prepared.reported(made, (*first.beside, warning)), "refused")
         attempt.caches_newest = False  # the original is the client's own bytes
         answer = await self._ask(attempt)
         if answer.status >= 400:
-            attempt.report = replace(first, warnings=(*first.warnings, REFUSED_BOTH))
-            replanned(attempt.report, "refused_again")
+            attempt.replan(replace(first, warnings=(*first.warnings, REFUSED_BOTH)), "refused_again")
         elif original.helped is not None:
             original.helped()
         return answer
 
-    async def _unbound(self, attempt: Attempt, answer: Answer, replanned: Replanned, unbound_of: UnboundOf) -> Answer:
+    async def _unbound(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send once without older reasoning where upstream refused that; if it refuses again, the first one holds."""
         if answer.status not in _OF_A_FIELD or not await _told(answer, _speaks_of_reasoning):
             return answer
         first, prepared = attempt.report, attempt.prepared
         async with _closed_on_error(answer):
-            made = await unbound_of(prepared, first.plan)
+            made = await self._preparer.unbound_of(prepared, first.plan)
         if made is None:
             return answer
         await answer.aclose()
-        told = replace(first, warnings=tuple([each for each in first.warnings if each != REFUSED_BOTH]))
-        attempt.report = _report(told, prepared, made, UNBOUND)
-        replanned(attempt.report, "unbound")
+        warnings = [each for each in first.beside if each != REFUSED_BOTH]
+        attempt.replan(prepared.reported(made, (*warnings, UNBOUND)), "unbound")
         again = await self._ask(attempt)
         if again.status < 400:
             return again
         await again.aclose()
-        attempt.report = first
-        replanned(first, "refused_again")
+        attempt.replan(first, "refused_again")
         return answer
 
     async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:
@@ -362,7 +357,7 @@ class UpstreamSender:
             if made.tokens_sent >= shortest:
                 break
             shortest = made.tokens_sent
-            attempt.report = _report(first, prepared, made, RESCUED)
+            attempt.report = prepared.reported(made, (*first.beside, RESCUED))
             if room is None or overflow.asked is None or not size:
                 break
             # Many short messages may count for more than their text: the bytes of the body tell.
@@ -489,20 +484,6 @@ def _first_difference(before: Sequence[Message], now: Sequence[Message]) -> tupl
         return place, text.rfind("\n", 0, same) + 1 or text.rfind(" ", 0, same) + 1
     shorter = min(len(before), len(now))
     return (shorter, 0) if len(before) != len(now) else None
-
-
-def _report(first: PlanReport, prepared: Prepared, made: Plan, warning: str) -> PlanReport:
-    """Return the report of another plan than the `first` for the same request."""
-    return report_of(
-        made,
-        prepared.planning,
-        session=first.session,
-        exchange=first.exchange,
-        kind=first.kind,
-        instructions=len(prepared.history.instructions),
-        removed_tokens=prepared.removed_tokens,
-        warnings=(*first.warnings[len(first.plan.warnings) :], warning),
-    )
 
 
 def cache_key(secret: bytes, tenant: str, session: str) -> str:

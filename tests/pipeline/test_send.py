@@ -225,6 +225,7 @@ def plan_of(history: History, view: Sequence[Message] | None = None, **more: Any
 
 DESTINATION: Any = SimpleNamespace(base_url="http://127.0.0.1:9/v1")
 UPSTREAM: Any = None  # nothing is sent
+PREPARER: Any = None  # nor planned again
 
 
 def body_of(
@@ -254,8 +255,10 @@ def body_of(
         tools=request.tools,
         finishing=None,
     )
-    sender = sender or UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, b"secret")
-    attempt = Attempt(prepared=prepared, report=prepared.report, adds_usage=add_usage, orders=frozenset())
+    sender = sender or UpstreamSender(Settings.model_validate(settings or {}), UPSTREAM, PREPARER, b"secret")
+    attempt = Attempt(
+        prepared=prepared, report=prepared.report, told=lambda *_: None, adds_usage=add_usage, orders=frozenset()
+    )
     return sender._body(attempt, attempt.orders)
 
 
@@ -407,7 +410,7 @@ RULES = "\n".join(f"Rule {number}: look twice." for number in range(300)) + "\n"
 def test_a_cache_mark_stands_before_what_changes_in_the_instructions(
     prompts: list[list[str]], at: list[tuple[int, str] | None]
 ) -> None:
-    sender = UpstreamSender(Settings(), UPSTREAM, b"secret")
+    sender = UpstreamSender(Settings(), UPSTREAM, PREPARER, b"secret")
     for texts, expected in zip(prompts, at, strict=True):
         said = [{"role": "system", "content": text.replace("{}", RULES)} for text in texts]
         request = request_of(*said, ASKED)
