@@ -16,13 +16,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from sqlalchemy import Connection as Engaged
-from sqlalchemy import Insert, NullPool, text
+from sqlalchemy import NullPool, text
 from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
@@ -38,7 +38,7 @@ from proxy.store.database import (
     said,
     translated,
 )
-from proxy.store.schema import METADATA, SECRETS, insert_into
+from proxy.store.schema import METADATA, SECRETS, put
 from proxy.store.search import drop_index, make_index
 from proxy.store.sqlite import connect, create_file, sqlite_engine
 
@@ -173,13 +173,7 @@ def probe(connection: StoreConnection) -> None:
     require_current(current(connection))
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCK_ALL)
-    connection.execute(_probing(connection.dialect.name), {"name": "probe", "value": token_hex(8)})
-
-
-@cache
-def _probing(dialect: str) -> Insert:
-    insert = insert_into(dialect, SECRETS)
-    return insert.on_conflict_do_update(index_elements=["name"], set_={"value": insert.excluded.value})
+    put(connection, SECRETS, [{"name": "probe", "value": token_hex(8)}])
 
 
 def config() -> Config:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.dialects import Message
 from proxy.store.database import StoreConnection
 from proxy.store.packing import encode_exchange
 from proxy.store.records import Cursor, SessionRow, dialect_of
 from proxy.store.rollups import HOUR, hold_sums
-from proxy.store.schema import (
-    HAS_FAILED,
-    KEY_COSTS,
-    NODES,
-    PENDING,
-    PERIOD_MS,
-    ROLLUPS,
-    SESSION_ROLLUPS,
-    SESSIONS,
-    insert_into,
-)
+from proxy.store.schema import HAS_FAILED, KEY_COSTS, NODES, PENDING, PERIOD_MS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, put
 from proxy.store.tree import IS_THERE, REMOVED, form_text, forms_in, session_in
 
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
@@ -205,14 +193,7 @@ def spent(connection: StoreConnection, tenant: str, since: int) -> float:
 def spend(connection: StoreConnection, tenant: str, key: str, at: int, dollars: float) -> None:
     """Add what was spent with a named key of a tenant at a time (milliseconds since 1970)."""
     row = {"tenant": tenant, "name": key, "day": at // (24 * HOUR), "dollars": dollars}
-    connection.execute(_spending(connection.dialect.name), row)
-
-
-@cache
-def _spending(dialect: str) -> postgresql.Insert | sqlite.Insert:
-    insert, names = insert_into(dialect, KEY_COSTS), [column.name for column in KEY_COSTS.primary_key]
-    more = {"dollars": KEY_COSTS.c.dollars + insert.excluded.dollars}
-    return insert.on_conflict_do_update(index_elements=names, set_=more)
+    put(connection, KEY_COSTS, [row], adds=True)
 
 
 def spent_with(connection: StoreConnection, key: str, since: int) -> float:

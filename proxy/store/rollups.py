@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from operator import add, itemgetter
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 from sqlalchemy import ColumnElement, Float, Table, delete, func, literal, literal_column, select, union_all
-from sqlalchemy.dialects import postgresql, sqlite
 
 from proxy.store.database import StoreConnection
 from proxy.store.packing import sanitize
 from proxy.store.records import ExchangeFigures, Settlement
-from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, insert_into
+from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, put
 
 HOUR: Final = 3_600_000  # milliseconds
 _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinstance(column.type, Float))
@@ -83,8 +81,7 @@ def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[
         sums[place] = tuple(map(add, sums[place], figures)) if place in sums else figures
     names = (*_KEYS[table], *SUMS)
     # In one order, so that two that add to the same rows do not wait for each other.
-    added = [dict(zip(names, place + sums[place], strict=True)) for place in sorted(sums)]
-    connection.execute(_adding(connection.dialect.name, table), added[0] if len(added) == 1 else added)
+    put(connection, table, [dict(zip(names, place + sums[place], strict=True)) for place in sorted(sums)], adds=True)
 
 
 # ------------------------------------------------------------------------------------------------------ fold
@@ -126,14 +123,6 @@ def hold_sums(connection: StoreConnection) -> None:
     """Let nobody else fold sums until the transaction ends: who deletes some would miss those that are on their way."""
     if connection.dialect.name == "postgresql":  # SQLite's one writer holds all
         connection.execute(_HOLD).all()
-
-
-@cache
-def _adding(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    insert = insert_into(dialect, table)
-    return insert.on_conflict_do_update(
-        index_elements=list(_KEYS[table]), set_={name: table.c[name] + insert.excluded[name] for name in SUMS}
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ read

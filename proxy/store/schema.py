@@ -367,6 +367,12 @@ def _insert_arrays(table: Table, names: tuple[str, ...]) -> tuple[postgresql.Ins
     return postgresql.insert(table).from_select(names, select(*new.c)).on_conflict_do_nothing(), encoders
 
 
+def put(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]], *, adds: bool = False) -> None:
+    """Insert `rows`; where a primary key is there already, its other values are replaced, or added to."""
+    if rows:
+        connection.execute(_put(connection.dialect.name, table, adds), rows[0] if len(rows) == 1 else rows)
+
+
 def insert_into(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     """Return an INSERT of the dialect's own kind, which knows ON CONFLICT."""
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
@@ -376,3 +382,11 @@ def insert_into(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert
 def _insert_new(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     # Making a statement costs more than running it: each is made once.
     return insert_into(dialect, table).on_conflict_do_nothing()
+
+
+@cache
+def _put(dialect: str, table: Table, adds: bool) -> postgresql.Insert | sqlite.Insert:
+    insert = insert_into(dialect, table)
+    new = insert.excluded
+    values = {each.name: each + new[each.name] if adds else new[each.name] for each in table.c if not each.primary_key}
+    return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)

@@ -36,7 +36,7 @@ from sqlalchemy import (
 from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import HASH_NAME, SESSION_NAME
 from proxy.store.records import NodeRow
-from proxy.store.schema import NODES, SESSIONS, insert_into
+from proxy.store.schema import NODES, SESSIONS, insert_into, put
 from proxy.store.tree import IS_THERE, depths_of, rows_of
 
 MOST: Final = 2000
@@ -232,7 +232,7 @@ def add(connection: StoreConnection, key: str, terms: Sequence[tuple[str, str]],
     for node, words in terms:
         connection.execute(_adding(connection.dialect.name), {"session": key, "node": node, "words": words})
     if state is not None:
-        connection.execute(_marking(connection.dialect.name), {"session": key, "mark": state})
+        put(connection, _MARKS, [{"session": key, "mark": state}])
 
 
 @cache
@@ -242,12 +242,6 @@ def _adding(dialect: str) -> Insert:
         words = func.array_to_tsvector(func.string_to_array(words, " "))
     values: dict[str, Any] = {"session": bindparam("session"), "node": bindparam("node"), "terms": words}
     return insert_into(dialect, _TEXTS).values(values).on_conflict_do_nothing()
-
-
-@cache
-def _marking(dialect: str) -> Insert:
-    insert = insert_into(dialect, _MARKS)
-    return insert.on_conflict_do_update(index_elements=["session"], set_={"mark": insert.excluded.mark})
 
 
 _IS_MADE: Final = text("SELECT 1 FROM sqlite_master WHERE name = 'search_texts'")
@@ -284,7 +278,7 @@ def purge(connection: StoreConnection) -> bool:
     if row.mark and connection.execute(_CHANGES).scalar_one_or_none() - before < 2:
         connection.execute(delete(_MARKS).where(_MARKS.c.session == _PURGE))
         return False
-    connection.execute(_marking("sqlite"), {"session": _PURGE, "mark": 1})
+    put(connection, _MARKS, [{"session": _PURGE, "mark": 1}])
     return True
 
 

@@ -80,6 +80,7 @@ from proxy.store.schema import (
     insert_into,
     insert_new,
     matching,
+    put,
 )
 from proxy.trimming import Change, Hidden
 
@@ -679,15 +680,9 @@ def keep_provider_ids(
     if session_of(connection, key) is not None:
         rows = [{"session": key, "piece": piece, "node": node} for piece in pieces]
         if node:
-            connection.execute(_keep_ids(connection.dialect.name), rows)
+            put(connection, PROVIDER_IDS, rows)
         else:
             insert_new(connection, PROVIDER_IDS, rows)
-
-
-@cache
-def _keep_ids(dialect: str) -> Executable:
-    insert = insert_into(dialect, PROVIDER_IDS)
-    return insert.on_conflict_do_update(index_elements=["session", "piece"], set_={"node": insert.excluded.node})
 
 
 def _piece(tenant: str, dialect: str, name: str) -> int:
