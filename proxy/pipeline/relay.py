@@ -8,13 +8,13 @@ is the end (the last event, the close, the JSON body), until the reply is durabl
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import anyio
 from msgspec import Struct
 
-from proxy.dialects import Dialect, JsonObject, Message, StreamReader
+from proxy.dialects import Dialect, JsonObject, Message, Replies, StreamReader
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
 from proxy.pipeline.background import OFF_LOOP_BYTES, compute
@@ -94,30 +94,32 @@ async def send_whole(client: Client, status: int, headers: Headers, body: bytes)
 
 def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
     """Return what a JSON answer says; an error, and one that cannot be understood, is a failure with its reason."""
+    answered = Answered(status=Status.FAILED, upstream_status=status)
     if not 200 <= status < 300:
-        error = dialect.replies.error_words(body) or f"HTTP {status}"
-        return Answered(status=Status.FAILED, error=error, upstream_status=status)
+        answered.error = dialect.replies.error_words(body) or f"HTTP {status}"
+        return answered
     try:
         found = dialect.replies.read(body)
     except ValueError:
-        return Answered(status=Status.FAILED, error="the upstream's answer is not JSON", upstream_status=status)
+        answered.error = "the upstream's answer is not JSON"
+        return answered
     except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the answer
         _LOG.error("an answer of the upstream could not be read (%s: %s)", type(why).__name__, why)
-        error = f"the proxy could not read the answer: {type(why).__name__}"
-        return Answered(status=Status.FAILED, error=error, upstream_status=status)
-    if not (found.messages or found.later):
-        error = found.error or _NO_REPLY
-        return Answered(
-            status=Status.CANCELLED if found.cancelled else Status.FAILED,
-            error=error,
-            usage=found.usage,
-            upstream_status=status,
-            ids=found.ids,
-            kept=found.kept,
-        )
+        answered.error = f"the proxy could not read the answer: {type(why).__name__}"
+        return answered
+    if found.messages or found.later:
+        return _answered(found, [(message, False) for message in found.messages], status)
+    answered.status = Status.CANCELLED if found.cancelled else Status.FAILED
+    answered.error, answered.usage = found.error or _NO_REPLY, found.usage
+    answered.ids, answered.kept = found.ids, found.kept
+    return answered
+
+
+def _answered(found: Replies, replies: Iterable[tuple[Message, bool]], status: int) -> Answered:
+    """Return what an answer says with these replies, as if it had ended well."""
     return Answered(
         status=Status.COMPLETE,
-        replies=tuple([(message, False) for message in found.messages]),
+        replies=tuple(replies),
         finish_reasons=found.finish_reasons,
         usage=found.usage,
         model=found.model,
@@ -189,17 +191,7 @@ class StreamRelay:
             partial = not ended and finish_reason is None
             if not partial or message.text:
                 kept.append((message, partial))
-        answered = Answered(
-            status=Status.COMPLETE,
-            replies=tuple(kept),
-            finish_reasons=found.finish_reasons,
-            usage=found.usage,
-            model=found.model,
-            upstream_status=self._answer.status,
-            ids=found.ids,
-            kept=found.kept,
-            later=found.later,
-        )
+        answered = _answered(found, kept, self._answer.status)
         if not kept and found.later:  # as if the reply had been asked for without a stream
             return answered
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
