@@ -26,7 +26,6 @@ from proxy.textscan.document import (
     pieces,
     read,
     spelled,
-    speller,
     write,
     write_lines,
 )

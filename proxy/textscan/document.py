@@ -59,15 +59,9 @@ def _number(text: str) -> Number:
     return Number(text)
 
 
-def _decoder(
-    members: Callable[[list[tuple[str, JsonValue]]], Members], number: Callable[[str], Number]
-) -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=members, parse_float=number, parse_int=number, parse_constant=number)
-
-
-_DECODER: Final = _decoder(_members, _number)
-_QUICK: Final = _decoder(tuple, Number)  # nobody gets a turn in between: a text of little size is soon read
-_LITTLE: Final = 2_000_000  # characters
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=_number, parse_int=_number, parse_constant=_number
+)
 
 
 def is_members(value: JsonValue) -> TypeGuard[Members]:
@@ -92,7 +86,7 @@ def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, in
     if not text.startswith(OPENING, start):
         return None, start
     try:
-        value, stop = (_QUICK if len(text) <= _LITTLE else _DECODER).raw_decode(text, start)
+        value, stop = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         return None, error.pos
     except RecursionError:
@@ -149,7 +143,7 @@ def _kept(parts: Sequence[Raw], head: int, tail: int, depth: int) -> Iterator[tu
 
 
 def _whole(raw: Raw | bytes) -> JsonValue:
-    return _QUICK.decode(bytes(raw).decode())
+    return _DECODER.decode(bytes(raw).decode())
 
 
 def quoted(text: str) -> str:
@@ -239,11 +233,6 @@ def spelled(text: str) -> str:
         return quoted(text)
     prefix = "r" if "\\" in text else ""
     return f"{prefix}{_TRIPLE}{text}{_TRIPLE}"
-
-
-def speller(source: str) -> Callable[[str], str]:
-    """Return what does as `spelled` for the strings of a document, faster where its `source` escapes nothing."""
-    return encode_basestring if source.isascii() and "\\" not in source else spelled
 
 
 SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines

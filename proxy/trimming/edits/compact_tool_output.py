@@ -27,7 +27,6 @@ from proxy.textscan import (
     preview,
     shown,
     spelled,
-    speller,
     tabulated,
     tabulated_lines,
     tidied,
@@ -349,11 +348,10 @@ class _CompactForm:
             if table is not None:
                 if "minify" in self._edit.methods and _BLANK.search(piece.source):
                     self._use("minify")
-                self._offer(place, "table", write(table, speller(piece.source)))
+                self._offer(place, "table", write(table, spelled))
                 return
         if "minify" in self._edit.methods:
-            text = speller(piece.source)
-            minified = write_lines(piece.value) if piece.is_lines else write(piece.value, text)
+            minified = write_lines(piece.value) if piece.is_lines else write(piece.value, spelled)
             self._offer(place, "minify", minified)
 
     def _is_hopeless(self, piece: Embedded) -> bool:
