@@ -157,6 +157,14 @@ def test_an_image_that_the_provider_made_counts_as_an_image() -> None:
     assert any("seven" in text for text in counted.texts)
 
 
+def test_what_a_tool_of_the_provider_wrote_is_text_even_with_an_image_in_it() -> None:
+    page = '<img src="data:image/png;base64,QUFB"> and "data:image/png;base64,QUFB"'
+    (reply,) = entries({"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "find", "output": page})
+    counted = reply.countable()
+    assert counted.media == 0
+    assert [orjson.loads(text)["output"] for text in counted.texts] == [page]
+
+
 def test_messages_of_one_reply_are_read_as_paragraphs() -> None:
     more = {**said(""), "content": [{"type": "output_text", "text": "Two "}, {"type": "output_text", "text": "files."}]}
     no = {
