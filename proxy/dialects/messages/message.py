@@ -462,7 +462,7 @@ def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
 def _parts_of_document(leaf: Any) -> list[Any] | None:
     """Return the parts of a document that is given as text; None for what is not."""
     source = leaf.get("source") if _kind(leaf) == "document" else None
-    if not is_object(source) or source.get("type") not in {"text", "content"}:
+    if not is_object(source) or source.get("type") not in ("text", "content"):
         return None
     content = source.get("data") if source["type"] == "text" else source.get("content")
     parts = content if is_array(content) else [{"type": "text", "text": content}]

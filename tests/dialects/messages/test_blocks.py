@@ -322,6 +322,7 @@ def test_a_document_that_is_given_as_text_is_text() -> None:
     counted = asked.countable()
     assert counted.texts == ("Moby Dick", "Call me Ishmael.", "Some years ago", "never mind", "Who?")
     assert counted.media == 1
+    assert user({"type": "document", "source": {"type": ["text"]}}).countable().media == 1  # whatever it is
     told = asked.readable().splitlines()
     assert told == ["Who?", "Moby Dick", "Call me Ishmael.", "Some years ago", "never mind"]
 
