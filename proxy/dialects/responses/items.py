@@ -346,12 +346,12 @@ class Item(Message):
 
     @property
     def spoken(self) -> str:
-        said: dict[tuple[int, int], str] = {}  # the parts of a message are one text, but for a refusal
+        said: dict[tuple[int, int], list[str]] = {}  # the parts of a message are one text, but for a refusal
         for at, slot in enumerate(self.slots):
             refusals = _refusals([slot])
             place = (slot.item, at if refusals else -1)
-            said[place] = said.get(place, "") + (refusals[0] if refusals else _text_in(slot.value))
-        return "\n\n".join(filter(None, said.values()))
+            said.setdefault(place, []).append(refusals[0] if refusals else _text_in(slot.value))
+        return "\n\n".join(filter(None, map("".join, said.values())))
 
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()

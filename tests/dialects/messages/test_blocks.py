@@ -295,6 +295,8 @@ def test_what_stands_around_a_tool_of_the_provider_is_read_as_paragraphs() -> No
     assert found.spoken == "I search.\n\nIt is deep."
     assert found.readable().startswith("I search.\n\nIt is deep.\n[")
     assert found.text == "I search.It is deep."
+    many = reply(*[text("word " * 50)] * 50_000)
+    assert many.spoken == many.text  # in time that grows with the text
 
 
 def test_bytes_in_a_result_of_the_provider_are_no_text() -> None:
