@@ -145,6 +145,7 @@ def test_what_the_provider_ran_is_told_with_what_it_gave() -> None:
         '[image_generation_call: {"revised_prompt":"a cat"}]',
         "[compaction]",
     ]
+    assert '"name":"drop"' in "".join(reply.countable().texts)
 
 
 def test_an_image_that_the_provider_made_counts_as_an_image() -> None:
