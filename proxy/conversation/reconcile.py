@@ -23,7 +23,8 @@ model, where neither has tools).
 
 Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
 says the same and either announces itself as a retry, or the other one is the last and has no complete reply; then more
-may follow. It goes where the other one went; the head follows it only if nothing came after that.
+may follow. (An empty reply, which no client sends back, counts as none, unless the request says that it appends.) It
+goes where the other one went; the head follows it only if nothing came after that.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Last(Struct, frozen=True, kw_only=True):
     digest: str  # its `Incoming.digest`
     kind: str
     base: str  # the node under which its messages were put
-    complete: bool  # whether it has a complete reply
+    complete: bool  # whether it has a complete reply that says something
     pending: bool = False  # whether it is still being answered
     replies: Collection[str] = ()  # the nodes of its replies
     manner: Manner | None = None  # how it asked; None where that is not known

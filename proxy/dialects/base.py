@@ -55,7 +55,7 @@ OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are our
 
 _THOUGHTS: Final = re.compile(r"(?:\s*<(think|thinking|thought)>.*?</\1>)+", re.DOTALL)
 """How a reply begins that holds the reasoning of an open model as text."""
-_URL_OF_BYTES: Final = re.compile(rb'"data:[^",]*;base64,[^"]*"')
+_URL_OF_BYTES: Final = re.compile(rb'"data:(?<!\\"data:)[^",]*;base64,[^"]*"')  # a whole value, no part of a text
 _SOURCE: Final = b'"type":"base64"'  # what the text of a source of bytes holds
 _BYTES: Final = re.compile(rb'"data":"[^"\\]+"')  # where it holds them
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most

@@ -368,14 +368,15 @@ class HistoryReader:
             if answered is not None:
                 return replace(incoming, retried=True), _last(answered)
         last = _last(row)
-        if last.complete and last.digest in incoming.names and self._says_nothing(tuple(last.replies)):
-            last = replace(last, complete=False)  # no client sends such a reply back: it may be a resend
+        may_resend = last.complete and incoming.mode is not Mode.APPEND and last.digest in incoming.names
+        if may_resend and self._say_nothing(last.replies):
+            last = replace(last, complete=False)  # no client sends such a reply back
         return incoming, last
 
-    def _says_nothing(self, replies: Sequence[str]) -> bool:
-        rows = tree.rows_of(self._connection, self._key, replies)
-        said = [row.message.countable() for row in rows]
-        return bool(said) and not any([any(each.texts) or each.media or each.reasoning for each in said])
+    def _say_nothing(self, replies: Collection[str]) -> bool:
+        """Tell whether replies are empty: one of sound or images alone, or of reasoning, is not."""
+        messages = [row.message for row in tree.rows_of(self._connection, self._key, tuple(replies))]
+        return bool(messages) and all([_is_empty(message) for message in messages])
 
     def _of_resend(self, session: SessionRow, found: HistorySnapshot, *, has_cuts: bool) -> HistorySnapshot:
         """Read what was noted about the messages that the client sends again."""
@@ -513,6 +514,11 @@ def _last(row: Row) -> Last:
         replies=tuple(orjson.loads(row.replies)),
         manner=Manner(instructions=row.instructions, tools=row.tools, model=row.model),
     )
+
+
+def _is_empty(reply: Message) -> bool:
+    dialect = reply.dialect
+    return dialect.canonical(reply) == dialect.canonical(dialect.spoken("assistant", ""))
 
 
 def _at(row: NodeRow, depth: int) -> NodeRow:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sqlalchemy import Executable
 
-from proxy.conversation import ROOT, Kind, Manner
+from proxy.conversation import ROOT, Kind, Manner, Mode
 from proxy.dialects import Message
 from proxy.errors import Conflict
 from proxy.store import history
@@ -339,6 +339,28 @@ async def test_the_last_request_is_repeated_without_a_word_if_it_has_no_whole_re
     assert not (await ask(talk, message("user", "two"))).arrival.at_head
     await talk.settle(exchange, body("user", "two"), replies=(body("assistant", "ha"),), status=Status.PARTIAL)
     assert texts(await ask(talk, message("user", "two"))) == ["one", "1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fields", "is_repeated"),
+    [
+        (Mode.AUTO, {}, True),
+        (Mode.APPEND, {}, False),
+        (Mode.AUTO, {"audio": {"id": "a", "transcript": "Seven."}}, False),
+        (Mode.AUTO, {"images": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}, False),
+        (Mode.AUTO, {"reasoning_content": "Hm."}, False),
+    ],
+    ids=["empty", "appended", "spoken", "drawn", "thought"],
+)
+async def test_a_request_is_repeated_without_a_word_if_its_reply_is_empty(
+    store: Store, mode: Mode, fields: dict[str, Any], is_repeated: bool
+) -> None:
+    talk = Talk(store=store)
+    exchange = await _asked(talk, "go on")
+    await talk.settle(exchange, body("user", "go on"), replies=(body("assistant", "", **fields),))
+    for more in ([], [message("user", "and on")]):
+        found = await ask(talk, message("user", "go on"), *more, mode=mode)
+        assert found.arrival.at_head is not is_repeated
 
 
 @pytest.mark.parametrize("statement", [history._ASKED_THIS, history._ANSWERED_THERE, history._ASKED_BY_KEY])

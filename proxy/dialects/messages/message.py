@@ -11,6 +11,7 @@ ran them, and nobody answers them. Whatever is rewritten loses its cache marks: 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -198,12 +199,8 @@ class MessagesMessage(Message):
     @property
     def spoken(self) -> str:
         blocks = self.blocks
-        said = [""]  # blocks of text in a row are one text: citations divide it
-        for block in blocks:
-            if _is_text(block):
-                said[-1] += block["text"]
-            else:
-                said.append("")
+        # Blocks of text in a row are one text: citations divide it.
+        said = ["".join(map(_text_of, row)) for is_text, row in groupby(blocks, _is_text) if is_text]
         results = [_text_of_result(block) for block in blocks if _is_result(block)]
         return "\n\n".join(filter(None, results + said))
 
@@ -462,7 +459,7 @@ def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
 def _parts_of_document(leaf: Any) -> list[Any] | None:
     """Return the parts of a document that is given as text; None for what is not."""
     source = leaf.get("source") if _kind(leaf) == "document" else None
-    if not is_object(source) or source.get("type") not in {"text", "content"}:
+    if not is_object(source) or source.get("type") not in ("text", "content"):
         return None
     content = source.get("data") if source["type"] == "text" else source.get("content")
     parts = content if is_array(content) else [{"type": "text", "text": content}]

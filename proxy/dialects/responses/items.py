@@ -346,12 +346,12 @@ class Item(Message):
 
     @property
     def spoken(self) -> str:
-        said: dict[tuple[int, int], str] = {}  # the parts of a message are one text, but for a refusal
+        said: dict[tuple[int, int], list[str]] = {}  # the parts of a message are one text, but for a refusal
         for at, slot in enumerate(self.slots):
             refusals = _refusals([slot])
             place = (slot.item, at if refusals else -1)
-            said[place] = said.get(place, "") + (refusals[0] if refusals else _text_in(slot.value))
-        return "\n\n".join(filter(None, said.values()))
+            said.setdefault(place, []).append(refusals[0] if refusals else _text_in(slot.value))
+        return "\n\n".join(filter(None, map("".join, said.values())))
 
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()
@@ -371,13 +371,14 @@ class Item(Message):
                 small, media = small + low, media + (not low)
             else:
                 texts.append(_text_in(slot.value) or ("" if _is_text(slot.value) else write(slot.value).decode()))
-        for call in self.calls:
-            texts += [call.name, call.arguments]
+        items = self.items
+        for at, call in self.placed_calls:  # a call to be approved holds the other one as its fields
+            texts += [write(items[at]).decode()] if kind_of(items[at]) == _APPROVAL else [call.name, call.arguments]
         for item in self._closed():
             text, held = _written(item)
             texts.append(text)
             media += held
-        for item in self.items:
+        for item in items:
             if kind_of(item) == "reasoning":
                 reasoning += _summary(item)
         return Countable(

@@ -295,6 +295,8 @@ def test_what_stands_around_a_tool_of_the_provider_is_read_as_paragraphs() -> No
     assert found.spoken == "I search.\n\nIt is deep."
     assert found.readable().startswith("I search.\n\nIt is deep.\n[")
     assert found.text == "I search.It is deep."
+    many = reply(*[text("word " * 50)] * 50_000)
+    assert many.spoken == many.text  # in time that grows with the text
 
 
 def test_bytes_in_a_result_of_the_provider_are_no_text() -> None:
@@ -322,6 +324,7 @@ def test_a_document_that_is_given_as_text_is_text() -> None:
     counted = asked.countable()
     assert counted.texts == ("Moby Dick", "Call me Ishmael.", "Some years ago", "never mind", "Who?")
     assert counted.media == 1
+    assert user({"type": "document", "source": {"type": ["text"]}}).countable().media == 1  # whatever it is
     told = asked.readable().splitlines()
     assert told == ["Who?", "Moby Dick", "Call me Ishmael.", "Some years ago", "never mind"]
 

@@ -145,6 +145,7 @@ def test_what_the_provider_ran_is_told_with_what_it_gave() -> None:
         '[image_generation_call: {"revised_prompt":"a cat"}]',
         "[compaction]",
     ]
+    assert '"name":"drop"' in "".join(reply.countable().texts)
 
 
 def test_an_image_that_the_provider_made_counts_as_an_image() -> None:
@@ -157,6 +158,14 @@ def test_an_image_that_the_provider_made_counts_as_an_image() -> None:
     assert any("seven" in text for text in counted.texts)
 
 
+def test_what_a_tool_of_the_provider_wrote_is_text_even_with_an_image_in_it() -> None:
+    page = '<img src="data:image/png;base64,QUFB"> and "data:image/png;base64,QUFB"'
+    (reply,) = entries({"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "find", "output": page})
+    counted = reply.countable()
+    assert counted.media == 0
+    assert [orjson.loads(text)["output"] for text in counted.texts] == [page]
+
+
 def test_messages_of_one_reply_are_read_as_paragraphs() -> None:
     more = {**said(""), "content": [{"type": "output_text", "text": "Two "}, {"type": "output_text", "text": "files."}]}
     no = {
@@ -166,3 +175,5 @@ def test_messages_of_one_reply_are_read_as_paragraphs() -> None:
     (reply,) = entries(said("I look."), HOSTED | {"type": "web_search_call"}, more, no)
     assert reply.spoken == "I look.\n\nTwo files.\n\nRead.\n\nNot more."
     assert reply.text == "I look.Two files.Read."
+    (many,) = entries({**said(""), "content": [{"type": "output_text", "text": "word " * 50}] * 50_000})
+    assert many.spoken == many.text  # in time that grows with the text
