@@ -464,7 +464,7 @@ class Message(ABC):
 
     @property
     @abstractmethod
-    def spoken(self) -> str:
+    def display_text(self) -> str:
         """What a person reads or hears of it: its text, what stands apart as paragraphs, a refusal, a transcript."""
 
     def all_texts(self) -> Iterator[str]:

@@ -388,7 +388,7 @@ def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:
     data, role = message.data, _shown_role(message)
     if role not in _SHOWN or data.get("is_internal") is True:
         return None
-    text, wrapped = _unwrapped(message.beside if message.is_result else message.spoken)
+    text, wrapped = _unwrapped(message.beside if message.is_result else message.display_text)
     if not text.strip():
         return None
     named = (wrapped, data.get("agent"), data.get("name"), agent if role == "assistant" else None)

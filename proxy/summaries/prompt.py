@@ -185,7 +185,7 @@ def _shown(message: Message, token: str, spoken: int, arguments: int, result: in
     name = message.agent or message.name
     who = " ".join([message.role or "message", *([name.strip()] if name.strip() else [])])
     lines = [f"[{token} {' '.join(who.split())[:120]}]"]
-    text = message.spoken.strip()
+    text = message.display_text.strip()
     if text:
         lines.append(_cut(text, result if message.is_result else spoken))
     lines += [f"[{token} {attachment.kind[:40]}]" for attachment in message.attachments]

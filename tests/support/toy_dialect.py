@@ -123,7 +123,7 @@ class ToyMessage(Message):
         )
 
     @property
-    def spoken(self) -> str:
+    def display_text(self) -> str:
         return self.text
 
     def countable(self) -> Countable:

@@ -144,7 +144,7 @@ class ChatMessage(Message):
         return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
 
     @property
-    def spoken(self) -> str:
+    def display_text(self) -> str:
         audio, content = self.data.get("audio"), self.data.get("content")
         said = [self.text, self.data.get("refusal"), audio.get("transcript") if is_object(audio) else None]
         said += [part.get("refusal") for part in content if is_object(part)] if is_array(content) else []
@@ -181,8 +181,8 @@ class ChatMessage(Message):
         return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
-        spoken, content = self.spoken, self.data.get("content")
-        lines = [spoken] if spoken else []
+        text, content = self.display_text, self.data.get("content")
+        lines = [text] if text else []
         for at, part in enumerate(content if is_array(content) else ()):
             if not is_object(part):
                 lines.append(f"[{write(part).decode()}]")

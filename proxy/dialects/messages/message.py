@@ -197,7 +197,7 @@ class MessagesMessage(Message):
         return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
 
     @property
-    def spoken(self) -> str:
+    def display_text(self) -> str:
         blocks = self.blocks
         # Blocks of text in a row are one text: citations divide it.
         said = ["".join(map(_text_of, row)) for is_text, row in groupby(blocks, _is_text) if is_text]
@@ -231,8 +231,8 @@ class MessagesMessage(Message):
         return Countable(texts=tuple(filter(None, texts)), media=media)
 
     def readable(self) -> str:
-        spoken = self.spoken
-        lines = [spoken] if spoken else []
+        text = self.display_text
+        lines = [text] if text else []
         for place, leaf in enumerate(_leaves(self.blocks)):
             if not is_object(leaf):
                 lines.append(f"[{write(leaf).decode()}]")

@@ -345,7 +345,7 @@ class Item(Message):
         return tuple([_attachment(at, slot.value) for at, slot in enumerate(self.slots) if _is_attachment(slot.value)])
 
     @property
-    def spoken(self) -> str:
+    def display_text(self) -> str:
         said: dict[tuple[int, int], list[str]] = {}  # the parts of a message are one text, but for a refusal
         for at, slot in enumerate(self.slots):
             refusals = _refusals([slot])
@@ -389,8 +389,8 @@ class Item(Message):
         )
 
     def readable(self) -> str:
-        spoken = self.spoken
-        lines = [spoken] if spoken else []
+        text = self.display_text
+        lines = [text] if text else []
         lines += [each.line for each in self.attachments]
         lines += self._call_lines()
         lines += map(_line_of, self._closed())

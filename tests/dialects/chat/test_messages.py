@@ -502,7 +502,7 @@ def test_all_texts_are_those_that_somebody_wrote() -> None:
 def test_a_reply_in_sound_is_read_by_its_transcript() -> None:
     audio = {"id": "audio_1", "data": "QUJD", "expires_at": 1, "transcript": "It is seven."}
     reply = ChatMessage.of({"role": "assistant", "content": None, "audio": audio})
-    assert (reply.spoken, reply.readable()) == ("It is seven.", "It is seven.")
+    assert (reply.display_text, reply.readable()) == ("It is seven.", "It is seven.")
 
 
 def test_a_message_is_readable_as_its_text_with_a_line_for_each_other_thing() -> None:

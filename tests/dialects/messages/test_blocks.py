@@ -292,11 +292,11 @@ def test_what_is_rewritten_loses_its_marks() -> None:
 
 def test_what_stands_around_a_tool_of_the_provider_is_read_as_paragraphs() -> None:
     found = reply(text("I search."), *SERVER, text("It is "), text("deep", citations=[1]), text("."))
-    assert found.spoken == "I search.\n\nIt is deep."
+    assert found.display_text == "I search.\n\nIt is deep."
     assert found.readable().startswith("I search.\n\nIt is deep.\n[")
     assert found.text == "I search.It is deep."
     many = reply(*[text("word " * 50)] * 50_000)
-    assert many.spoken == many.text  # in time that grows with the text
+    assert many.display_text == many.text  # in time that grows with the text
 
 
 def test_bytes_in_a_result_of_the_provider_are_no_text() -> None:

@@ -173,7 +173,7 @@ def test_messages_of_one_reply_are_read_as_paragraphs() -> None:
         "content": [{"type": "output_text", "text": "Read."}, {"type": "refusal", "refusal": "Not more."}],
     }
     (reply,) = entries(said("I look."), HOSTED | {"type": "web_search_call"}, more, no)
-    assert reply.spoken == "I look.\n\nTwo files.\n\nRead.\n\nNot more."
+    assert reply.display_text == "I look.\n\nTwo files.\n\nRead.\n\nNot more."
     assert reply.text == "I look.Two files.Read."
     (many,) = entries({**said(""), "content": [{"type": "output_text", "text": "word " * 50}] * 50_000})
-    assert many.spoken == many.text  # in time that grows with the text
+    assert many.display_text == many.text  # in time that grows with the text
