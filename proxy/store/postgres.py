@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import lru_cache, partial
 from os import dup
 from socket import SHUT_RDWR, socket
@@ -26,7 +26,7 @@ from sqlalchemy import BigInteger, Executable, event
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import DBAPIError, DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection, QueuePool
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -197,13 +197,7 @@ class PostgresDatabase:
             return await self._look(unit)  # the server had ended the connection: all of them are made anew
 
     async def _look(self, unit: Unit[Result]) -> Result:
-        async def look() -> Result:
-            if self._turns.are_few:
-                return await self._transact_alone(unit)
-            async with self._reading.connect() as connection:
-                return await connection.run_sync(_taking(unit))
-
-        return await self._turns.use(look)
+        return await self._in_turn(unit, self._reading.connect)
 
     async def _write(self, unit: Unit[Result], *, again: bool) -> Result:
         with translated():
@@ -218,13 +212,20 @@ class PostgresDatabase:
             return await self._transact(unit)
 
     async def _transact(self, unit: Unit[Result]) -> Result:
-        async def transact() -> Result:
+        return await self._in_turn(unit, self._engine.begin)
+
+    async def _in_turn(
+        self, unit: Unit[Result], connected: Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+    ) -> Result:
+        """Run `unit` on a connection of the pool; where there are few of them, on one that nobody keeps."""
+
+        async def work() -> Result:
             if self._turns.are_few:
                 return await self._transact_alone(unit)
-            async with self._engine.begin() as connection:
+            async with connected() as connection:
                 return await connection.run_sync(_taking(unit))
 
-        return await self._turns.use(transact)
+        return await self._turns.use(work)
 
     async def _transact_alone(self, unit: Unit[Result]) -> Result:
         """Run `unit` in a transaction of a connection that nobody keeps."""
@@ -308,7 +309,7 @@ class _Turns:
 def _gives_no_more(error: Exception) -> bool:
     """Tell whether the server refused a connection since it gives no more; it was asked by an engine or its pool."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    state = getattr(cause, "sqlstate", None)
+    state = getattr(cause, "sqlstate", "")  # an error that is not the driver's has none, whatever its words are
     return state == _NO_MORE or (state is None and any([words in str(cause) for words in _NO_MORE_WORDS]))
 
 

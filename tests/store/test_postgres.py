@@ -167,6 +167,24 @@ async def test_the_few_connections_that_a_server_gives_are_taken_in_turns(
     ]
 
 
+@pytest.mark.parametrize("short", [True, False])
+async def test_an_error_of_our_own_is_none_of_the_server_whatever_its_words_are(
+    empty_postgres: str, short: bool
+) -> None:
+    tries: list[object] = []
+
+    def wrong(connection: StoreConnection) -> None:
+        tries.append(one(connection))
+        raise ValueError("too many values to unpack")
+
+    database = opened(empty_postgres)
+    with pytest.raises(ValueError, match="too many"):
+        await database.read(wrong, short=short)
+    assert tries == [1]
+    assert not database._turns.are_few
+    await database.close()
+
+
 async def test_a_server_that_gives_no_connection_at_all_is_away(empty_postgres: str) -> None:
     with postgres.role(empty_postgres, 1) as url:
         other, database = opened(url), opened(url)
