@@ -242,7 +242,9 @@ class Budgets:
                 wait = second + _SECONDS - now
                 break
         self._counts.add("palimpsest_refused", name)
-        over = f"{_whose(owned.budget)} has used {used - itself:.0f} of {limit - itself} ({name})."
+        # Of requests, those count for a moment that are refused at once with this one.
+        told = min(used, limit) if itself else used
+        over = f"{_whose(owned.budget)} has used {told - itself:.0f} of {limit - itself} ({name})."
         raise OverBudget(f"{over} Try again in {max(1, ceil(wait))} seconds.", wait=wait)
 
     def _seconds(self, owned: OwnedBudget, figure: int, now: int) -> list[tuple[int, float]]:
