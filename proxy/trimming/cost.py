@@ -12,11 +12,13 @@ written to the cache again. When is it time?
     risk        The session may end with this request. So what trims have cost beyond what they have saved
                 stays a small part of what the session would have cost without any. More is risked only where
                 it comes back within few requests, compared with those there were: long sessions last. It is never
-                more than `HIGHEST_RISK`.
+                more than `HIGHEST_RISK`, or `HIGHEST_KNOWN` where nothing can be worse than the known prices.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
                 is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
                 from the known ones, a session risks more once its user has come back. Before that it may end with its
                 first task.
+    short       Where cached tokens are dear, the first trims of a short view cost nothing at all at the known prices.
+                These must pass the doubt, too: a session that stays short has little to save, and much to lose.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
                 makes a view so short, unless even that is cheaper than reading it whole.
 
@@ -43,14 +45,16 @@ RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of
 RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
 SOON: Final = 0.17  # more is risked if the rest is paid back within this part of the requests so far;
 HIGHEST_RISK: Final = 0.035  # never more than this,
+HIGHEST_KNOWN: Final = 0.04  # or this where the known prices are the worst, so that there is no doubt,
 HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
 HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_MOST: Final = 0.25  # what a cached token is taken to cost at most: above, more trims save hardly more
-DEAR: Final = 0.25  # price of a cached token from which no more is cleared for its size: what trims lose is missed most
+_MOST: Final = 0.45  # what a cached token is taken to cost at most: above, more trims save hardly more
+DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
+SHORT: Final = 20_000  # tokens of a view that is short there
 
 
 class Balance(Struct, frozen=True, kw_only=True):
@@ -101,6 +105,11 @@ class Costs(Struct, frozen=True, kw_only=True):
     def _is_far_off(self) -> bool:
         """Whether the worst prices are so far off that a trim may lose much there that saves much here."""
         return self.prices.read >= _FAR_OFF * self.worst.read
+
+    @property
+    def _is_dear_and_short(self) -> bool:
+        """Whether cached tokens are dear, and there are few."""
+        return self.prices.read >= DEAR and self.stays < SHORT
 
     @property
     def stays(self) -> int:
@@ -156,11 +165,12 @@ class Costs(Struct, frozen=True, kw_only=True):
     def affordable(self, balance: Balance) -> bool:
         """Tell whether what trims have cost beyond what they saved, this one too, is little, or soon paid back."""
         account, turns = self.account, self.account.turns
-        if balance.loss <= 0:
+        if balance.loss <= 0 and not self._is_dear_and_short:
             return True
-        if not _is_borne(balance, account, RISK, SOON * turns, HIGHEST_RISK):
-            return False
         sent, worst = self.stays - balance.freed, self.worst
+        highest = HIGHEST_KNOWN if self.prices == worst else HIGHEST_RISK
+        if not _is_borne(balance, account, RISK, SOON * turns, highest):
+            return False
         doubted = self._balance(sent, sent - balance.rewritten, worst)
         soon, most = SOON * turns, HIGHEST_IN_DOUBT
         if self._is_far_off:
