@@ -62,16 +62,16 @@ def planned() -> Iterator[Strategy]:
 
 
 def fixed(triggers: Iterable[int] = FIXED) -> Iterator[Strategy]:
-    """Yield the built-in policy with fixed triggers, as it is where cached tokens are dear and where they are not."""
+    """Yield the built-in policy with fixed triggers, as it is at each price of a cached token that it depends on."""
     for tokens in triggers:
         policy = BUILT_IN.model_copy(update={"trigger": Trigger(tokens=tokens)})
-        for prices in {each.prices.read >= DEAR: each.prices for each in CLASSES}.values():
+        for prices in {fixed_name(tokens, each.prices): each.prices for each in CLASSES}.values():
             yield PlannedAt(name=fixed_name(tokens, prices), policy=policy, prices=prices)
 
 
 def fixed_name(tokens: int, prices: Prices) -> str:
-    """Return the name of a fixed trigger: what it does depends on whether cached tokens are dear."""
-    return f"{tokens:,} tokens" + (", dear" if prices.read >= DEAR else "")
+    """Return the name of a fixed trigger: what it does depends on how dear cached tokens are."""
+    return f"{tokens:,} tokens" + (f", read at {prices.read:g}" if prices.read >= DEAR else "")
 
 
 class Sums:

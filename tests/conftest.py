@@ -66,11 +66,6 @@ LONG = (
 """The files that take longest. They begin first: where files run at once, none is left for the end."""
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes run tests: one more than there are cores, since many tests wait for others."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure() -> None:
     """Let tests write to memory, unless somebody says where they write."""
     if (folder := memory_folder()) is not None:

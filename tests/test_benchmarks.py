@@ -311,7 +311,7 @@ def test_what_wrong_prices_cost_is_what_a_backtest_tells() -> None:
     lines = [*wrong_prices.matrix(sums), *wrong_prices.beside_fixed(sums, [10_000])]
     assert lines[1].startswith(f"{dear:22}{told[dear].ratio:.3f}, worst {told[dear].highest_ratio:.3f} ")
     assert lines[6].startswith(f"The worst session of all: {histories[0].name}, ")
-    assert f"{sums.pooled('10,000 tokens, dear', dear):.3f} at 10,000 tokens" in lines[8]
+    assert f"{sums.pooled('10,000 tokens, read at 0.5', dear):.3f} at 10,000 tokens" in lines[8]
 
 
 def test_a_session_that_was_cut_is_put_together_again(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-_MOST: Final = 0.45  # what a cached token is taken to cost at most: above, more trims save hardly more
+HIGHEST_READ: Final = 0.45  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
 SHORT: Final = 20_000  # tokens of a view that is short there
 
@@ -253,9 +253,9 @@ def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
 
 
 def prices_of(context: PlanningContext) -> Prices:
-    """Return the prices to reckon with (`_MOST`), what they say of sizes in tokens as they are counted here."""
+    """Return the prices to reckon with (`HIGHEST_READ`), what they say of sizes in tokens as they are counted here."""
     prices, scale = context.prices or ASSUMED, context.scale
-    read = min(prices.read, _MOST) * prices.served + (1 - prices.served) if prices.read < 1 else prices.read
+    read = min(prices.read, HIGHEST_READ) * prices.served + (1 - prices.served) if prices.read < 1 else prices.read
     if scale == 1 and read == prices.read:
         return prices
     steps = tuple(replace(step, above=int(step.above / scale)) for step in prices.steps)

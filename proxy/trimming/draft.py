@@ -53,7 +53,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     ready_summary: ReadySummary | None = None  # the newest summary by a model that may be used; None without one
     gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: it is no part of the log that is looked at
     hidden: Mapping[int, Hidden] = {}  # by place what the client was not shown; a message that changes loses it
-    dear: bool = False  # whether a cached token costs so much that little is lost by trimming later
+    dear: float = 0.0  # price of a cached token, relative to that from which trims keep more; 2 at most
     tight: bool = False  # whether a summary by a model must make it smaller: nothing after it would make room for more
 
     @property

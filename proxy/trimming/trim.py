@@ -133,7 +133,7 @@ def draft_of(
         ready_summary=context.ready_summary,
         gaps=base.gaps,
         hidden=base.hidden,
-        dear=(context.prices or ASSUMED).read >= DEAR,
+        dear=min((context.prices or ASSUMED).read / DEAR, 2.0),
     )
 
 

@@ -256,6 +256,30 @@ def test_what_trims_lose_stays_a_small_part_of_all(account: Account, affordable:
     assert given.affordable(replace(made, loss=0.0))
 
 
+@pytest.mark.parametrize(("read", "write", "spent"), [(0.05, 1.25, 15_510), (0.05, 1.0, 14_010), (0.051, 1.25, 17_710)])
+def test_where_the_known_prices_are_the_worst_a_little_more_may_be_lost(read: float, write: float, spent: int) -> None:
+    def affordable(untrimmed: float) -> bool:
+        account = Account(turns=9000, untrimmed=untrimmed, saved=0.0, worst=DEAR_WRITING)
+        given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=read, write=write))
+        return given.affordable(given.balance(draft({2: 20})))
+
+    assert [affordable(spent - 20), affordable(spent)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("read", "tokens", "affordable"),
+    [(0.25, 1_900, False), (0.25, 2_100, True), (0.24, 1_900, True), (0.5, 1_900, False)],
+)
+def test_where_reading_is_dear_a_trim_of_a_short_view_must_pass_the_doubt_even_if_it_loses_nothing(
+    read: float, tokens: int, *, affordable: bool
+) -> None:
+    poor = Account(turns=0, untrimmed=10**6, saved=0.0, worst=Outlay(untrimmed=100.0, saved=0.0))
+    given = costs(tokens=(tokens,) * 10, account=poor, prices=replace(PRICES, read=read))
+    made = Balance(loss=0.0, gain=10, freed=1000, rewritten=15_000)
+    assert given.affordable(made) is affordable
+    assert replace(given, account=RICH).affordable(made)
+
+
 @pytest.mark.parametrize(
     ("read", "turns", "earlier", "spent"),
     [
@@ -370,9 +394,9 @@ def test_sizes_that_prices_speak_of_are_upstreams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.25), (0.5, 0.5, 0.625), (0.1, 0, 1), (1, 1, 1)]
+    ("read", "served", "judged"), [(0.05, 1, 0.05), (0.5, 1, 0.45), (0.5, 0.5, 0.725), (0.1, 0, 1), (1, 1, 1)]
 )
-def test_cached_tokens_count_as_a_quarter_at_most_where_they_are_served(
+def test_cached_tokens_count_as_less_than_a_half_where_they_are_served(
     read: float, served: float, judged: float
 ) -> None:
     prices = replace(FREE_WRITING, read=read, served=served)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message
 from proxy.dialects.chat.protocol import NO_RESULT
-from proxy.trimming.cost import HIGHEST_RISK, NO_CHANGE, Costs
+from proxy.trimming.cost import HIGHEST_KNOWN, HIGHEST_READ, HIGHEST_RISK, NO_CHANGE, Costs, worst_of
 from proxy.trimming.draft import Draft
 from proxy.trimming.edits.summarize import COMPACTION, Summarize
 from proxy.trimming.model import (
@@ -522,11 +522,12 @@ def test_cost_auto_saves_in_a_long_session_and_loses_little_in_any(
     untrimmed = paid(asked(Policy(), known, requests), known)
     moves = [at for at, made in enumerate(plans) if made.trimmed]
     assert moves
+    risk = HIGHEST_KNOWN if prices == worst_of(prices) else HIGHEST_RISK
     for stop in range(1, requests + 1):
-        assert sum(trimmed[:stop]) <= (1 + HIGHEST_RISK) * sum(untrimmed[:stop])
+        assert sum(trimmed[:stop]) <= (1 + risk) * sum(untrimmed[:stop])
     assert sum(trimmed) < most * sum(untrimmed)
     # By what cached tokens are taken to cost.
-    judged = replace(known, prices=replace(prices, read=min(prices.read, 0.25)))
+    judged = replace(known, prices=replace(prices, read=min(prices.read, HIGHEST_READ)))
     trimmed, untrimmed = paid(plans, judged), paid(asked(Policy(), judged, requests), judged)
     for at in moves:
         # The account of a cut is what was paid, up to and with the request of the move.

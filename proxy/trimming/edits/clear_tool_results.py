@@ -32,7 +32,6 @@ from proxy.trimming.settings import Natural, Share
 
 _SHARE: Final = 0.35  # a value is worth its characters where its chance, in so many `digest_chars`, is one
 _SHARE_OF_ARGUMENTS: Final = 0.1  # the same of what the agent wrote: it uses that most
-_TIMES_IF_DEAR: Final = 2  # as many `digest_chars` where cached tokens are dear
 _LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
 _PART: Final = 0.15  # or has this part of the characters of the text
 _CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
@@ -82,8 +81,8 @@ class ClearToolResults(BaseEdit, frozen=True):
     in full."""
     digest_chars: Natural = 300
     """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
-    at most ten times as many characters. With 0 there is no digest. Where reading cached tokens costs a quarter of the
-    full price or more, it counts twice."""
+    at most ten times as many characters. With 0 there is no digest. Where reading cached tokens costs more than
+    a quarter of the full price, this counts for more, up to twice as much."""
 
     @model_validator(mode="after")
     def _says_what_is_folded(self) -> Self:
@@ -287,7 +286,7 @@ class _ResultClearing:
         return digest
 
     def _digest(self, text: str, *, is_argument: bool = False) -> str:
-        chars = self._edit.digest_chars * (_TIMES_IF_DEAR if self._draft.dear else 1)
+        chars = int(self._edit.digest_chars * max(1.0, self._draft.dear))
         if not chars:
             return ""
         budget = max(_LONGEST * chars, int(_PART * len(text)))
@@ -355,7 +354,7 @@ class _ResultClearing:
 def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> int:
     """Return how many of the newest results stay."""
     most, least = min(edit.keep, len(results)), -(-edit.keep // 2)
-    if draft.dear or edit.keep_share == 1:
+    if draft.dear >= 1 or edit.keep_share == 1:
         return most
     room = edit.keep_share * draft.total
     counted: set[int] = set()  # places: results of one message share its tokens

@@ -117,7 +117,18 @@ def test_of_what_is_kept_the_older_half_stays_only_within_its_share() -> None:
     assert list(cleared(given, keep=5, keep_share=0.9)) == [1]
     assert list(cleared(given, keep=5, keep_share=0.5)) == [1, 2, 3]  # two large ones would stay with what is newer
     assert list(cleared(given, keep=5, keep_share=0.01)) == [1, 2, 3]  # the newest three stay in any case
-    assert list(cleared(replace(given, dear=True), keep=5, keep_share=0.01)) == [1]
+    assert list(cleared(replace(given, dear=1.0), keep=5, keep_share=0.01)) == [1]
+
+
+def test_where_cached_tokens_are_dear_digests_say_more() -> None:
+    given = draft(called("{}"), result(keys(1) + keys(2)))
+
+    def digest(chars: int, dear: float) -> str:
+        return digest_at(cleared(replace(given, dear=dear), digest_chars=chars), 1)
+
+    assert digest(200, 2.0) == digest(400, 0.4)
+    assert digest(200, 1.5) == digest(300, 0.4)
+    assert digest(200, 1.0) == digest(200, 0.4) != digest(200, 2.0)
 
 
 NOTHING = "no value in it, " * 20
