@@ -29,7 +29,8 @@ _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
 _CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
 _NO_WEBSOCKETS: Final = "WebSockets are not served here. Send requests by HTTP, with `stream: true` for events."
 _RESPONSES: Final = b"/responses/"
-_ABOUT_INPUT: Final = frozenset({b"compact", b"input_tokens"})  # what is asked of an input, and names no response
+_ABOUT_INPUT: Final = frozenset({b"/responses/compact", b"/responses/input_tokens"})
+"""What is asked of an input by POST: the body names the model, and no part of the path a response."""
 _FETCHES: Final = frozenset({("GET", b""), ("POST", b"cancel")})
 """By which methods, and what behind its id, a response is asked for that may have been made in the background."""
 _ON_RESPONSES: Final = frozenset({"GET", "HEAD", "DELETE", "POST"})
@@ -97,14 +98,18 @@ class Passthrough:
         if path == _COUNT and connection.method == "POST":
             await connection.serve(self._count(connection, path, memory), self._background)
             return
-        if path.startswith(_RESPONSES) and self._upstream.has_routes:
-            base = await self._of_response(path, caller.tenant) or base
         body: bytes | None = None
+        if path.startswith(_RESPONSES) and self._upstream.has_routes:
+            if connection.method == "POST" and path in _ABOUT_INPUT:
+                body = await connection.body(self._limit, memory)
+                base = self._upstream.destination(_model_in(body), _API.name)
+            else:
+                base = await self._of_response(path, caller.tenant) or base
         if not base.forwards_credentials:
             if connection.method == "POST" and self._budgets.in_force:  # it may cost the key's owner something
                 await self._budgets.admit(caller)
             if path.startswith(_RESPONSES):
-                body = await self._check_owner(connection, path, caller.tenant, memory)
+                body = await self._check_owner(connection, path, caller.tenant, memory, body)
             else:
                 self._check(connection.method, path)
         late = await self._late(connection, path, base, caller) if path.startswith(_RESPONSES) else None
@@ -112,9 +117,8 @@ class Passthrough:
 
     async def _of_response(self, path: bytes, tenant: str) -> Destination | None:
         """Return where the response was made that a path names; None where that is not known."""
-        name = path.removeprefix(_RESPONSES).partition(b"/")[0].decode("latin-1")
         try:
-            exchange = await self._app.store.exchange_with(tenant, _API.name, name)
+            exchange = await self._app.store.exchange_with(tenant, _API.name, _response_in(path)[0])
         except StoreUnavailable:
             return None
         return None if exchange is None else self._upstream.destination(exchange.model, _API.name)
@@ -123,10 +127,10 @@ class Passthrough:
         self, connection: ClientConnection, path: bytes, base: Destination, caller: Identity
     ) -> LateReply | None:
         """Return what fetches the reply of an exchange that waits for it; None for any other request."""
-        name, _, rest = path.removeprefix(_RESPONSES).partition(b"/")
-        if (connection.method, rest.rstrip(b"/")) not in _FETCHES:
+        name, rest = _response_in(path)
+        if (connection.method, rest) not in _FETCHES:
             return None
-        exchange = await awaited(self._app, _API, caller.tenant, name.decode("latin-1"))
+        exchange = await awaited(self._app, _API, caller.tenant, name)
         if exchange is None:
             return None
         return LateReply(
@@ -140,20 +144,20 @@ class Passthrough:
         )
 
     async def _check_owner(
-        self, connection: ClientConnection, path: bytes, tenant: str, memory: Reservation
+        self, connection: ClientConnection, path: bytes, tenant: str, memory: Reservation, body: bytes | None
     ) -> bytes | None:
         """Raise `NotFound` for a response that is none of the tenant's; return the body where it had to be read.
 
         The provider sees one key of all tenants, and would show everybody's.
         """
-        name, *rest = path.removeprefix(_RESPONSES).split(b"/")
-        api, names, body = _API.requests, [name.decode("latin-1")], None
-        odd = any(is_odd(unquote_to_bytes(segment)) or not segment for segment in (name, *rest))
-        if connection.method == "POST" and not rest and name in _ABOUT_INPUT:
-            body = await connection.body(self._limit, memory)
+        names = [_response_in(path)[0]]
+        segments = path.removeprefix(_RESPONSES).split(b"/")
+        odd = any(is_odd(unquote_to_bytes(segment)) or not segment for segment in segments)
+        if connection.method == "POST" and path in _ABOUT_INPUT:
+            body = await connection.body(self._limit, memory) if body is None else body
             await compute(len(body), self._limits.check, body)
             memory.add(0, body.count(b"{"))
-            names = list(api.parse(body).references)
+            names = list(_API.requests.parse(body).references)
         elif odd or connection.method not in _ON_RESPONSES:
             raise NotFound(f"There is no {connection.method} {path.decode('latin-1')} here.", code="unknown_url")
         await self._loader.check_owned(tenant, _API, names)
@@ -202,6 +206,12 @@ class Passthrough:
             await (_return(answer, connection) if late is None else late.relay(answer, connection))
         finally:
             await answer.aclose()
+
+
+def _response_in(path: bytes) -> tuple[str, bytes]:
+    """Return the id of the response that a path names, and what follows it."""
+    name, _, rest = path.removeprefix(_RESPONSES).partition(b"/")
+    return unquote_to_bytes(name).decode("latin-1"), rest.rstrip(b"/")
 
 
 def is_odd(segment: bytes) -> bool:

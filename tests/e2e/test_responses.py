@@ -656,9 +656,25 @@ def test_a_response_is_fetched_where_its_model_is_served(serves: Callable[..., P
             assert proxy.client.request(method, f"/v1/responses/{path}").status_code == 200
             assert (other.got[-1].method, other.got[-1].path) == (method, f"/v1/responses/{path}")
             assert other.got[-1].headers["authorization"] == "Bearer sk-of-the-route"
+        assert proxy.client.get("/v1/responses/resp%5Fwhole").status_code == 200
+        assert other.got[-1].path == "/v1/responses/resp%5Fwhole"
         assert api.got == []
         assert proxy.client.get("/v1/responses/resp_elsewhere").status_code == 200
         assert [asked.path for asked in api.got] == ["/v1/responses/resp_elsewhere"]
+
+
+def test_what_is_asked_of_an_input_goes_where_its_model_is_served(serves: Callable[..., Proxy], api: Provider) -> None:
+    with Provider() as other:
+        route = {"models": ["m"], "base_url": other.base_url, "api_key": "sk-of-the-route"}
+        proxy = serves(upstream={"routes": [route]})
+        for path in ("/v1/responses/compact", "/v1/responses/input_tokens"):
+            for model, provider in (("m", other), ("another", api)):
+                body = {"model": model, "input": "x"}
+                assert proxy.client.post(path, json=body).status_code == 200
+                assert (provider.got[-1].path, provider.got[-1].body) == (path, body)
+        sent = {"model": "m", "input": "x", "previous_response_id": "resp_of_nobody"}
+        assert proxy.client.post("/v1/responses/compact", json=sent).status_code == 404  # the key is everybody's
+    assert (len(other.got), len(api.got)) == (2, 2)
 
 
 def test_what_several_fetch_at_once_is_stored_once(serves: Callable[..., Proxy], api: Provider) -> None:
