@@ -48,11 +48,12 @@ HIGHEST_RISK: Final = 0.035  # never more than this,
 HIGHEST_KNOWN: Final = 0.04  # or this where the known prices are the worst, so that there is no doubt,
 HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
-HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
+SOON_FAR_OFF: Final = 0.5  # more is risked if it is paid back within this part of those before the user came back,
+HIGHEST_FAR_OFF: Final = 0.2  # and never more than this
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
-HIGHEST_READ: Final = 0.45  # what a cached token is taken to cost at most: above, more trims save hardly more
+HIGHEST_READ: Final = 0.46  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
 SHORT: Final = 20_000  # tokens of a view that is short there
 
@@ -174,7 +175,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         doubted = self._balance(sent, sent - balance.rewritten, worst)
         soon, most = SOON * turns, HIGHEST_IN_DOUBT
         if self._is_far_off:
-            soon, most = max(soon, self.earlier), HIGHEST_FAR_OFF
+            soon, most = max(soon, SOON_FAR_OFF * self.earlier), HIGHEST_FAR_OFF
         return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)
 
     def paid_back(self, balance: Balance) -> int:
