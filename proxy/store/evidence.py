@@ -8,6 +8,7 @@ A piece of evidence that exactly one session has is enough. Of several sessions 
 3. by texts alone: the one that ends as the request does; that has most of its messages; whose head is its newest reply,
    as the answer to the same question
 4. by short texts: the one that ends as the request does, if no other holds all of it
+5. the one that ends with a reply that broke off, and begins with what the client has of it
 
 Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
 """
@@ -26,6 +27,7 @@ from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import (
     ROOT,
+    TELLING,
     Evidence,
     Witness,
     chain,
@@ -34,6 +36,7 @@ from proxy.conversation import (
     earlier_names,
     is_longer,
     known_prefix,
+    said,
     squeezed,
 )
 from proxy.dialects import Message
@@ -191,9 +194,9 @@ class _Inference:
                     break
             if holders and places is near:
                 break
-        brief = None if holders else self._brief()
-        if brief is not None:
-            return Inferred(session=brief.id)
+        last = None if holders else self._brief() or self._broken_off()
+        if last is not None:
+            return Inferred(session=last.id)
         return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
 
     def silent(self) -> Inferred:
@@ -336,6 +339,22 @@ class _Inference:
         ending, places = self._ending_alike(same), range(self._newest + 1)
         rivals = {key for key in same - ending if len(self._known(key, places)) == len(places)}
         return None if rivals else self._only_one(ending)
+
+    def _broken_off(self) -> _Session | None:
+        """Return the one session that ends with a reply that broke off, of which the client has only the beginning.
+
+        A client that stops listening does not get what was under way.
+        """
+        names, newest = self._request.names, self._request.messages[self._newest]
+        text = said(newest)
+        if newest.role != "assistant" or self._newest == 0 or len(text) < TELLING:
+            return None
+        found: set[str] = set()
+        for key in self._held_by_few([self._witness.place(names[0]).piece]):
+            for head in tree.rows_of(self._connection, key, [self._sessions[key].head]):
+                if head.partial and head.parent == names[self._newest - 1] and said(head.message).startswith(text):
+                    found.add(key)
+        return self._only_one(found)
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
         """Return the sessions with the request's instructions that hold any of some pieces, if they are few."""

@@ -235,6 +235,22 @@ def test_a_reply_is_known_with_the_words_that_the_client_let_it_begin_with(
 
 
 @in_each_api
+def test_a_client_that_has_less_of_a_reply_that_broke_off_goes_on(client: httpx.Client, tongue: Tongue) -> None:
+    """Who stops listening does not get what was under way."""
+    told = {"role": "assistant", "content": "word0 word1 word2 word3 wo"}
+    said: list[JsonObject] = [{"role": "user", "content": "Count."}]
+    body = tongue.body(said, "long:40+fault:drop", stream=True)
+    with client.stream("POST", tongue.path, json=body, headers=tongue.headers) as answer:
+        session = answer.headers["x-session-id"]
+        assert "word5" in "".join(answer.iter_text())
+    for text in ("Go on.", "And on."):
+        said += [told, {"role": "user", "content": text}]
+        found = client.post(tongue.path, json=tongue.body(said, "echo"), headers=tongue.headers)
+        assert found.headers["x-session-id"] == session, found.text
+        told = {"role": "assistant", "content": f"echo: {text}"}
+
+
+@in_each_api
 def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client, tongue: Tongue) -> None:
     def talk(number: int) -> Talker:
         talker = Talker(client, habits.with_examples if number % 2 else habits.as_it_is, tongue=tongue)

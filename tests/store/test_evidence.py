@@ -9,7 +9,7 @@ import pytest
 from proxy.conversation import ROOT, Incoming, Witness, body_of, chain, earlier_names, fingerprints, version_of
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
-from proxy.store import Body, Doubt, HistoryQuery, Store, session_key
+from proxy.store import Body, Doubt, HistoryQuery, Reply, Store, session_key
 from proxy.store.database import StoreConnection
 from proxy.store.schema import EVIDENCE, insert_new
 from tests.support.talk import Talk, infer, message
@@ -36,12 +36,13 @@ async def hold(
     base: str = ROOT,
     instructions: Any = None,
     relayed: tuple[int, ...] = (),
+    partial: bool = False,
 ) -> str:
     """Have the last message be the reply to the others; return its node."""
     talk = Talk(store=store, session=session)
     asked = [Body(message=each, tokens=3) for each in messages[:-1]]
     exchange = await talk.begin(*asked, instructions=instructions)
-    reply = Body(message=messages[-1], tokens=3)
+    reply = Reply(body=Body(message=messages[-1], tokens=3), partial=partial)
     settled = await talk.settle(exchange, *asked, replies=(reply,), base=base, at_head=False, relayed=relayed)
     return settled.head
 
@@ -331,6 +332,25 @@ async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
     assert (await infer(store, later)).session is None
     await hold(store, "s3", *conversation("number 3 of the questions (be brief)", "ok"))
     assert (await infer(store, later)).session is None
+
+
+async def test_the_beginning_of_a_reply_that_broke_off_counts_where_one_session_ends_with_it(store: Store) -> None:
+    begun = LONG[:30]
+    await hold(store, "whole", *conversation("hi", LONG), instructions=BRIEF)
+    asked, same = conversation("hi", begun, "on"), version_of(BRIEF)
+    assert (await infer(store, asked, instructions=same)).session is None
+    await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF, partial=True)
+    assert (await infer(store, asked, instructions=same)).session == "a"
+    assert (await infer(store, asked, instructions="v2")).session is None
+    for other in (
+        conversation("hi", LONG[:20], "on"),
+        conversation("hi", LONG[1:31], "on"),
+        conversation("hi", "made up", "so", begun, "on"),
+        [said("user", "hi"), said("user", begun), said("assistant", "ok"), said("user", "on")],
+    ):
+        assert (await infer(store, other, instructions=same)).session is None
+    await hold(store, "b", *conversation("hi", LONG), instructions=BRIEF, partial=True)
+    assert (await infer(store, asked, instructions=same)).session is None
 
 
 async def test_old_replies_are_looked_up_where_the_newest_tell_nothing(store: Store) -> None:

@@ -60,7 +60,7 @@ def opening(exchange: str, *messages: Body, **changes: Any) -> Opening:
     return replace(plain, **changes)
 
 
-def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), **changes: Any) -> Settlement:
+def settlement(exchange: str, *messages: Body, replies: tuple[Body | Reply, ...] = (), **changes: Any) -> Settlement:
     plain = Settlement(
         tenant="tenant",
         session="session",
@@ -75,7 +75,7 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body, ...] = (), *
         arrivals=((),) * len(messages),
         policy_version="v1",
         agent=None,
-        replies=tuple(Reply(body=reply) for reply in replies),
+        replies=tuple(reply if isinstance(reply, Reply) else Reply(body=reply) for reply in replies),
         cut=None,
         tokens_before=100,
         tokens_sent=60,
