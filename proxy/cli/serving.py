@@ -42,7 +42,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
 from proxy.cli.commands import Config
-from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.config import AcceptedFile, ConfigSource, Loaded, Settings, hears_hangup
 from proxy.dialects.generations import SharedRoom
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
@@ -374,6 +374,7 @@ class Workers:
         # A new interpreter counts alone.
         self._counting = shared_memory(count) if forks else None
         self._budgets = budget_memory(count) if forks else None
+        self._accepted = AcceptedFile() if forks else None
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -404,7 +405,12 @@ class Workers:
         place.report, says = socket.socketpair()
         counts = None if self._counting is None else Meters(self._counting, place.number)
         worker = Worker(
-            mark=place.mark, ended=tuple(place.ended), counts=counts, budgets=self._budgets, number=place.number
+            mark=place.mark,
+            ended=tuple(place.ended),
+            counts=counts,
+            accepted=self._accepted,
+            budgets=self._budgets,
+            number=place.number,
         )
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)
