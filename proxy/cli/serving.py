@@ -57,6 +57,7 @@ from proxy.tokens import TokenCounter
 GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
+_LAST_CALL_SECONDS: Final = GRACE_SECONDS - 1  # how long their clients may take to hear of it
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start
@@ -213,8 +214,15 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running answers end; cut off those that take too long; then close the application."""
-        asyncio.get_running_loop().call_later(self._drain_timeout, self._application.cut_off)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._drain_timeout, self._application.cut_off)
+        loop.call_later(self._drain_timeout + _LAST_CALL_SECONDS, self._break_off)
         await super().shutdown(sockets)
+
+    def _break_off(self) -> None:
+        """Close what is open still, to clients that do not read their answer, or do not send their whole request."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @property
     def _application(self) -> Application:

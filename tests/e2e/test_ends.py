@@ -8,8 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
+from tests.support.raw_socket import RawClient
 from tests.support.served import Served, config_file, is_running
 from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
@@ -76,3 +78,23 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
         with pytest.raises(httpx.HTTPError):
             asked.result(20)
         until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left")
+
+
+def test_a_stop_does_not_wait_for_clients_that_take_nothing_or_send_half(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_file(tmp_path, upstream, empty_store(tmp_path / "s.db"), server={"drain_timeout": 1})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Session-ID: deaf\r\n"
+    body = orjson.dumps({"model": "long:400000", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+    with Served(config).wait() as served:
+        port = int(served.url.rsplit(":", 1)[1])
+        with RawClient(port) as deaf, RawClient(port) as slow:
+            slow.socket.sendall(head + b"Content-Length: 1000\r\n\r\n{")
+            deaf.socket.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            heard = b""
+            while b"word" not in heard:
+                heard += deaf.socket.recv(1000)
+            assert served.stop() == 0
+        assert " error " not in served.log
+        assert "Traceback" not in served.log
+    with Served(config).wait() as served:
+        rows = httpx.get(f"{served.url}/sessions/deaf/exchanges", trust_env=False).json()["data"]
+        assert [(row["status"], row["error"]) for row in rows] == [("partial", "the proxy stopped")]
