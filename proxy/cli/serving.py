@@ -204,8 +204,12 @@ class _Server(uvicorn.Server):
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, and at a second signal end at once; a worker not for Ctrl-C, which the parent gets too."""
-        if sig == signal.SIGINT and self._is_worker:
+        """Stop, and at a second signal end at once.
+
+        A worker leaves Ctrl-C, and what a second signal means, to its parent. Where one goes to every process, as from
+        systemd, the parent's comes on top.
+        """
+        if self._is_worker and (sig == signal.SIGINT or self.should_exit):
             return
         if self.should_exit:
             os._exit(1)  # what was acknowledged is durable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from concurrent.futures import Future
@@ -36,6 +37,14 @@ def ask(url: str, session: str, model: str, *, stream: bool) -> Future[httpx.Res
     return asked
 
 
+def _is_refused(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/healthz", trust_env=False)
+    except httpx.TransportError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_answers_that_take_too_long_end_with_an_error(upstream: Upstream, tmp_path: Path, workers: int) -> None:
     store = empty_store(tmp_path / "s.db")
@@ -65,19 +74,26 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
         asked = ask(served.url, "long", "long:6+gate", stream=True)
         until(lambda: upstream.open == 1, "it is asked")
         served.process.send_signal(signal.SIGTERM)
-
-        def refused() -> bool:
-            try:
-                httpx.get(f"{served.url}/healthz", trust_env=False)
-            except httpx.TransportError:
-                return True
-            return False
-
-        until(refused, "nothing new is accepted")
+        until(lambda: _is_refused(served.url), "nothing new is accepted")
         served.stop()
         with pytest.raises(httpx.HTTPError):
             asked.result(20)
         until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left")
+
+
+def test_a_signal_to_every_process_cuts_no_answer_off(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_file(tmp_path, upstream, empty_store(tmp_path / "s.db"), server={"workers": 2})
+    with Served(config).wait() as served:
+        asked = ask(served.url, "long", "long:6+gate", stream=True)
+        until(lambda: upstream.open == 1, "it is asked")
+        for process in served.workers:
+            os.kill(process, signal.SIGTERM)
+        until(lambda: served.log.count("Shutting down") >= 2, "they stop")
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: _is_refused(served.url), "nothing new is accepted")
+        upstream.gate.set()
+        assert asked.result(20).content.endswith(b"data: [DONE]\n\n")
+        assert served.process.wait(20) == 0
 
 
 def test_a_stop_does_not_wait_for_clients_that_take_nothing_or_send_half(upstream: Upstream, tmp_path: Path) -> None:
