@@ -35,8 +35,9 @@ Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session"
 
 
 Sums: TypeAlias = dict[str, Any]
-"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables. The session is empty where
-it was deleted meanwhile."""
+"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables.
+
+The session is empty where it was deleted meanwhile."""
 
 
 def sums_of(
