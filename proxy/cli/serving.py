@@ -42,7 +42,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from proxy import __version__
 from proxy.cli.commands import Config
-from proxy.config import ConfigSource, Loaded, Settings, hears_hangup
+from proxy.config import AcceptedFile, ConfigSource, Loaded, Settings, hears_hangup
 from proxy.dialects.generations import SharedRoom
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue
@@ -57,6 +57,7 @@ from proxy.tokens import TokenCounter
 GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the usual clients keep an idle connection, so that they close it and not the server."""
+_LAST_CALL_SECONDS: Final = GRACE_SECONDS - 1  # how long their clients may take to hear of it
 _PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
 _START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
 _STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start
@@ -203,8 +204,12 @@ class _Server(uvicorn.Server):
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, and at a second signal end at once; a worker not for Ctrl-C, which the parent gets too."""
-        if sig == signal.SIGINT and self._is_worker:
+        """Stop, and at a second signal end at once.
+
+        A worker leaves Ctrl-C, and what a second signal means, to its parent. Where one goes to every process, as from
+        systemd, the parent's comes on top.
+        """
+        if self._is_worker and (sig == signal.SIGINT or self.should_exit):
             return
         if self.should_exit:
             os._exit(1)  # what was acknowledged is durable
@@ -213,8 +218,15 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running answers end; cut off those that take too long; then close the application."""
-        asyncio.get_running_loop().call_later(self._drain_timeout, self._application.cut_off)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._drain_timeout, self._application.cut_off)
+        loop.call_later(self._drain_timeout + _LAST_CALL_SECONDS, self._break_off)
         await super().shutdown(sockets)
+
+    def _break_off(self) -> None:
+        """Close what is open still, to clients that do not read their answer, or do not send their whole request."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @property
     def _application(self) -> Application:
@@ -374,6 +386,7 @@ class Workers:
         # A new interpreter counts alone.
         self._counting = shared_memory(count) if forks else None
         self._budgets = budget_memory(count) if forks else None
+        self._accepted = AcceptedFile() if forks else None
 
     def run(self, ready: Callable[[], None]) -> bool:
         """Run the workers until a signal to stop; return False if one could not start, else True.
@@ -404,7 +417,12 @@ class Workers:
         place.report, says = socket.socketpair()
         counts = None if self._counting is None else Meters(self._counting, place.number)
         worker = Worker(
-            mark=place.mark, ended=tuple(place.ended), counts=counts, budgets=self._budgets, number=place.number
+            mark=place.mark,
+            ended=tuple(place.ended),
+            counts=counts,
+            accepted=self._accepted,
+            budgets=self._budgets,
+            number=place.number,
         )
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)

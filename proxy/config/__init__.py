@@ -12,7 +12,7 @@ Only this room reads settings from the environment.
 from __future__ import annotations
 
 from proxy.config.policies import BUILT_IN, BUILT_IN_NAME, OFF, Policies, with_built_in
-from proxy.config.reload import Reload, Takes, hears_hangup
+from proxy.config.reload import AcceptedFile, Reload, Takes, hears_hangup
 from proxy.config.settings import (
     CONNECT_TIMEOUT,
     KEY_HASH,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import os
 import signal
 import threading
@@ -34,15 +35,42 @@ Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
 LOOK_SECONDS: Final = 0.5  # time between two looks at the file
 _SETTLE_SECONDS: Final = 0.1  # a changed file is read once it stays the same for this long: a writer may not be done
 
+_MOST_BYTES: Final = 1_048_576  # of a file that is kept for others; what nobody writes to takes no memory
+_LENGTH_BYTES: Final = 8
+
 _LOG: Final = logging.getLogger("palimpsest.configuration")
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
+
+
+class AcceptedFile:
+    """What stood in the file when a worker last accepted it: for one that starts while the file has mistakes.
+
+    It is in memory that processes share if they are forked after this.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _MOST_BYTES)
+
+    def keep(self, content: bytes) -> None:
+        """Keep the content, in place of any other."""
+        size = len(content) if len(content) <= _MOST_BYTES - _LENGTH_BYTES else 0
+        self._memory[:_LENGTH_BYTES] = bytes(_LENGTH_BYTES)
+        self._memory[_LENGTH_BYTES : _LENGTH_BYTES + size] = content[:size]
+        self._memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES)
+
+    def content(self) -> bytes:
+        """Return what is kept; empty if nothing is."""
+        size = int.from_bytes(self._memory[:_LENGTH_BYTES])
+        return self._memory[_LENGTH_BYTES : _LENGTH_BYTES + size]
 
 
 class Reload:
     """Follows the file of the settings. One for the life of the process."""
 
-    def __init__(self, loaded: Loaded, takes: Takes) -> None:
+    def __init__(self, loaded: Loaded, takes: Takes, shared: AcceptedFile | None = None) -> None:
+        """Begin with the settings of `loaded`. `shared`: what is accepted here is kept there for other workers."""
         self._source = loaded.source
+        self._shared = shared
         self.settings = loaded.settings
         """Those in force."""
         self._accepted = loaded.content  # the content of the file when it was last accepted
@@ -55,9 +83,12 @@ class Reload:
     async def running(self, *, again: bool = False) -> AsyncGenerator[None]:
         """Take changes since the settings were read, then follow the file until the block ends.
 
-        `again`: they were read long ago. What they refer to, such as the file of a key, may be another one too.
+        `again`: they were read long ago. What they refer to, such as the file of a key, may be another one too. If the
+        file is refused now, the settings that other workers have are taken: a key that was removed stays removed.
         """
-        await self.look(asked=again)
+        accepted = await self.look(asked=again)
+        if again and not accepted and self._shared is not None and (content := self._shared.content()):
+            await self._read(content)
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
             if hears_hangup():
@@ -68,17 +99,21 @@ class Reload:
                 self._ended.set()
                 group.cancel_scope.cancel()
 
-    async def look(self, *, asked: bool = False) -> None:
-        """Read the configuration if the file has changed since the last look, or if `asked` to."""
+    async def look(self, *, asked: bool = False) -> bool:
+        """Read the configuration if the file has changed since the last look, or if `asked` to.
+
+        Returns False if the file was refused.
+        """
         async with self._turn:
             try:
                 seen = await anyio.to_thread.run_sync(self._sight)
                 if seen == self._seen and not asked:
-                    return
+                    return True
                 self._seen = await self._settled(seen)
-                await self._read(self._seen)
+                return await self._read(self._seen)
             except Exception:  # the old settings stay in force  # noqa: BLE001
                 _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
+                return False
 
     async def _follow_file(self) -> None:
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -124,7 +159,8 @@ class Reload:
                 return again
             seen = again
 
-    async def _read(self, seen: bytes | str | None) -> None:
+    async def _read(self, seen: bytes | str | None) -> bool:
+        """Take the settings in what was seen of the file; return whether it was accepted."""
         name = self._source.file
         if isinstance(seen, str):
             _refuse(seen)
@@ -140,6 +176,10 @@ class Reload:
             else:
                 self._accepted = seen
                 self._take(loaded)
+                if self._shared is not None and seen is not None:
+                    self._shared.keep(seen)
+                return True
+        return False
 
     def _take(self, loaded: Loaded) -> None:
         for line in loaded.warnings:

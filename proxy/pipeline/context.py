@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from unicodedata import category
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proxy.config import OFF, Policies, SessionSettings, checked_name
 from proxy.conversation import Mode
@@ -87,6 +89,20 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     idempotency: str | None = None  # hash of the `Idempotency-Key`; None without one
     agent: str | None = None  # the agent that asks, where several share a session
     charge: Charge | None = None
+    select: Callable[[str], tuple[str, Policy]] | None = None
+    """Returns name and policy for a session. None where the policy above is final, whatever the session is."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether what would be trimmed is recorded, and all is sent."""
+        return self.policy is not None and self.policy.mode == "observe"
+
+    def in_session(self, session: str | None) -> RequestContext:
+        """Return the context of a request whose session is known now, unless it is None."""
+        if self.select is None or session is None:
+            return self
+        name, policy = self.select(session)
+        return replace(self, policy_name=name, policy=policy, select=None)
 
 
 def read_context(
@@ -94,12 +110,14 @@ def read_context(
 ) -> RequestContext:
     """Read the headers of a request; raises `InvalidRequest` for a value that is not allowed."""
     sent = headers.first_values(call.headers)
-    name, policy = OFF, None
+    name, policy, select = OFF, None, None
     asked = _header(sent, headers.CONTEXT_POLICY)
     session = _session_of(sent, request, sessions)
     if asked != OFF:
         known = _session_name(session, request) if policies.has_shares else ""
         name, policy = policies.select(call.tenant, request.model, asked, known)
+        if asked is None and session is None and policies.has_shares:  # the store tells the session
+            select = partial(policies.select, call.tenant, request.model, None)
     retries = sent.get(_RETRY_COUNT)
     key = _header(sent, "Idempotency-Key")
     agent = _header(sent, headers.AGENT_NAME)
@@ -117,6 +135,7 @@ def read_context(
         idempotency=blake2b(key.encode(), digest_size=16).hexdigest() if key else None,
         agent=agent,
         charge=call.charge,
+        select=select,
     )
 
 
@@ -166,7 +185,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: Session
 
 
 def _session_name(session: str | None, request: Request) -> str:
-    """Return what stays the same in a session: its id, or how it begins where the client gives none."""
+    """Return the session's id; of one that is not known, or never will be, how it begins."""
     if session is not None or not request.messages:
         return session or ""
     return blake2b(request.messages[0].raw, digest_size=16).hexdigest()

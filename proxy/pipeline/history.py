@@ -103,6 +103,11 @@ class History(Struct, frozen=True, kw_only=True):
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
 
     @property
+    def placed_in(self) -> str | None:
+        """The session, if it is known by now."""
+        return None if self.unplaced is not None and self.unplaced.infers else self.id
+
+    @property
     def fork(self) -> int | None:
         """Position of the first new message; None where there is none, or none before it."""
         known = len(self.nodes)
@@ -324,6 +329,7 @@ class HistoryLoader:
         known: KnownRequest | None = None,
         state: ProviderState | None = None,
     ) -> History:
+        context = context.in_session(session)
         policy, masker = context.policy, self._store.masker
         snapshot = await self._store.recall(
             HistoryQuery(

@@ -152,15 +152,17 @@ class Preparer:
         await services.knowledge.can_count(request.model)
         stateless = context.session is None and settings.sessions.missing == "stateless"
         own: tuple[str, ...] = ()
-        offered_tools, policy = request.tools, context.policy
+        offered_tools, has_tools, off = request.tools, request.has_tools, context.policy is None
         if self._offers_tools:
-            off = policy is None
-            mine = offered(settings.virtual_tools, has_tools=request.has_tools, stateless=stateless, off=off)
+            mine = offered(settings.virtual_tools, has_tools=has_tools, stateless=stateless, off=off)
             offer = call.dialect.requests.offer_tools(request, mine)
             own, offered_tools = offer.names, offer.tools
-        whole = observes = policy is not None and policy.mode == "observe"
+        # A policy that the session decides may need the whole history.
+        whole = context.observes or context.select is not None
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
+            context = context.in_session(history.placed_in)
+            policy, observes = context.policy, context.observes
             packing = self._pack(call, history)
             if is_added_to := bool(request.state) and not history.arrival.expanded:  # by the provider
                 context, policy, observes = replace(context, policy_name=OFF, policy=None), None, False
@@ -187,7 +189,7 @@ class Preparer:
         report = report_of(
             made,
             planning,
-            session=history.id if history.unplaced is None or not history.unplaced.infers else None,
+            session=history.placed_in,
             exchange=self._new_id(),
             kind=history.arrival.kind,
             instructions=len(history.instructions),
@@ -317,7 +319,7 @@ class Preparer:
         if request.pointers:
             request = await loader.resolved(request, context)
         if request.untouched and not request.state:
-            context = replace(context, policy_name=OFF, policy=None)
+            context = replace(context, policy_name=OFF, policy=None, select=None)
         return request, context
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:

@@ -28,7 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from proxy import __version__
-from proxy.config import Loaded, Policies, Reload, RetentionSettings, Settings, Takes
+from proxy.config import AcceptedFile, Loaded, Policies, Reload, RetentionSettings, Settings, Takes
 from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
 from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
@@ -86,6 +86,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     """The marks of the workers that it replaces: their pending exchanges are marked as interrupted. None: it serves
     alone, and all pending exchanges were left by an ended process."""
     counts: Meters | None = None  # where it counts, beside its siblings
+    accepted: AcceptedFile | None = None  # where it finds, and keeps, the file of the settings that is in force
     budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
     number: int = 0
 
@@ -199,7 +200,8 @@ class Application:
             app.used_by = app.summaries.used_by = budgets.used if budgets.in_force else None
             reload = None
             if self._loaded is not None:
-                reload = Reload(self._loaded, _takes(handler.policies, app, authenticator, budgets))
+                takes = _takes(handler.policies, app, authenticator, budgets)
+                reload = Reload(self._loaded, takes, worker.accepted)
             self._services = api.state.services = Services(
                 settings=settings,
                 app=app,

@@ -35,7 +35,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
 """Said of a request that the proxy refused before it had a place in a history."""
-LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
 _PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
@@ -101,18 +100,21 @@ class ClientConnection:
             if not (self.stopping or (self.gone and stops)):
                 raise
             mine.uncancel()
-            if self.stopping:
-                async with asyncio.timeout(LAST_SECONDS):
-                    await self.fail(Stopping("The proxy stops. Try again."))
+            if self.stopping:  # a client that takes nothing more is disconnected soon
+                self._stop_watching(unwatched)
+                await self.fail(Stopping("The proxy stops. Try again."))
         finally:
             del background.requests[mine]
-            unwatched.cancel()
-            if self._watching is not None:
-                self._watching.cancel()
-                self._watching = None  # it holds this object: only the garbage collector would free the two
+            self._stop_watching(unwatched)
 
     def _watch(self, work: asyncio.Task[Any], background: Background, stops: bool) -> None:
         self._watching = background.start(self._stop_when_left(work, stops=stops))
+
+    def _stop_watching(self, unwatched: asyncio.TimerHandle) -> None:
+        unwatched.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None  # it holds this object: only the garbage collector would free the two
 
     async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
         await self.left()

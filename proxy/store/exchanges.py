@@ -490,10 +490,12 @@ def _settle(
     """Make it true that the exchange ended so, and add it to `ended`.
 
     Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
-    node.
+    node. Where its session was deleted meanwhile, only what it came to is counted.
     """
     session, state = now.session, now.state
     if session is None or state is None:
+        if (figures := counted(settlement, "", settlement.status.value)) is not None:
+            ended.append(figures)
         return Settled(head=ROOT, nodes=(), replies=())
     if not _is_open(settlement, state):
         nodes, replies = orjson.loads(state.nodes), orjson.loads(state.replies)

@@ -35,7 +35,9 @@ Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session"
 
 
 Sums: TypeAlias = dict[str, Any]
-"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables."""
+"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables.
+
+The session is empty where it was deleted meanwhile."""
 
 
 def sums_of(
@@ -69,8 +71,9 @@ def slot_of(exchange: str) -> int:
 
 def add_figures(connection: StoreConnection, rows: Sequence[Sums]) -> None:
     """Add what exchanges came to. To be called last in a transaction: others wait for the rows from here on."""
-    for table in (ROLLUPS, SESSION_ROLLUPS) if rows else ():
-        _add_rows(connection, table, rows)
+    for table, some in ((ROLLUPS, rows), (SESSION_ROLLUPS, [row for row in rows if row["session"]])):
+        if some:
+            _add_rows(connection, table, some)
 
 
 def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from proxy.config.reload import Reload, hears_hangup
+from proxy.config.reload import AcceptedFile, Reload, hears_hangup
 from proxy.config.settings import Settings
 from proxy.config.source import ConfigSource, Loaded
 from tests.support.waiting import until
@@ -279,6 +279,14 @@ async def test_sighup_reads_the_configuration_again(
         os.kill(os.getpid(), signal.SIGHUP)
         await becomes(lambda: "changed: nothing" in caplog.text, "it reads again")
     assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_file_that_is_too_long_is_kept_for_nobody() -> None:
+    kept = AcceptedFile()
+    assert kept.content() == b""
+    for content, found in ((b"a: 1", b"a: 1"), (b"b", b"b"), (bytes(2 << 20), b"")):
+        kept.keep(content)
+        assert kept.content() == found
 
 
 def test_sighup_counts_in_the_main_thread_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
+from tests.support.raw_socket import RawClient
 from tests.support.served import Served, config_file, is_running
 from tests.support.stores import empty_store
 from tests.support.upstream import Upstream
@@ -32,6 +35,14 @@ def ask(url: str, session: str, model: str, *, stream: bool) -> Future[httpx.Res
 
     threading.Thread(target=work, daemon=True).start()
     return asked
+
+
+def _is_refused(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/healthz", trust_env=False)
+    except httpx.TransportError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -63,16 +74,43 @@ def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, worker
         asked = ask(served.url, "long", "long:6+gate", stream=True)
         until(lambda: upstream.open == 1, "it is asked")
         served.process.send_signal(signal.SIGTERM)
-
-        def refused() -> bool:
-            try:
-                httpx.get(f"{served.url}/healthz", trust_env=False)
-            except httpx.TransportError:
-                return True
-            return False
-
-        until(refused, "nothing new is accepted")
+        until(lambda: _is_refused(served.url), "nothing new is accepted")
         served.stop()
         with pytest.raises(httpx.HTTPError):
             asked.result(20)
         until(lambda: not any(map(is_running, served.workers[1:])), "no worker is left")
+
+
+def test_a_signal_to_every_process_cuts_no_answer_off(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_file(tmp_path, upstream, empty_store(tmp_path / "s.db"), server={"workers": 2})
+    with Served(config).wait() as served:
+        asked = ask(served.url, "long", "long:6+gate", stream=True)
+        until(lambda: upstream.open == 1, "it is asked")
+        for process in served.workers:
+            os.kill(process, signal.SIGTERM)
+        until(lambda: served.log.count("Shutting down") >= 2, "they stop")
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: _is_refused(served.url), "nothing new is accepted")
+        upstream.gate.set()
+        assert asked.result(20).content.endswith(b"data: [DONE]\n\n")
+        assert served.process.wait(20) == 0
+
+
+def test_a_stop_does_not_wait_for_clients_that_take_nothing_or_send_half(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_file(tmp_path, upstream, empty_store(tmp_path / "s.db"), server={"drain_timeout": 1})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Session-ID: deaf\r\n"
+    body = orjson.dumps({"model": "long:400000", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+    with Served(config).wait() as served:
+        port = int(served.url.rsplit(":", 1)[1])
+        with RawClient(port) as deaf, RawClient(port) as slow:
+            slow.socket.sendall(head + b"Content-Length: 1000\r\n\r\n{")
+            deaf.socket.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            heard = b""
+            while b"word" not in heard:
+                heard += deaf.socket.recv(1000)
+            assert served.stop() == 0
+        assert " error " not in served.log
+        assert "Traceback" not in served.log
+    with Served(config).wait() as served:
+        rows = httpx.get(f"{served.url}/sessions/deaf/exchanges", trust_env=False).json()["data"]
+        assert [(row["status"], row["error"]) for row in rows] == [("partial", "the proxy stopped")]

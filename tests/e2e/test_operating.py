@@ -371,6 +371,36 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
         assert get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view")["tools"] == sent
 
 
+def test_a_session_without_an_id_stays_on_its_side_of_a_share(
+    tmp_path: Path, upstream: Upstream, store_url: str
+) -> None:
+    policies = {"some": {"share": 0.5}, "watch": {"share": 0.5, "mode": "observe"}, "rest": {}}
+    config = config_file(tmp_path, upstream, store_url, policies=policies, responses={"state": "proxy"})
+
+    def post(path: str, **body: Any) -> tuple[httpx.Response, tuple[str, str]]:
+        answer = call(served.url, "POST", path, json={"model": "echo", **body})
+        assert answer.status_code == 200, answer.text
+        return answer, (answer.headers["x-session-id"], answer.headers["x-context-policy"])
+
+    with Served(config, "--workers", "2").wait() as served:
+        chosen = dict[str, str]()
+        for number in range(12):
+            said = f"a conversation that is number {number}"
+            answer, first = post("/v1/chat/completions", messages=[user(said)])
+            marked = {"type": "text", "text": said, "cache_control": {"type": "ephemeral"}}
+            reply = answer.json()["choices"][0]["message"]
+            talk = [{"role": "user", "content": [marked]}, reply, user("go on")]
+            assert post("/v1/chat/completions", messages=talk)[1] == first
+            answer, second = post("/v1/responses", input=said)
+            for _ in range(2):
+                answer, now = post("/v1/responses", input="go on", previous_response_id=answer.json()["id"])
+                assert now == second
+            chosen |= dict((first, second))
+        assert len(set(chosen.values())) > 1
+        for session, policy in chosen.items():
+            assert get(served.url, f"/sessions/{session}/context")["policy"] == policy
+
+
 def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstream, store_url: str) -> None:
     secret, word = "sk-abcdefghijklmnopqrstuvwx0123456789", "hunter2-correcthorse"
     config = config_file(

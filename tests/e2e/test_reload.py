@@ -143,6 +143,32 @@ def test_a_key_that_was_taken_away_opens_no_replacement(tmp_path: Path, upstream
         assert _listed(served, "the-second-key-of-all") == 200
 
 
+def test_a_worker_that_starts_while_the_file_has_mistakes_takes_what_the_others_have(
+    tmp_path: Path, upstream: Upstream
+) -> None:
+    first, second = "the-first-key-of-all", "the-second-key-of-all"
+
+    def auth(*keys: str) -> dict[str, Any]:
+        return {"mode": "keys", "keys": [{"key": key, "tenant": "a"} for key in keys]}
+
+    store, provider = empty_store(tmp_path / "palimpsest.db"), {"api_key": "sk-of-the-provider"}
+    config = config_file(tmp_path, upstream, store, auth=auth(first, second), upstream=provider)
+    with Served(config, "--workers", "2").wait() as served:
+        config_file(tmp_path, upstream, store, auth=auth(second), upstream=provider)
+        until(lambda: served.log.count("again; changed: auth.keys") == 2, "both read it", SECONDS)
+        config.write_text("auth: [")
+        until(lambda: served.log.count("stays in force") == 2, "both refuse it", SECONDS)
+        for process in served.workers:
+            os.kill(process, signal.SIGKILL)
+        until(lambda: len(served.workers) == 4, "others take their places", SECONDS)
+        until(lambda: served.log.count("again; changed: auth.keys") == 4, "they know it before they serve", SECONDS)
+        assert {_listed(served, first) for _ in range(20)} == {401}
+        assert _listed(served, second) == 200
+        config_file(tmp_path, upstream, store, auth=auth(first), upstream=provider)
+        until(lambda: served.log.count("again; changed: auth.keys") == 6, "both read it", SECONDS)
+        assert {_listed(served, second) for _ in range(20)} == {401}
+
+
 def _listed(served: Served, key: str) -> int:
     with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client:
         return client.get("/sessions", headers={"authorization": f"Bearer {key}"}).status_code

@@ -93,14 +93,26 @@ async def test_a_time_a_tenant_a_policy_and_a_session_can_be_chosen(store: Store
             assert together == dict(zip(several, one_by_one, strict=True))
 
 
-async def test_what_is_settled_again_or_cannot_be_counts_once_or_not(store: Store) -> None:
+async def test_what_is_settled_again_counts_once(store: Store) -> None:
     asked = body("user", "hi")
     await store.begin(opening("exc_1", asked))
     ended = settlement("exc_1", asked, replies=(body("assistant", "yes"),))
     for _ in range(3):
         await store.settle(ended)
-    await store.settle(settlement("exc_2", asked))  # it was not begun
     assert (await store.stats_and_total(ALL))[1].sums["requests"] == 1
+
+
+async def test_what_ends_after_its_session_was_deleted_was_paid_all_the_same(store: Store) -> None:
+    talk = Talk(store=store)
+    asked = body("user", "hi")
+    for number in range(2):
+        exchange = await talk.begin(asked)
+        assert await store.delete(talk.key)
+        if number:  # there is another one of this name
+            await store.begin(opening("exc_1", asked))
+        await talk.settle(exchange, asked, replies=(body("assistant", "yes"),))
+        assert (await store.stats_and_total(ALL))[1].sums["requests"] == number + 1
+        assert (await store.stats_and_total(replace(ALL, group="session")))[0] == []
 
 
 async def test_sums_stay_when_a_session_is_deleted_and_its_own_go(store: Store) -> None:
