@@ -260,7 +260,7 @@ class DialectEndpoint:
             query=connection.query,
             body=body,
             admit=None if short else partial(self._admit, body, memory),
-            charge=memory.add,
+            charge=memory.add_stored,
         )
 
     async def _admit(self, body: bytes, memory: Reservation, messages: int, size: int) -> None:
