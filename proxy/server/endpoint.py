@@ -21,7 +21,7 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+from proxy.server.limits import PIECE_BYTES, BodyLimits, MemoryBudget, Reservation, forget_way
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
@@ -36,7 +36,6 @@ _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
 """Said of a request that the proxy refused before it had a place in a history."""
 LAST_SECONDS: Final = 1.0  # how long a client may take to take the last word
-_PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
@@ -134,9 +133,9 @@ class ClientConnection:
         """Send the last piece of the body."""
         # An answer goes out at the client's pace: what waits in the transport counts nowhere.
         start = 0
-        while len(data) - start > _PIECE_BYTES:
-            await self.write(data[start : start + _PIECE_BYTES])
-            start += _PIECE_BYTES
+        while len(data) - start > PIECE_BYTES:
+            await self.write(data[start : start + PIECE_BYTES])
+            start += PIECE_BYTES
         if not self.gone:
             await self._send({"type": "http.response.body", "body": data[start:], "more_body": False})
 

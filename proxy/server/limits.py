@@ -50,6 +50,7 @@ ANSWERS_PART: Final = 4
 """Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
+PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 _LARGE: Final = 33_554_432
 """Memory that is given back to the system once it is free. Less may stay with the allocator."""
 _GIVE_BACK_SECONDS: Final = 0.5  # how soon

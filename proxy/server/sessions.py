@@ -46,6 +46,7 @@ from proxy.server.dependencies import (
     DialectName,
     FoundSession,
     Limit,
+    Memory,
     OpenServices,
     Services,
     Tenant,
@@ -100,14 +101,13 @@ async def list_sessions(
 
 
 @router.get("/sessions/{session}")
-async def show_session(found: FoundSession, services: OpenServices) -> Response:
+async def show_session(found: FoundSession, services: OpenServices, memory: Memory) -> Response:
     """Return one session with its newest instructions and its branches."""
-    with services.budget.reserve() as memory:
-        instructions = await services.app.store.instructions(found.key)
-        lead = instructions.messages if instructions is not None else ()
-        memory.add_stored(size_of(lead), len(lead))
-        told = await _told(found, lead, services)
-        return await compute(size_of(lead), json_response, told)
+    instructions = await services.app.store.instructions(found.key)
+    lead = instructions.messages if instructions is not None else ()
+    memory.add_stored(size_of(lead), len(lead))
+    told = await _told(found, lead, services)
+    return await compute(size_of(lead), json_response, told)
 
 
 async def _told(found: SessionRow, instructions: Sequence[Message], services: Services) -> dict[str, Any]:
@@ -174,39 +174,39 @@ async def list_messages(
 async def show_context(
     found: FoundSession,
     services: OpenServices,
+    memory: Memory,
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    with services.budget.reserve() as memory:
-        now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
-        told = await preview(now)
-        return await compute(now.size, json_response, told)
+    now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
+    told = await preview(now)
+    return await compute(now.size, json_response, told)
 
 
 @router.get("/sessions/{session}/refs/{ref}")
 async def show_ref(
     found: FoundSession,
     services: OpenServices,
+    memory: Memory,
     ref: str,
     lines: Annotated[str | None, Query(description="a-b: these lines of its text, the first is 1.")] = None,
     grep: Annotated[str | None, Query(description="Only lines that match this regular expression (RE2).")] = None,
 ) -> Response:
     """Return the original of something trimmed."""
     prefix = name_in(ref)
-    with services.budget.reserve() as memory:
-        body = await services.app.store.body(found.key, prefix) if prefix is not None else None
-        size = len(body[1].raw) if body is not None else 0
-        memory.add_stored(size, 1)
-        part = await compute(size, referred, ref, body[1]) if body is not None else None
-        if body is None or part is None:
-            raise NotFound(
-                f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
-            )
-        span = span_of(lines) if lines is not None else slice(None)
-        pattern = pattern_of(grep) if grep is not None else None
-        name, message = body
-        named = ref_of(name) + ref[len(ref.partition("-")[0]) :]
-        return await compute(size, lambda: json_response(_original(named, message, part, span, pattern)))
+    body = await services.app.store.body(found.key, prefix) if prefix is not None else None
+    size = len(body[1].raw) if body is not None else 0
+    memory.add_stored(size, 1)
+    part = await compute(size, referred, ref, body[1]) if body is not None else None
+    if body is None or part is None:
+        raise NotFound(
+            f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
+        )
+    span = span_of(lines) if lines is not None else slice(None)
+    pattern = pattern_of(grep) if grep is not None else None
+    name, message = body
+    named = ref_of(name) + ref[len(ref.partition("-")[0]) :]
+    return await compute(size, lambda: json_response(_original(named, message, part, span, pattern)))
 
 
 def _original(ref: str, message: Message, part: Message, span: slice, pattern: Any | None) -> dict[str, Any]:
@@ -499,6 +499,7 @@ async def show_view(
     exchange: str,
     services: OpenServices,
     caller: CallerDependency,
+    memory: Memory,
     diff: Annotated[bool, Query(description="With each message of the history beside what was sent of it.")] = False,
 ) -> Response:
     """Return what was sent upstream."""
@@ -506,7 +507,6 @@ async def show_view(
     session = await services.app.store.session_at(row.session_key) if row is not None else None
     if row is None or session is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    with services.budget.reserve() as memory:
-        view = await exchange_view(row, session, services.app, memory.add_stored)
-        size = sum([len(entry.message.raw) for entry in view.entries])
-        return await compute(size, lambda: json_response(view_document(row, view, diff=diff)))
+    view = await exchange_view(row, session, services.app, memory.add_stored)
+    size = sum([len(entry.message.raw) for entry in view.entries])
+    return await compute(size, lambda: json_response(view_document(row, view, diff=diff)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import threading
 import time
 import zlib
@@ -197,6 +198,19 @@ def test_what_a_whole_session_is_read_for_counts(narrow: Proxy, upstream: Upstre
         upstream.gate.set()
         assert first.result().status_code == 200
     assert [narrow.client.get(path).status_code for path in paths] == [200] * 8
+
+
+def test_an_answer_counts_until_its_client_has_read_it(serve: Serve, session: str) -> None:
+    proxy = serve(server={"max_memory": 160 * MEGABYTE})
+    assert proxy.chat(session, "a" * (12 * MEGABYTE), "say:ok").status_code == 200
+    context = f"/sessions/{session}/context"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", proxy.port))
+        client.sendall(f"GET {context} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert client.recv(1) == b"H"
+        assert proxy.client.get(context).status_code == 503
+    until(lambda: proxy.client.get(context).status_code == 200, "the client that left counts no more")
 
 
 def test_what_takes_more_than_there_is_says_what_to_do(serve: Serve, session: str) -> None:
