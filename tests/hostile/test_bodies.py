@@ -172,14 +172,14 @@ def test_a_session_that_is_planned_counts_and_one_that_is_read_is_read_in_pieces
 
 
 def test_what_a_whole_session_is_read_for_counts(narrow: Proxy, upstream: Upstream, session: str) -> None:
-    for number in range(5):
-        said = f"{number} " + "a" * 60_000
-        answer = narrow.chat(session, said, "say:ok", headers={"x-session-mode": "append"})
+    said = ["a" * 60_000 + f" {number}" for number in range(5)]
+    append = {"x-session-mode": "append"}
+    exchange = [narrow.chat(session, each, "say:ok", headers=append).headers["x-exchange-id"] for each in said][-1]
     lead = [{"role": "system", "content": "s" * 230_000}, {"role": "user", "content": "u" * 230_000}]
     assert narrow.chat(f"{session}-lead", lead, "say:ok").status_code == 200
     lines = [orjson.loads(line) for line in narrow.client.get(f"/sessions/{session}-lead/export").iter_lines()]
     ref = next(line["body"] for line in lines if line["record"] == "body" and "uuu" in str(line["data"]))[:16]
-    node, exchange = narrow.get(f"/sessions/{session}")["head"], answer.headers["x-exchange-id"]
+    node = narrow.get(f"/sessions/{session}")["head"]
     paths = (
         f"/exchanges/{exchange}/view",
         f"/exchanges/{exchange}/view?diff=true",
@@ -217,10 +217,10 @@ def test_what_takes_more_than_there_is_says_what_to_do(serve: Serve, session: st
     drops = {"trigger": {"every_request": True}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
     proxy = serve(server={"max_memory": 8 * MEGABYTE}, policies={"default": drops})
     append = {"x-session-mode": "append"}
-    for number in range(5):
-        answer = proxy.chat(session, f"{number} " + "a" * 200_000, "say:ok", headers=append)
-        assert answer.status_code == 200
-    view, page = f"/exchanges/{answer.headers['x-exchange-id']}/view", f"/ui/sessions/{session}"
+    said = [f"{number} " + "a" * 200_000 for number in range(5)]
+    answers = [proxy.chat(session, each, "say:ok", headers=append) for each in said]
+    assert {answer.status_code for answer in answers} == {200}
+    view, page = f"/exchanges/{answers[-1].headers['x-exchange-id']}/view", f"/ui/sessions/{session}"
     for path in (view, page, f"/ui/policies/lab?session={session}&policy=off", f"/sessions/{session}/context"):
         answer = proxy.client.get(path)
         assert (answer.status_code, "server.max_memory" in answer.text) == (413, True)
