@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from proxy.dialects import DIALECTS, INSTRUCTION_ROLES, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import is_array, is_object, read, sound, write
 from proxy.errors import InvalidRequest
-from proxy.store import SessionRow, Store, require_content
+from proxy.store import NodeRow, SessionRow, Store, require_content
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
@@ -143,9 +143,10 @@ def _lines(path: Path, text: bytes) -> list[Any]:
     return values
 
 
-async def stored(store: Store, session: SessionRow) -> SessionHistory:
-    """Return the head branch of a stored session."""
-    rows = await store.path(session.key, session.head)
+async def stored(store: Store, session: SessionRow, rows: Sequence[NodeRow] | None = None) -> SessionHistory:
+    """Return the head branch of a stored session; `rows` is what is wanted of it, where it has been read."""
+    if rows is None:
+        rows = await store.path(session.key, session.head)
     require_content([row.message for row in rows])
     if not rows:
         raise InvalidRequest(f"{session.id}: the session has no messages.")

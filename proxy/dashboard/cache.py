@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,9 +16,11 @@ from msgspec.structs import asdict, replace
 from proxy.dashboard.overview import RANGES, RangeQuery
 from proxy.dashboard.render import Page
 from proxy.dialects import dialect_named
+from proxy.errors import NotFound
 from proxy.models import ModelFacts
+from proxy.pipeline import compute
 from proxy.pipeline.statistics import statistics
-from proxy.store import HOUR, SessionListQuery, SessionRow, Store
+from proxy.store import HOUR, NodeRow, SessionListQuery, SessionRow, Store
 
 MEANINGS: Final = {
     "": ("no miss", "what was sent before came from the cache, or the provider does not tell"),
@@ -86,10 +90,12 @@ async def _add_session(
     tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     if tools is None:
         return
-    calls: dict[str, int] = {}
-    for row in await store.path(session.key, session.head):
-        for call in row.message.calls:
-            calls[call.name] = calls.get(call.name, 0) + 1
+    calls: Counter[str] = Counter()
+    with suppress(NotFound):  # deleted meanwhile
+        nodes = (await store.lineage(session.key, [session.head])).nodes(session.head)
+        async for rows in store.portions(session.key, nodes):
+            size = sum([len(row.message.raw) for row in rows])
+            calls.update(await compute(size, _calls_in, rows))
     dollars = facts(session).dollars
     for name, definition in dialect_named(session.dialect).requests.declared(tools):
         if name is None:  # the provider runs it, and nobody here sees its calls
@@ -100,10 +106,14 @@ async def _add_session(
         use.sessions += 1
         use.requests += session.requests
         use.tokens_sent += tokens * session.requests
-        use.calls += calls.get(name, 0)
+        use.calls += calls[name]
         use.called_in += name in calls
         if dollars is not None:
             use.cost += tokens * session.requests * dollars.cached_read / _MILLION
+
+
+def _calls_in(rows: Sequence[NodeRow]) -> list[str]:
+    return [call.name for row in rows for call in row.message.calls]
 
 
 class CacheData(Struct, frozen=True, kw_only=True):

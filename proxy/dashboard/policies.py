@@ -11,7 +11,7 @@ import msgspec
 import orjson
 import yaml
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 from sqlalchemy import make_url
 
 from proxy.backtest import Backtest, BacktestResult, PolicyStrategy, Strategy, class_of, standard_classes, stored
@@ -23,6 +23,7 @@ from proxy.dashboard.text import clip
 from proxy.dialects import Dialect, dialect_named
 from proxy.errors import InvalidRequest
 from proxy.pipeline import AppServices, compute, preview, session_view
+from proxy.pipeline.context import Charge
 from proxy.pipeline.statistics import statistics
 from proxy.server.authentication import Identity
 from proxy.server.budgets import BudgetUse
@@ -130,20 +131,26 @@ class LabResult(Struct, frozen=True, kw_only=True):
 
 
 async def try_policy(
-    session: SessionRow, name: str, typed: Policy | None, policies: Policies, app: AppServices, settings: Settings
+    session: SessionRow,
+    name: str,
+    typed: Policy | None,
+    policies: Policies,
+    app: AppServices,
+    settings: Settings,
+    charge: Charge,
 ) -> LabResult:
-    """Return what a policy would do to a session. Nothing is sent, and nothing is stored."""
+    """Return what a policy would do to a session. Nothing is sent, and nothing is stored.
+
+    `charge` is called as by `session_view`.
+    """
     known = Policies({**policies.current, TYPED: typed}) if typed is not None else policies
-    today = await session_view(session, None, policies, app)
-    other = await session_view(session, TYPED if typed is not None else name, known, app)
+    today = await session_view(session, None, policies, app, charge)
     if not today.rows:
         raise InvalidRequest("The session has no messages.", param="session")
-    history = await stored(app.store, session)
-    sizes = accumulate(len(message.raw) for message in history.messages[:_MOST_MESSAGES])
+    other = await session_view(session, TYPED if typed is not None else name, known, app, rows=today.rows)
+    sizes = accumulate(len(row.message.raw) for row in today.rows[:_MOST_MESSAGES])
     most = max(1, sum([size <= _MOST_BYTES for size in sizes]))
-    if len(history.messages) > most:
-        times = None if history.times is None else history.times[:most]
-        history = replace(history, messages=history.messages[:most], times=times)
+    history = await stored(app.store, session, today.rows[:most])
     facts = app.knowledge.facts(today.model, today.dialect)
     prices = class_of(today.model, facts) or standard_classes()[2]
     strategies: list[Strategy] = [
@@ -211,13 +218,13 @@ def _figures(replay: BacktestResult, names: Sequence[str]) -> list[dict[str, Any
 
 
 def _view(name: str, view: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
-    sent = [dialect.message(bytes(raw)) for raw in _RAW.decode(orjson.dumps(view["messages"]))]
-    shown = [{"role": message.role, "text": clip(message.readable())} for message in sent[-_SHOWN:]]
+    sent = [dialect.message(bytes(raw)) for raw in _RAW.decode(orjson.dumps(view["messages"][-_SHOWN:]))]
+    shown = [{"role": message.role, "text": clip(message.readable())} for message in sent]
     return {
         "policy": name,
         "tokens_before": view["tokens_before"],
         "tokens_sent": view["tokens_sent"],
-        "messages": len(sent),
+        "messages": len(view["messages"]),
         "shown": shown,
         "fired": None if view["cut"] is None else view["cut"]["fired"],
         "plan": view["plan"][:_SHOWN],

@@ -33,7 +33,7 @@ from proxy.dashboard.session import SessionQuery, message_page, read_message, re
 from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, read_sessions, sessions_page
 from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
-from proxy.pipeline import write_lines
+from proxy.pipeline import compute, write_lines
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import OpenServices, Tenant, check_query, found_session, session_of, tenant_of
 from proxy.store import ListedSession, SessionListQuery, SessionRow
@@ -266,7 +266,10 @@ async def show_session(
 ) -> Response:
     """Show one session."""
     asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    return await rendered(request, session_page(await read_session(services.app, found, asked)))
+    with services.budget.reserve() as memory:
+        data = await read_session(services.app, found, asked, memory.add_stored)
+        page = await compute(data.size, session_page, data)
+    return await rendered(request, page)
 
 
 @router.get("/sessions/{session}/messages/{node}", dependencies=_CHECKED)
@@ -279,8 +282,10 @@ async def show_message(
 ) -> Response:
     """Show one message, whole, and what was sent in its place."""
     name = node.removesuffix(f".{form_of(request)}")
-    row, sent = await read_message(services.app, found, name, exchange or None)
-    return await rendered(request, message_page(found, row, sent, exchange))
+    with services.budget.reserve() as memory:
+        row, sent = await read_message(services.app, found, name, exchange or None, memory.add_stored)
+        page = await compute(len(row.message.raw), message_page, found, row, sent, exchange)
+    return await rendered(request, page)
 
 
 @router.get("/sessions/{session}/export", dependencies=_CHECKED)
@@ -343,7 +348,9 @@ async def _try(request: Request, services: OpenServices, reader: Identity, asked
     name = asked.get("policy") or OFF
     if typed is None and name not in page.data["lab"]["names"]:
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
-    result = await try_policy(found, name, typed, services.policies, services.app, services.settings)
+    with services.budget.reserve() as memory:
+        charge = memory.add_stored
+        result = await try_policy(found, name, typed, services.policies, services.app, services.settings, charge)
     return await rendered(request, lab_page(page, result))
 
 

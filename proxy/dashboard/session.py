@@ -14,7 +14,9 @@ from proxy.dashboard.render import Page
 from proxy.dashboard.text import CLIPPED, WHOLE, clip, difference
 from proxy.dialects import Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
-from proxy.pipeline import AppServices, session_document, summary_document, timestamp
+from proxy.pipeline import AppServices, compute, session_document, summary_document, timestamp
+from proxy.pipeline.context import Charge
+from proxy.pipeline.history import size_of
 from proxy.pipeline.inspection import SentView, cut_of, exchange_view, past_of, receipt_document
 from proxy.store import (
     BranchRow,
@@ -81,6 +83,13 @@ class SessionData(Struct, frozen=True, kw_only=True):
     branches: tuple[Branch, ...]
     window: int | None  # tokens that the model takes
 
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that are shown."""
+        shown = () if self.view is None else self.view.entries[self.start : self.start + WINDOW]
+        lead = () if self.instructions is None else self.instructions.messages
+        return size_of([*(entry.message for entry in shown), *lead, *(row.message for row in self.replies)])
+
 
 class Branch(Struct, frozen=True, kw_only=True):
     """One branch of the tree, and where it leaves the branch of the head."""
@@ -138,8 +147,8 @@ def _cached(usage: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-async def read_session(services: AppServices, session: SessionRow, asked: SessionQuery) -> SessionData:
-    """Return what the page shows of a session."""
+async def read_session(services: AppServices, session: SessionRow, asked: SessionQuery, charge: Charge) -> SessionData:
+    """Return what the page shows of a session; `charge` is called as by `exchange_view`."""
     store = services.store
     listed, _ = await store.listed(SessionListQuery(key=session.key))
     requests = await read_requests(store, session)
@@ -148,8 +157,9 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     told: Mapping[str, Any] = {}
     view, summary, tip = None, None, session.head
     if chosen is not None:
-        told = receipt_document(chosen, await past_of([chosen], store))
-        view = await exchange_view(chosen, session, services)
+        past = await past_of([chosen], store)
+        told = await compute(past.size, receipt_document, chosen, past)
+        view = await exchange_view(chosen, session, services, charge)
         summary = cut.summary if (cut := await cut_of(chosen, store)) is not None else None
         tip = chosen.nodes[-1] if chosen.nodes else chosen.base
     lineage = await store.lineage(session.key, [tip]) if tip else Lineage()
@@ -162,6 +172,9 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     if chosen is not None:
         for node in chosen.replies[:_MOST_REPLIES]:
             replies += await store.path(session.key, node, below=depth)
+    instructions = await store.instructions(session.key, chosen.instructions if chosen is not None else None)
+    if instructions is not None:
+        charge(size_of(instructions.messages), len(instructions.messages))
     dialect = dialect_named(session.dialect)
     window = services.knowledge.facts(session.model, dialect).context_window if session.model else None
     return SessionData(
@@ -177,7 +190,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
         total=total,
         replies=tuple(replies),
         summary=summary,
-        instructions=await store.instructions(session.key, chosen.instructions if chosen is not None else None),
+        instructions=instructions,
         summaries=tuple(await store.summary_rows(session.key)) if session.summaries else (),
         branches=await read_branches(store, session),
         window=window,
@@ -344,21 +357,25 @@ def _chart(requests: Sequence[RequestPoint], window: int | None) -> dict[str, An
 
 
 async def read_message(
-    services: AppServices, session: SessionRow, node: str, exchange: str | None
+    services: AppServices, session: SessionRow, node: str, exchange: str | None, charge: Charge
 ) -> tuple[NodeRow, Message | None]:
-    """Return a message, and what a request sent in its place where that was another text."""
+    """Return a message, and what a request sent in its place where that was another text.
+
+    `charge` is called as by `exchange_view`.
+    """
     store = services.store
     lineage = await store.lineage(session.key, [node])
     rows = await store.path(session.key, node, below=lineage.depth(node) - 1) if node in lineage else []
     if not rows:
         raise NotFound(f"There is no message {node!r} in this session.", param="node")
     row = rows[-1]
+    charge(len(row.message.raw), 1)
     if exchange is None:
         return row, None
     asked = await store.exchange(exchange)
     if asked is None or asked.session_key != session.key:
         raise NotFound(f"There is no exchange {exchange!r} in this session.", param="exchange")
-    change = (await exchange_view(asked, session, services)).changes.get(row.depth - 1)
+    change = (await exchange_view(asked, session, services, charge)).changes.get(row.depth - 1)
     return row, None if change is None else change.message
 
 

@@ -18,7 +18,7 @@ from proxy.conversation import ROOT, Arrival, Incoming, Kind, Manner, Mode, body
 from proxy.dialects import Dialect, Message, ReasoningMode, Request
 from proxy.errors import NotFound, StoreUnavailable
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, compute
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import Charge, RequestContext
 from proxy.pipeline.prefix import KnownRequest
 from proxy.recall import REF_DIGITS, REF_PREFIX, ref_of
 from proxy.store import (
@@ -495,6 +495,20 @@ def size_of(messages: Iterable[Message]) -> int:
     for message in messages:
         size += len(message.raw)
     return size
+
+
+async def read_branch(store: Store, key: str, end: str, charge: Charge | None = None) -> list[NodeRow]:
+    """Return the branch that ends at a node, oldest first; empty where it is not there.
+
+    It is read in portions, and `charge` is told of each: it may refuse before all of a long one is in memory.
+    """
+    rows: list[NodeRow] = []
+    nodes = (await store.lineage(key, [end])).nodes(end) if end else ()
+    async for some in store.portions(key, nodes):
+        if charge is not None:
+            charge(size_of([row.message for row in some]), len(some))
+        rows += some
+    return rows
 
 
 def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:

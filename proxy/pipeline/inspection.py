@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -14,20 +15,22 @@ from msgspec.structs import replace
 from proxy.config import OFF
 from proxy.conversation import ROOT, Kind
 from proxy.dialects import REPAIRED, JsonObject, Message, dialect_named
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline.background import COUNTING, compute
-from proxy.pipeline.history import beside_hidden, size_of
+from proxy.pipeline.context import Charge
+from proxy.pipeline.history import beside_hidden, read_branch, size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines, told_gaps
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp, tools_sent
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
-from proxy.trimming import SUMMARIZE, Change, Cut, Entry, PlanningContext, Policy, bypass, merged, plan
+from proxy.trimming import SUMMARIZE, Change, Cut, Entry, Hidden, PlanningContext, Policy, bypass, merged, plan
 
 _COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
 _NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
 _LEFT_OUT: Final = "the client left it out"
 _SEARCH_SECONDS: Final = 1.0
 _PAGE: Final = 50  # sessions that are read at once
+_LINE_BYTES: Final = 256  # about what a line of a plan is long
 _AROUND: Final = 80  # characters on either side of what was found
 
 _UNSETTLED: Final[dict[str, Any]] = {
@@ -48,6 +51,11 @@ class Past(Struct, frozen=True, kw_only=True):
     gaps: Mapping[str, Sequence[Mapping[str, Any]]]  # by exchange, what earlier trims dropped
     lineage: Lineage  # the branches that they went on from, where something is said of messages there
     lines: int
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the receipts have."""
+        return self.lines * _LINE_BYTES
 
 
 async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
@@ -157,33 +165,34 @@ class SentView(Struct, kw_only=True):
     incomplete: bool = False  # whether a text that was sent in place of the history's is not known
 
 
-async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServices) -> SentView:
-    """Put together what was sent, from the history, the cut that stood, and what was decided on arrival."""
+async def exchange_view(
+    row: ExchangeRow, session: SessionRow, services: AppServices, charge: Charge | None = None
+) -> SentView:
+    """Put together what was sent, from the history, the cut that stood, and what was decided on arrival.
+
+    `charge` is called as that of a request is.
+    """
     store, key, dialect = services.store, row.session_key, dialect_named(session.dialect)
-    rows = await store.path(key, row.nodes[-1] if row.nodes else row.base)
+    rows = await read_branch(store, key, row.nodes[-1] if row.nodes else row.base, charge)
     nodes: list[str | None] = [each.node for each in rows]
     hidden = await store.hidden(session, [each.node for each in rows])
-    trims = row.policy != OFF and "observed" not in row.receipt
-    entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent, trims=trims))
     forms = await store.forms(key, row.id)
-    if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
-        for place, each in enumerate(rows):
-            sent, beside = forms.get(each.node, each.message).without_own_fields(), hidden.get(each.node)
-            if beside is not None:
-                sent, beside = beside_hidden(sent, beside)
-            entries[place] = replace(
-                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=beside
-            )
-    if not row.nodes:  # its messages never became nodes
-        brought = [found[1] for name in row.messages if (found := await store.body(key, name)) is not None]
-        for message in brought:
-            sent = message.without_own_fields()
-            tokens = services.counter.message(sent, row.model)
-            entries.append(Entry(message=sent, tokens=tokens, ref="", position=len(entries), arrival=()))
+    if charge is not None:
+        charge(size_of(forms.values()), len(forms))
+    brought: list[Message] = []
+    for name in () if row.nodes else row.messages:  # its messages never became nodes
+        if (found := await store.body(key, name)) is not None:
+            if charge is not None:
+                charge(len(found[1].raw), 1)
+            brought.append(found[1])
             nodes.append(None)
+    work = size_of([each.message for each in rows]) + size_of(forms.values()) + COUNTING * size_of(brought)
+    entries = await compute(work, _entries, row, rows, hidden, forms, brought, services)
     stored = None
     if row.instructions is not None or row.kind == "append":
         stored = await store.instructions(key, row.instructions)
+    if stored is not None and charge is not None:
+        charge(size_of(stored.messages), len(stored.messages))
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
     tools = await tools_sent(row, dialect, store)
     start: int = row.receipt.get("start", 0)
@@ -214,6 +223,32 @@ async def exchange_view(row: ExchangeRow, session: SessionRow, services: AppServ
     if lost:
         _add_lost_trim(row, view)
     return view
+
+
+def _entries(
+    row: ExchangeRow,
+    rows: Sequence[NodeRow],
+    hidden: Mapping[str, Hidden],
+    forms: Mapping[str, Message],
+    brought: Sequence[Message],
+    services: AppServices,
+) -> list[Entry]:
+    """Return the messages of a request as trimming saw them; those it `brought` never became nodes."""
+    trims = row.policy != OFF and "observed" not in row.receipt
+    entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent, trims=trims))
+    if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
+        for place, each in enumerate(rows):
+            sent, beside = forms.get(each.node, each.message).without_own_fields(), hidden.get(each.node)
+            if beside is not None:
+                sent, beside = beside_hidden(sent, beside)
+            entries[place] = replace(
+                entries[place], message=sent, tokens=each.tokens, arrival=each.arrival, hidden=beside
+            )
+    for message in brought:
+        sent = message.without_own_fields()
+        tokens = services.counter.message(sent, row.model)
+        entries.append(Entry(message=sent, tokens=tokens, ref="", position=len(entries), arrival=()))
+    return entries
 
 
 async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
@@ -417,10 +452,13 @@ async def _of_index(
         session = await store.session_at(each.key)
         if session is None:  # deleted meanwhile
             continue
-        texts = await store.nodes(each.key, each.nodes)
-        size = sum([len(row.message.raw) for row in texts])
-        data += await compute(size, _matches, session, texts, words)
-        sessions, messages = sessions + 1, messages + len(texts)
+        found: list[tuple[int, int, JsonObject]] = []  # when it was stored, its depth, and itself
+        with suppress(NotFound):  # deleted meanwhile
+            async for rows in store.portions(each.key, each.nodes):
+                found += await compute(_size(rows), _matches, session, rows, words)
+                messages += len(rows)
+        data += [match for *_, match in sorted(found, key=itemgetter(0, 1), reverse=True)]
+        sessions += 1
         place = Cursor(time=each.updated_at, name=each.key)
     searched = {"sessions": sessions, "messages": messages, "not_stored": 0, "complete": done}
     back_to = None if place is None else timestamp(place.time)
@@ -428,27 +466,32 @@ async def _of_index(
     return {"data": data, "next": following, "searched": {**searched, "back_to": back_to, "index": True}}
 
 
-def _matches(session: SessionRow, texts: Sequence[NodeRow], words: list[str]) -> list[JsonObject]:
-    newest = sorted(texts, key=attrgetter("created_at", "depth"), reverse=True)
-    return [found for row in newest if (found := _match(session, row, words)) is not None]
-
-
 async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int, int]:
     """Return what was found in a session, the newest message first, how many messages it has, and how many no text."""
     ends = [branch.head for branch in await store.branches(session.key)]
+    lineage = await store.lineage(session.key, ends)
     seen: set[str] = set()
     data: list[JsonObject] = []
     withheld = 0
     for end in ends:
-        rows = [row for row in await store.path(session.key, end) if row.node not in seen]
-        seen.update(row.node for row in rows)
-        for row in reversed(rows):
-            if is_withheld(row.message):
-                withheld += 1
-                continue
-            found = _match(session, row, words)
-            data += [] if found is None else [found]
+        nodes = [node for node in reversed(lineage.nodes(end)) if node not in seen]
+        seen.update(nodes)
+        with suppress(NotFound):  # deleted meanwhile
+            async for rows in store.portions(session.key, nodes):
+                texts = [row for row in reversed(rows) if not is_withheld(row.message)]
+                data += [match for *_, match in await compute(_size(texts), _matches, session, texts, words)]
+                withheld += len(rows) - len(texts)
     return data, len(seen), withheld
+
+
+def _size(rows: Iterable[NodeRow]) -> int:
+    return size_of([row.message for row in rows])
+
+
+def _matches(session: SessionRow, rows: Iterable[NodeRow], words: list[str]) -> list[tuple[int, int, JsonObject]]:
+    """Return those messages that hold all words, in their order: when each was stored, its depth, and the match."""
+    found = [(row, _match(session, row, words)) for row in rows]
+    return [(row.created_at, row.depth, match) for row, match in found if match is not None]
 
 
 def _match(session: SessionRow, row: NodeRow, words: list[str]) -> JsonObject | None:

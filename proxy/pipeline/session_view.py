@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any, Final, cast
@@ -18,7 +18,7 @@ from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.context import Charge
-from proxy.pipeline.history import size_of
+from proxy.pipeline.history import read_branch, size_of
 from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
@@ -79,13 +79,20 @@ async def tools_sent(
 
 
 async def session_view(
-    session: SessionRow, policy: str | None, policies: Policies, services: AppServices, charge: Charge | None = None
+    session: SessionRow,
+    policy: str | None,
+    policies: Policies,
+    services: AppServices,
+    charge: Charge | None = None,
+    *,
+    rows: Sequence[NodeRow] | None = None,
 ) -> SessionView:
     """Return how the branch of the head stands.
 
     The model, the tools and the agent are those of the newest request that was answered. A session that was forked or
     imported has none before it is used: its own model and tools serve then. `policy` names one, or `off`, and None
-    means the one that would be chosen. `charge` is called as that of a request is.
+    means the one that would be chosen. `charge` is called as that of a request is. `rows` is the branch, where it has
+    been read.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
@@ -100,9 +107,8 @@ async def session_view(
             untrimmed = await tools_sent(last, dialect, store, untrimmed=True)
     else:
         tools = await store.tools(session.key, session.tools) if session.tools is not None else None
-    rows = await store.path(session.key, session.head)
-    if charge is not None:
-        charge(size_of([row.message for row in rows]), len(rows))
+    if rows is None:
+        rows = await read_branch(store, session.key, session.head, charge)
     require_content([row.message for row in rows])
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlencode
 
 import orjson
 from fastapi import Depends, Query, Request, Response
 from fastapi.dependencies.models import Dependant
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from msgspec import Struct
 
@@ -20,7 +21,7 @@ from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.pipeline import AppServices
 from proxy.server.authentication import Authenticator, Identity
 from proxy.server.budgets import Budgets
-from proxy.server.limits import MemoryBudget
+from proxy.server.limits import PIECE_BYTES, MemoryBudget, Reservation
 from proxy.store import SessionRow, Store
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
@@ -151,6 +152,24 @@ async def found_session(store: Store, name: str, owner: str | None, dialect: str
 FoundSession = Annotated[SessionRow, Depends(session_of)]
 
 
+async def memory_of(services: OpenServices) -> AsyncIterator[Reservation]:
+    """Give a reservation that lasts until the response is sent, at the client's pace."""
+    with services.budget.reserve() as memory:
+        yield memory
+
+
+Memory = Annotated[Reservation, Depends(memory_of)]
+
+
 def json_response(data: Mapping[str, Any], status: int = 200) -> Response:
     """Return a JSON response; messages in it are `orjson.Fragment`s, so that they keep their bytes."""
-    return Response(orjson.dumps(data), status, media_type="application/json")
+    body = orjson.dumps(data)
+    if len(body) <= PIECE_BYTES:
+        return Response(body, status, media_type="application/json")
+    return StreamingResponse(_pieces(body), status, {"content-length": str(len(body))}, media_type="application/json")
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a long body at the client's pace: what waits in the transport counts nowhere."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]

@@ -21,7 +21,7 @@ from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError,
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+from proxy.server.limits import PIECE_BYTES, BodyLimits, MemoryBudget, Reservation, forget_way
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
@@ -35,7 +35,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
 """Said of a request that the proxy refused before it had a place in a history."""
-_PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
 
 
@@ -136,9 +135,9 @@ class ClientConnection:
         """Send the last piece of the body."""
         # An answer goes out at the client's pace: what waits in the transport counts nowhere.
         start = 0
-        while len(data) - start > _PIECE_BYTES:
-            await self.write(data[start : start + _PIECE_BYTES])
-            start += _PIECE_BYTES
+        while len(data) - start > PIECE_BYTES:
+            await self.write(data[start : start + PIECE_BYTES])
+            start += PIECE_BYTES
         if not self.gone:
             await self._send({"type": "http.response.body", "body": data[start:], "more_body": False})
 
@@ -262,7 +261,7 @@ class DialectEndpoint:
             query=connection.query,
             body=body,
             admit=None if short else partial(self._admit, body, memory),
-            charge=memory.add,
+            charge=memory.add_stored,
         )
 
     async def _admit(self, body: bytes, memory: Reservation, messages: int, size: int) -> None:

@@ -50,6 +50,7 @@ ANSWERS_PART: Final = 4
 """Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
 """Memory that a short message takes beside that."""
+PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
 _LARGE: Final = 33_554_432
 """Memory that is given back to the system once it is free. Less may stay with the allocator."""
 _GIVE_BACK_SECONDS: Final = 0.5  # how soon
@@ -385,17 +386,29 @@ class Reservation:
         self._taken = 0
 
     def add(self, size: int, objects: int = 0) -> None:
-        """Take memory for `size` more bytes, or for JSON objects in them; raises `Overloaded` or `TooLarge`.
+        """Take memory for `size` more bytes of a body, or for JSON objects in them.
 
-        Beside the body these are the stored messages that an append goes on from.
+        Raises `Overloaded` or `TooLarge`.
         """
+        self._take(
+            size, objects, "The request body takes more memory than server.max_memory allows. Send less, or raise it."
+        )
+
+    def add_stored(self, size: int, objects: int) -> None:
+        """Take memory for stored messages that a request goes on from, or asks about; raises what `add` does."""
+        self._take(
+            size,
+            objects,
+            "The request takes, with the stored messages that it needs, more memory than server.max_memory allows: "
+            f"they count {BODY_FACTOR} times. Raise it, or send the newest messages of the history along with the new "
+            "ones: then no others are read. GET /sessions/{id}/messages and /export read a session in portions.",
+        )
+
+    def _take(self, size: int, objects: int, refusal: str) -> None:
         asked = size * BODY_FACTOR + objects * OBJECT_BYTES
         budget = self._budget
         if self._taken + asked > budget.most:
-            raise TooLarge(
-                "The request body, with the stored messages that it goes on from, takes more memory than "
-                "server.max_memory allows. Send less, or raise it."
-            )
+            raise TooLarge(refusal)
         if budget.used + asked > budget.most:
             raise Overloaded("The proxy has no memory left for another request. Try again soon.")
         budget.used += asked

@@ -34,7 +34,9 @@ from proxy.pipeline import (
     valid_tenant,
     write_lines,
 )
-from proxy.pipeline.inspection import as_listed, exchange_view, past_of, receipt_document, view_document
+from proxy.pipeline.background import OFF_LOOP_BYTES
+from proxy.pipeline.history import size_of
+from proxy.pipeline.inspection import Past, as_listed, exchange_view, past_of, receipt_document, view_document
 from proxy.pipeline.statistics import sessions_asked
 from proxy.recall import REF_PREFIX, chosen, name_in, pattern_of, ref_of, referred, span_of
 from proxy.server.dependencies import (
@@ -44,14 +46,16 @@ from proxy.server.dependencies import (
     DialectName,
     FoundSession,
     Limit,
+    Memory,
     OpenServices,
+    Services,
     Tenant,
     json_response,
     tenant_of,
 )
 from proxy.server.endpoint import bounded
 from proxy.server.limits import BodyLimits
-from proxy.store import AT_FIRST, NodeRow, SessionListQuery, SummaryRow, SummaryStatus
+from proxy.store import AT_FIRST, ExchangeRow, NodeRow, SessionListQuery, SessionRow, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
 
@@ -97,31 +101,34 @@ async def list_sessions(
 
 
 @router.get("/sessions/{session}")
-async def show_session(found: FoundSession, services: OpenServices) -> Response:
+async def show_session(found: FoundSession, services: OpenServices, memory: Memory) -> Response:
     """Return one session with its newest instructions and its branches."""
-    listed, _ = await services.app.store.listed(SessionListQuery(key=found.key))
     instructions = await services.app.store.instructions(found.key)
+    lead = instructions.messages if instructions is not None else ()
+    memory.add_stored(size_of(lead), len(lead))
+    told = await _told(found, lead, services)
+    return await compute(size_of(lead), json_response, told)
+
+
+async def _told(found: SessionRow, instructions: Sequence[Message], services: Services) -> dict[str, Any]:
+    """Return what is told of one session."""
+    listed, _ = await services.app.store.listed(SessionListQuery(key=found.key))
     branches = await services.app.store.branches(found.key)
     last = await last_answered(found, services.app.store)
     made = await services.app.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
     tried = await services.app.store.summary_rows(found.key) if found.summaries else []
     # Of a summary that was made and then asked for, the one that was made.
     ready = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
-    return json_response(
-        session_document(found, services.settings.finish.tools, listed[0].cost_saved if listed else None)
-        | {
-            "instructions": [orjson.Fragment(raw) for m in instructions.messages for raw in m.listed]
-            if instructions
-            else [],
-            "branches": [
-                {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
-                for at in branches
-            ],
-            "summaries": [summary_document(row, row.created_at) for row in ready.values()]
-            + [summary_document(summary, at) for summary, at in made if summary.kind == "statistics"],
-            "summarizer": summarizer_told(tried),
-        }
-    )
+    return session_document(found, services.settings.finish.tools, listed[0].cost_saved if listed else None) | {
+        "instructions": [orjson.Fragment(raw) for message in instructions for raw in message.listed],
+        "branches": [
+            {"head": at.head, "depth": at.depth, "messages": at.depth, "updated_at": timestamp(at.updated_at)}
+            for at in branches
+        ],
+        "summaries": [summary_document(row, row.created_at) for row in ready.values()]
+        + [summary_document(summary, at) for summary, at in made if summary.kind == "statistics"],
+        "summarizer": summarizer_told(tried),
+    }
 
 
 @router.get("/sessions/{session}/messages")
@@ -167,18 +174,20 @@ async def list_messages(
 async def show_context(
     found: FoundSession,
     services: OpenServices,
+    memory: Memory,
     policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
 ) -> Response:
     """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
-    with services.budget.reserve() as memory:
-        now = await session_view(found, policy, services.policies, services.app, memory.add)
-        return json_response(await preview(now))
+    now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
+    told = await preview(now)
+    return await compute(now.size, json_response, told)
 
 
 @router.get("/sessions/{session}/refs/{ref}")
 async def show_ref(
     found: FoundSession,
     services: OpenServices,
+    memory: Memory,
     ref: str,
     lines: Annotated[str | None, Query(description="a-b: these lines of its text, the first is 1.")] = None,
     grep: Annotated[str | None, Query(description="Only lines that match this regular expression (RE2).")] = None,
@@ -186,28 +195,33 @@ async def show_ref(
     """Return the original of something trimmed."""
     prefix = name_in(ref)
     body = await services.app.store.body(found.key, prefix) if prefix is not None else None
-    part = referred(ref, body[1]) if body is not None else None
+    size = len(body[1].raw) if body is not None else 0
+    memory.add_stored(size, 1)
+    part = await compute(size, referred, ref, body[1]) if body is not None else None
     if body is None or part is None:
         raise NotFound(
             f"There is no {ref!r} in this session. A ref looks like {REF_PREFIX}0123456789abcdef.", param="ref"
         )
-    name, message = body
     span = span_of(lines) if lines is not None else slice(None)
     pattern = pattern_of(grep) if grep is not None else None
+    name, message = body
+    named = ref_of(name) + ref[len(ref.partition("-")[0]) :]
+    return await compute(size, lambda: json_response(_original(named, message, part, span, pattern)))
+
+
+def _original(ref: str, message: Message, part: Message, span: slice, pattern: Any | None) -> dict[str, Any]:
     text = part.text
-    found_lines = await compute(len(message.raw), lambda: chosen(text, span, pattern))
-    return json_response(
-        {
-            "ref": ref_of(name) + ref[len(ref.partition("-")[0]) :],
-            "role": message.role,
-            "tool_call_id": part.answers,
-            "bytes": len(text.encode("utf-8", "surrogatepass")),
-            "lines": text.count("\n") + 1,
-            "text": "\n".join(line for _, line in found_lines),
-            "numbers": [number for number, _ in found_lines] if grep is not None else None,
-            "message": as_listed(message),
-        }
-    )
+    lines = chosen(text, span, pattern)
+    return {
+        "ref": ref,
+        "role": message.role,
+        "tool_call_id": part.answers,
+        "bytes": len(text.encode("utf-8", "surrogatepass")),
+        "lines": text.count("\n") + 1,
+        "text": "\n".join([line for _, line in lines]),
+        "numbers": None if pattern is None else [number for number, _ in lines],
+        "message": as_listed(message),
+    }
 
 
 @router.get("/sessions/{session}/export")
@@ -287,7 +301,7 @@ async def compact_session(
 ) -> Response:
     """Sum up now what may be summed up; the next request uses it."""
     with services.budget.reserve() as memory:
-        now = await session_view(found, policy, services.policies, services.app, memory.add)
+        now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
         if now.policy is None:
             raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
         # The administrator's key is none of a provider's.
@@ -437,7 +451,7 @@ def _is_wrapped(text: str, agent: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------- exchanges
 
-_LINE_BYTES: Final = 256  # about what a line of a plan is long
+_AT_ONCE: Final = 50  # exchanges of which it is read at once what their receipts speak of
 
 
 @router.get("/sessions/{session}/exchanges")
@@ -446,11 +460,28 @@ async def list_exchanges(
 ) -> Response:
     """Return the session's exchanges, the newest first."""
     rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
-    past = await past_of(rows, services.app.store)
-    return await compute(
-        past.lines * _LINE_BYTES,
-        lambda: json_response({"data": [receipt_document(row, past) for row in rows], "next": cursor}),
-    )
+    first = await past_of(rows[:_AT_ONCE], services.app.store)
+    if len(rows) <= _AT_ONCE and first.size < OFF_LOOP_BYTES:
+        return json_response({"data": [receipt_document(row, first) for row in rows], "next": cursor})
+    body = _receipts(rows, first, services.app.store, b'],"next":' + orjson.dumps(cursor) + b"}")
+    return StreamingResponse(body, media_type="application/json")
+
+
+async def _receipts(rows: Sequence[ExchangeRow], past: Past, store: Store, closing: bytes) -> AsyncIterator[bytes]:
+    """Yield receipts one by one: each may tell of all messages. `past` is of the first ones."""
+    lead = b'{"data":['
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        if start:
+            past = await past_of(some, store)
+        for row in some:
+            yield lead + await compute(past.size // len(some), _receipt, row, past)
+            lead = b","
+    yield closing
+
+
+def _receipt(row: ExchangeRow, past: Past) -> bytes:
+    return orjson.dumps(receipt_document(row, past))
 
 
 @router.get("/exchanges/{exchange}")
@@ -460,7 +491,7 @@ async def show_exchange(exchange: str, services: OpenServices, caller: CallerDep
     if row is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
     past = await past_of([row], services.app.store)
-    return await compute(past.lines * _LINE_BYTES, lambda: json_response(receipt_document(row, past)))
+    return Response(await compute(past.size, _receipt, row, past), media_type="application/json")
 
 
 @router.get("/exchanges/{exchange}/view")
@@ -468,6 +499,7 @@ async def show_view(
     exchange: str,
     services: OpenServices,
     caller: CallerDependency,
+    memory: Memory,
     diff: Annotated[bool, Query(description="With each message of the history beside what was sent of it.")] = False,
 ) -> Response:
     """Return what was sent upstream."""
@@ -475,6 +507,6 @@ async def show_view(
     session = await services.app.store.session_at(row.session_key) if row is not None else None
     if row is None or session is None or not (caller.admin or caller.tenant == row.tenant):
         raise NotFound(f"There is no exchange {unquote(exchange)!r}.", param="exchange")
-    view = await exchange_view(row, session, services.app)
+    view = await exchange_view(row, session, services.app, memory.add_stored)
     size = sum([len(entry.message.raw) for entry in view.entries])
     return await compute(size, lambda: json_response(view_document(row, view, diff=diff)))

@@ -530,10 +530,6 @@ class Store:
             return None
         return await self._read(partial(search.find, asked=asked, tenant=tenant))
 
-    async def nodes(self, key: str, names: Sequence[str]) -> list[NodeRow]:
-        """Return these messages of a session, the oldest first."""
-        return await self._read(partial(tree.rows_of, key=key, nodes=names))
-
     # ------------------------------------------------------------------------------------- texts
 
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:

@@ -35,6 +35,8 @@ MEGABYTE: Final = 1_048_576
 MAX_MEMORY: Final = 512 * MEGABYTE
 PATIENCE: Final = 60.0
 EXCHANGES: Final = 100_000
+FORGETFUL: Final = {"trigger": {"every_request": True}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
+"""A policy under which a session grows and what is sent of it does not."""
 TINY: Final = b'{"role":"user","content":"a"}'
 
 # ------------------------------------------------------------------------------------------ upstream's part
@@ -476,6 +478,57 @@ async def _unread(target: Target, request: bytes) -> str:
     return f"{held / MEGABYTE:.0f} MB held, {left / MEGABYTE:.0f} MB left 10 s after they went"
 
 
+READS: Final = {
+    "context": "/sessions/{session}/context?policy=off",
+    "view": "/exchanges/{exchange}/view?diff=true",
+    "receipts": "/sessions/{session}/exchanges?limit=1000",
+    "search": "/search?q=nobody",
+    "page": "/ui/sessions/{session}",
+    "lab": "/ui/policies/lab?session={session}&policy=off",
+    "cache page": "/ui/cache",
+}
+"""What reads whole sessions."""
+
+
+def _reads(name: str, path: str) -> None:
+    """Add the attack of twelve at once that read a session of 95 MB."""
+
+    async def made(target: Target) -> str:
+        session, exchange = "read", await _long_session(target, "read")
+        asked = get(path.format(session=session, exchange=exchange))
+        return told(await asyncio.gather(*[ask(target.port, asked) for _ in range(12)]))
+
+    attack(f"12 reads of 95 MB: {name}", once=True)(made)
+
+
+async def _long_session(target: Target, session: str) -> str:
+    """Have a session of 2,000 messages of 48 kB; return the id of its last exchange."""
+    rows = (await ask(target.port, get(f"/sessions/{session}/exchanges?limit=1"))).body
+    count = 0 if b'"id":"' in rows else 20
+    headers = (b"X-Session-ID: " + session.encode(), b"X-Session-Mode: append", b"X-Context-Policy: forgetful")
+    for part in range(count):
+        messages = [
+            {"role": role, "content": f"{part} {number} " + "word " * 9_600}
+            for number in range(50)
+            for role in ("user", "assistant")
+        ]
+        messages.append({"role": "user", "content": "and now?"})
+        body = orjson.dumps({"model": "echo", "messages": messages})
+        answer = await ask(target.port, post("/v1/chat/completions", body, *headers))
+        assert answer.status == 200, answer.body
+    rows = (await ask(target.port, get(f"/sessions/{session}/exchanges?limit=1"))).body
+    return rows.partition(b'"id":"')[2].partition(b'"')[0].decode()
+
+
+def get(path: str) -> bytes:
+    """Return a request without a body."""
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+
+
+for _name, _path in READS.items():
+    _reads(_name, _path)
+
+
 @attack("1,000 slow streams")
 async def _(target: Target) -> str:
     await asyncio.gather(*[ask(target.port, target.chat("echo")) for _ in range(20)])
@@ -607,6 +660,7 @@ def main(*wanted: str) -> int:
     folder = Path(tempfile.mkdtemp(prefix="hostile"))
     with HostileProvider(DOES) as provider:
         sections = {"server": {"max_memory": MAX_MEMORY}, "telemetry": {"log_level": "warning"}}
+        sections["policies"] = {"forgetful": {"match": {"models": ["nobody"]}, **FORGETFUL}}
         config = config_file(folder, provider, f"sqlite:///{folder / 'p.db'}", **sections)
         with Served(config) as served:
             served.wait()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import httpx
 import orjson
 import pytest
 
 from proxy.config import ServerSettings
+from proxy.pipeline import inspection
 from proxy.server import limits
+from proxy.store import tree
 from proxy.upstream import client as upstream_client
 from tests.e2e.conftest import Serve
 from tests.hostile.conftest import Answering
@@ -165,6 +169,97 @@ def test_a_session_that_is_planned_counts_and_one_that_is_read_is_read_in_pieces
         upstream.gate.set()
         assert first.result().status_code == 200
     assert narrow.client.get(f"/sessions/{session}/context").status_code == 200
+
+
+def test_what_a_whole_session_is_read_for_counts(narrow: Proxy, upstream: Upstream, session: str) -> None:
+    said = ["a" * 60_000 + f" {number}" for number in range(5)]
+    append = {"x-session-mode": "append"}
+    exchange = [narrow.chat(session, each, "say:ok", headers=append).headers["x-exchange-id"] for each in said][-1]
+    lead = [{"role": "system", "content": "s" * 230_000}, {"role": "user", "content": "u" * 230_000}]
+    assert narrow.chat(f"{session}-lead", lead, "say:ok").status_code == 200
+    lines = [orjson.loads(line) for line in narrow.client.get(f"/sessions/{session}-lead/export").iter_lines()]
+    ref = next(line["body"] for line in lines if line["record"] == "body" and "uuu" in str(line["data"]))[:16]
+    node = narrow.get(f"/sessions/{session}")["head"]
+    paths = (
+        f"/exchanges/{exchange}/view",
+        f"/exchanges/{exchange}/view?diff=true",
+        f"/sessions/{session}-lead",
+        f"/sessions/{session}-lead/refs/ref_{ref}",
+        f"/ui/sessions/{session}",
+        f"/ui/sessions/{session}-lead.json",
+        f"/ui/sessions/{session}/messages/{node}?exchange={exchange}",
+        f"/ui/policies/lab.json?session={session}&policy=off",
+    )
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(narrow.chat, None, "a" * 630_000, "hold")
+        until(lambda: upstream.open == 1, "the provider holds its answer")
+        answers = [narrow.client.get(path) for path in paths]
+        assert [(answer.status_code, "no memory left" in answer.text) for answer in answers] == [(503, True)] * 8
+        upstream.gate.set()
+        assert first.result().status_code == 200
+    assert [narrow.client.get(path).status_code for path in paths] == [200] * 8
+
+
+def test_an_answer_counts_until_its_client_has_read_it(serve: Serve, session: str) -> None:
+    proxy = serve(server={"max_memory": 160 * MEGABYTE})
+    assert proxy.chat(session, "a" * (12 * MEGABYTE), "say:ok").status_code == 200
+    context = f"/sessions/{session}/context"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", proxy.port))
+        client.sendall(f"GET {context} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert client.recv(1) == b"H"
+        assert proxy.client.get(context).status_code == 503
+    until(lambda: proxy.client.get(context).status_code == 200, "the client that left counts no more")
+
+
+def test_what_takes_more_than_there_is_says_what_to_do(serve: Serve, session: str) -> None:
+    drops = {"trigger": {"every_request": True}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
+    proxy = serve(server={"max_memory": 8 * MEGABYTE}, policies={"default": drops})
+    append = {"x-session-mode": "append"}
+    said = [f"{number} " + "a" * 200_000 for number in range(5)]
+    answers = [proxy.chat(session, each, "say:ok", headers=append) for each in said]
+    assert {answer.status_code for answer in answers} == {200}
+    view, page = f"/exchanges/{answers[-1].headers['x-exchange-id']}/view", f"/ui/sessions/{session}"
+    for path in (view, page, f"/ui/policies/lab?session={session}&policy=off", f"/sessions/{session}/context"):
+        answer = proxy.client.get(path)
+        assert (answer.status_code, "server.max_memory" in answer.text) == (413, True)
+    off = {"x-context-policy": "off"}
+    answer = proxy.chat(session, "go on", headers=append | off)
+    assert (answer.status_code, "send the newest messages" in answer.text) == (413, True)
+    newest = proxy.get(f"/sessions/{session}/messages")["data"][-2:]
+    answer = proxy.chat(session, [*newest, {"role": "user", "content": "go on"}], headers=off)
+    assert (answer.status_code, answer.headers["x-context-kind"]) == (200, "windowed")
+
+
+def test_no_session_is_searched_as_a_whole_or_where_others_wait(
+    serve: Serve, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, threads = serve(), set[str]()
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = [
+        {"role": "user", "content": "needle " + "a" * 300_000},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "needle " + "b" * 300_000},
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    assert proxy.chat(session, said, "say:ok", tools=tools).status_code == 200
+    match = inspection._match
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return match(*given)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(inspection, "_match", noted)
+    monkeypatch.setattr(tree, "path_to", refuse)  # it reads a branch at once
+    found = proxy.get("/search", q="needle")
+    assert [each["role"] for each in found["data"]] == ["tool", "user"]
+    assert (found["searched"]["messages"], proxy.get("/ui/cache.json")["tools"][0]["calls"]) == (4, 1)
+    assert threads
+    assert all("AnyIO" in name for name in threads)
 
 
 def test_a_client_that_leaves_gives_its_memory_back(narrow: Proxy) -> None:

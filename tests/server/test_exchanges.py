@@ -36,6 +36,20 @@ def lines(receipt: dict[str, Any], edit: str) -> list[dict[str, Any]]:
     return [line for line in receipt["plan"] if line["edit"] == edit]
 
 
+def test_many_receipts_are_sent_one_by_one(proxy: Proxy, session: str) -> None:
+    for number in range(60):
+        assert proxy.chat(session, f"{number}", headers={"x-session-mode": "append"}).status_code == 200
+    answer = proxy.client.get(f"/sessions/{session}/exchanges?limit=55")
+    assert (answer.status_code, "content-length" in answer.headers) == (200, False)
+    told, pages, after = answer.json(), list[Any](), None
+    for limit in (20, 20, 15):
+        page = proxy.get(f"/sessions/{session}/exchanges", limit=limit, **({} if after is None else {"after": after}))
+        pages, after = pages + page["data"], page["next"]
+    assert told == {"data": pages, "next": after}
+    rest = proxy.get(f"/sessions/{session}/exchanges", limit=55, after=after)
+    assert (len(rest["data"]), rest["next"]) == (5, None)
+
+
 def test_a_plain_exchange(proxy: Proxy, session: str) -> None:
     answer = proxy.chat(session, "hi", "echo", headers={"x-agent-name": "boss"}, temperature=0.5)
     shown = proxy.get(f"/exchanges/{answer.headers['x-exchange-id']}")
