@@ -53,6 +53,9 @@ _REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
 _APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
 _DIRECT_SECONDS: Final = 2.0  # how long it may take to store one exchange that the store was away for
 _STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
+_UNSTORED: Final = (
+    "The store cannot be used. It does not store what waits in time: look for a transaction that stands still."
+)
 
 
 class SpooledExchange(Struct, frozen=True, kw_only=True):
@@ -65,6 +68,10 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     infers: bool = False  # whether its session is the one that holds its last reply, or `state`, if there is one
     state: str = ""  # the id of what the provider holds, from which it goes on
     ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
+
+
+class _Homeless(LookupError):
+    """The messages that an exchange goes on from are not stored."""
 
 
 def encode(spooled: SpooledExchange) -> bytes:
@@ -249,7 +256,7 @@ class Outage:
                 await self._afterwards[0](self._store.direct())
                 del self._afterwards[0]
         except TimeoutError as why:
-            raise StoreUnavailable("The store cannot be used. It does not store what waits in time.") from why
+            raise StoreUnavailable(_UNSTORED) from why
         return True
 
     async def _store_all(self) -> None:
@@ -299,7 +306,12 @@ class Outage:
 async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
     if spooled.incoming is not None:
         spooled = await placed(spooled, spooled.incoming, store)
-    settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
+    settlement = spooled.settlement
+    settled = await store.settle(settlement, store.begin(spooled.opening))
+    if settlement.replies and not settled.replies:
+        key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+        if await store.session_at(key) is not None:  # or else it was deleted meanwhile
+            raise _Homeless("the messages before it are not in the store, which may be another one, or an older copy")
     if spooled.ids:
         await keep_ids(store, spooled.settlement, settled, spooled.ids)
 
