@@ -68,6 +68,12 @@ _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
 _FEW: Final = 64  # messages that are read or written within a millisecond
+_STORED_SECONDS: Final = 20.0
+"""How long an exchange waits to be stored. A store that answers others may not store it: somebody holds its session."""
+_HELD: Final = (
+    f"The store cannot be used. It did not store an exchange within {_STORED_SECONDS:g} s: look for a transaction "
+    "that stands still, or a slow disk."
+)
 _LONG: Final = 256  # messages that are written at once at most: some 10 ms, in which nobody else writes
 
 
@@ -213,8 +219,11 @@ class Store:
         if writer is not None:
             await writer.require_alive()
 
-    async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
-        """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
+    async def _guarded(self, ask: Callable[[], Awaitable[Result]], seconds: float | None = None) -> Result:
+        """Ask the database, and wait so many seconds at most.
+
+        Raises `StoreUnavailable` at once while the circuit is open, or where it opens.
+        """
         if self._direct:
             return await ask()
         circuit, loop = self.circuit, asyncio.get_running_loop()
@@ -223,7 +232,7 @@ class Store:
             circuit.open(StoreUnavailable(_RETURNS))
         if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
             raise StoreUnavailable(circuit.reason(_AWAY))
-        limit = asyncio.timeout(None)
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 circuit.waiting[limit] = loop.time()
@@ -235,7 +244,10 @@ class Store:
                 finally:
                     del circuit.waiting[limit]
         except TimeoutError as why:
-            raise StoreUnavailable(circuit.reason(FROZEN)) from why
+            failure = StoreUnavailable(circuit.reason(FROZEN if seconds is None else _HELD))
+            if not self._closed:
+                circuit.open(failure)
+            raise failure from why
         except StoreUnavailable as why:
             if not self._closed:
                 circuit.open(why)
@@ -585,7 +597,7 @@ class Store:
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
         if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
-            await self._guarded(lambda: asyncio.shield(future))
+            await self._guarded(lambda: asyncio.shield(future), _STORED_SECONDS)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -593,7 +605,7 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
-        return await self._guarded(lambda: self._settle(settlement, began))
+        return await self._guarded(lambda: self._settle(settlement, began), _STORED_SECONDS)
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if isinstance(began, asyncio.Task):  # it is long, and takes several writes
