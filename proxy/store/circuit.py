@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final, TypeAlias
@@ -28,6 +29,8 @@ others (a damaged page, say) opens it again and again."""
 FROZEN: Final = (
     f"The store cannot be used. It did not answer within {PROBE_SECONDS:g} s: look for a lock, or a slow disk."
 )
+
+_BROKEN: Final = "The store cannot be used. What waits in the spool cannot be stored: the log has the details."
 
 Probe: TypeAlias = Callable[[], Awaitable[None]]
 """Writes and reads; raises `StoreUnavailable`."""
@@ -165,6 +168,9 @@ class Circuit:
                 except StoreUnavailable as why:
                     log_seldom(logging.WARNING, f"what waits in the spool could not be stored: {why}")
                     refuses, found = True, why
+                except Exception as why:  # noqa: BLE001 - nobody else would close the circuit
+                    log_seldom(logging.ERROR, "".join(traceback.format_exception(why)).strip())
+                    refuses, found = True, StoreUnavailable(_BROKEN)
             self.down = found or self.down
             if not self._is_told and self.down is not None:
                 self._tell(self.down, asyncio.get_running_loop().time())

@@ -86,6 +86,23 @@ async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(cap
     await fake.circuit.close()
 
 
+async def test_it_goes_on_trying_whatever_happens_to_what_waits() -> None:
+    fake, told = Fake(), list[str]()
+
+    async def drain() -> bool:
+        if len(told) < 2:
+            told.append(str(fake.circuit.down))
+            raise OverflowError("a bug")
+        return True
+
+    fake.circuit.drain = drain
+    fake.circuit.open(StoreUnavailable(AWAY))
+    assert await fake.circuit.closes(5)
+    assert told[0] == AWAY
+    assert "What waits in the spool cannot be stored" in told[1]
+    await fake.circuit.close()
+
+
 async def test_a_store_that_answers_probes_alone_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     fake = Fake()
     for _ in range(3):
