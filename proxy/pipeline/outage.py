@@ -200,7 +200,11 @@ class Outage:
         try:
             await work(self._store)
         except StoreUnavailable:
-            self._afterwards.append(work)
+            self.later(work)
+
+    def later(self, work: Callable[[Store], Awaitable[None]]) -> None:
+        """Do work with the store as soon as that is back."""
+        self._afterwards.append(work)
 
     # -------------------------------------------------------------------------------- a request
 

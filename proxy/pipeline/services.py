@@ -194,7 +194,9 @@ async def open_services(
         knowledge = Knowledge(counter, catalogue, upstream, calibration)
         summarizer = Summarizer(settings.summarizer, upstream)
         counts = counts or Meters()
-        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start, counts=counts)
+        summaries = Summaries(
+            store, summarizer, counter, knowledge.facts_at, background.start, counts=counts, later=outage.later
+        )
         stack.push_async_callback(summaries.aclose)
         yield AppServices(
             store=store,

@@ -167,9 +167,7 @@ async def test_a_spool_on_a_disk_that_became_read_only_says_so(
 
 
 @pytest.mark.anyio
-async def test_a_spool_that_is_deleted_with_what_waits_is_told(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_spool_that_is_deleted_with_what_waits_is_told(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     await spool.append("key", b"record")
     spool._path.unlink()
     assert contents(spool) == []
