@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,8 +48,8 @@ AWAY: Final = "the store cannot be used: the request was planned by itself, and 
 """The warning of a request that was served without the store."""
 WAITS: Final = "the store cannot be used: the exchange is stored later"
 """The warning of an answer that could not be stored at once."""
-LOST: Final = "neither the store nor the spool can be used: the exchange is not stored"
-"""The warning of an answer that could not be stored anywhere."""
+LOST: Final = "neither the store nor the spool can be used: the exchange is stored later, if the proxy lives that long"
+"""The warning of an answer that waits in memory alone."""
 _REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
 _APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
 _DIRECT_SECONDS: Final = 2.0  # how long it may take to store one exchange that the store was away for
@@ -221,8 +222,8 @@ class Outage:
     async def keep(self, spooled: SpooledExchange, *, failed: bool) -> bool:
         """Put an exchange into the spool, unless the store is back; it is durable when this returns.
 
-        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where it is
-        kept nowhere.
+        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where the
+        spool cannot be used either: then it waits in memory.
         """
         opening = spooled.opening
         circuit = self._store.circuit
@@ -238,7 +239,11 @@ class Outage:
             else:
                 return False
         circuit.open(StoreUnavailable(WAITS))
-        await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+        try:
+            await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+        except StoreUnavailable:
+            self.later(partial(_store_remembered, spooled))
+            raise
         return True
 
     # ------------------------------------------------------------------------------ afterwards
@@ -305,6 +310,15 @@ class Outage:
     def _set_aside(self, record: SpooledRecord, why: Exception) -> None:
         path = self._spool.set_aside(record)
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
+
+
+async def _store_remembered(spooled: SpooledExchange, store: Store) -> None:
+    try:
+        await _store_spooled(store, spooled)
+    except StoreUnavailable:
+        raise
+    except Exception:  # noqa: BLE001 - it would keep all others from being stored
+        _LOG.exception("exchange %s is lost", spooled.settlement.exchange)
 
 
 async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:

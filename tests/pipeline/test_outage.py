@@ -258,6 +258,9 @@ async def test_an_answer_is_handed_over_even_where_nothing_can_be_written(
         client = await house.ask()
     assert client.status == 200
     assert LOST in client.headers["x-context-warning"]
+    if house.store.circuit.down is not None:
+        assert await house.store.circuit.closes(10)
+    assert await texts(house) == ["hi", "echo: hi"]  # it waited in memory
 
 
 async def test_a_spool_without_room_refuses_before_anybody_is_asked(provider: Provider, tmp_path: Path) -> None:
