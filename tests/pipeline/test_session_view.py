@@ -318,7 +318,7 @@ async def test_a_summary_that_cannot_be_stored_is_kept_once_the_store_is_back(
     async with opened(provider, tmp_path, summarizer={"model": "summary:good"}, store=masks) as house:
         with monkeypatch.context() as patch:
             patch.setattr(house.store, "keep_summary", fail)
-            with pytest.raises(StoreUnavailable, match="there is a summary"):
+            with pytest.raises(StoreUnavailable, match="A summary was made"):
                 await compacted(house, rounds=4)
         assert await house.store.summary_rows(KEY) == []
         calls = len(provider.log)

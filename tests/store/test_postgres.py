@@ -13,6 +13,7 @@ from sqlalchemy import QueuePool, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
+from proxy.store import Store, upgrade
 from proxy.store.database import PostgresServer, StoreConnection, address_of
 from proxy.store.postgres import PostgresDatabase, _pass_over_dead_connections
 from tests.support import postgres
@@ -287,6 +288,18 @@ async def test_a_read_of_several_slow_statements_is_waited_for_the_second_time(
     assert await database.read(one, short=True) == 1
     assert await database.read(slow, short=True) == 1
     await database.close()
+
+
+async def test_a_table_that_may_not_be_read_is_told(empty_postgres: str) -> None:
+    await upgrade(empty_postgres)
+    with postgres.role(empty_postgres, 20) as url:
+        name = make_url(url).username
+        postgres.execute(empty_postgres, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+        async with await Store.open(url, migrate=False) as store:
+            assert await store.health() is None
+            postgres.execute(empty_postgres, f"REVOKE SELECT ON nodes FROM {name}")
+            assert "grant it the tables" in str(await store.circuit.health(0.0))
+        postgres.execute(empty_postgres, f"DROP OWNED BY {name}")
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
