@@ -220,7 +220,9 @@ async def compact(
     )
     if attempt.row is None or attempt.row.status is not SummaryStatus.READY:
         if attempt.reason == KEPT_LATER:
-            raise StoreUnavailable("The store cannot be used. A summary was made, and is kept once it can be: ask again.")
+            raise StoreUnavailable(
+                "The store cannot be used. A summary was made, and is kept once it can be: ask again."
+            )
         reason = attempt.reason.removesuffix(".")
         raise UpstreamError(f"No summary was made: {reason}. The session is as it was.", code="summary_failed")
     return attempt.row

@@ -117,15 +117,26 @@ class Store:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, migrate: bool = True, spool: Spool | None = None, bare: bool = False) -> Store:
+    async def open(
+        cls,
+        url: str,
+        *,
+        migrate: bool = True,
+        spool: Spool | None = None,
+        bare: bool = False,
+        away: StoreUnavailable | None = None,
+    ) -> Store:
         """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
 
-        `bare`: the database was there before, and need not be there now; then the circuit is open.
+        `bare`: the database was there before, and need not be there now; then the circuit is open. It is not even tried
+        where it was found to be `away`.
 
         Raises `ConfigurationError` if it is no URL of a supported database.
         """
         address = address_of(url)
         try:
+            if away is not None and bare:
+                raise away
             if migrate:
                 await upgrade(url, most=MOST_BYTES)
             elif isinstance(address, SqliteFile) and not bare:

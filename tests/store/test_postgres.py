@@ -297,7 +297,7 @@ async def test_a_table_that_may_not_be_read_is_told(empty_postgres: str) -> None
         postgres.execute(empty_postgres, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
         async with await Store.open(url, migrate=False) as store:
             assert await store.health() is None
-            postgres.execute(empty_postgres, f"REVOKE SELECT ON nodes FROM {name}")
+            postgres.execute(empty_postgres, f"REVOKE SELECT ON nodes FROM {name}")  # noqa: S608 - the name is ours
             assert "grant it the tables" in str(await store.circuit.health(0.0))
         postgres.execute(empty_postgres, f"DROP OWNED BY {name}")
 
