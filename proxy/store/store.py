@@ -170,9 +170,12 @@ class Store:
             await self._tasks.close()
             await self._let_go()
         else:  # what is of value waits in the spool
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_LAST_SECONDS):
                     await asyncio.gather(self._tasks.close(), self._let_go())
+            except TimeoutError:
+                if self._writer is not None:
+                    self._writer.kill()  # it waits for a lock, say
 
     async def _let_go(self) -> None:
         if self._writer is not None:
