@@ -158,10 +158,7 @@ class Spool:
             yield False
             return
         try:
-            try:
-                file = os.open(self._turn_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            except OSError as why:
-                raise _unwritable(self._turn_path, why) from why
+            file = self._open_turn()
             try:
                 yield _lock(file, wait=False)
             finally:
@@ -259,6 +256,12 @@ class Spool:
             raise
         self._file, self.flag, self._opened_file = file, flag, _identity(os.fstat(file))
         self._emptied, self._end, self._size = -1, _PAGE, 0
+
+    def _open_turn(self) -> int:
+        try:
+            return os.open(self._turn_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as why:
+            raise _unwritable(self._turn_path, why) from why
 
     @contextmanager
     def _opened(self) -> Generator[None]:
