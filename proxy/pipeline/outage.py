@@ -329,7 +329,7 @@ async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
     if settlement.replies and not settled.replies:
         key = session_key(settlement.tenant, settlement.session, settlement.dialect)
         if await store.session_at(key) is not None:  # or else it was deleted meanwhile
-            raise MissingHistory("the messages before it are not in the store, which may be another one, or an older copy")
+            raise MissingHistory("the messages before it are not in the store, which may be an older copy")
     if spooled.ids:
         await keep_ids(store, spooled.settlement, settled, spooled.ids)
 
