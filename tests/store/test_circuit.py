@@ -62,7 +62,10 @@ async def test_it_closes_once_the_store_is_back_and_all_is_stored(how: str) -> N
     await fake.circuit.close()
 
 
-async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.database._logged", {})
     fake, waits = Fake(), 3
 
     async def drain() -> bool:
