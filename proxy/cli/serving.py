@@ -96,20 +96,20 @@ def serve(
     # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
     sockets = _bound(settings.server.host, settings.server.port)
     try:
-        prepared = asyncio.run(_prepare_store(settings, gives_up=several))
+        away = asyncio.run(_prepare_store(settings, gives_up=several))
         warn_of_others(settings)
         show_banner = partial(_show, settings, sockets[0].getsockname()[1])
         if several:
             if CAN_FORK:
                 _load_for_all(settings)
             patience = settings.server.drain_timeout + _PATIENCE_SECONDS
-            crew = Workers(settings.server.workers, _work, (loaded, prepared), sockets, patience)
+            crew = Workers(settings.server.workers, _work, (loaded, away), sockets, patience)
             succeeded = crew.run(show_banner)
         else:
             # Several share the processors already.
             writer = fork_writer(settings.store.url, sockets, uvicorn.Config("", log_config=None).get_loop_factory())
             try:
-                succeeded = _serve_alone(loaded, sockets, show_banner, writer)
+                succeeded = _serve_alone(loaded, sockets, show_banner, writer, away)
             finally:
                 if writer is not None:
                     writer.end()
@@ -125,6 +125,7 @@ def server_config(
     worker: Worker | None = None,
     loaded: Loaded | None = None,
     writer: WriterProcess | None = None,
+    away: StoreUnavailable | None = None,
     **changes: Any,
 ) -> uvicorn.Config:
     """Return the configuration of uvicorn for an application that follows the file of `loaded`."""
@@ -143,7 +144,7 @@ def server_config(
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "timeout_graceful_shutdown": settings.server.drain_timeout + GRACE_SECONDS,
     }
-    return uvicorn.Config(Application(settings, worker, loaded, writer), **(chosen | changes))
+    return uvicorn.Config(Application(settings, worker, loaded, writer, away), **(chosen | changes))
 
 
 def _allow_files() -> None:
@@ -234,12 +235,16 @@ class _Server(uvicorn.Server):
 
 
 def _serve_alone(
-    loaded: Loaded, sockets: list[socket.socket], serves: Callable[[], None], writer: WriterProcess | None
+    loaded: Loaded,
+    sockets: list[socket.socket],
+    serves: Callable[[], None],
+    writer: WriterProcess | None,
+    away: StoreUnavailable | None,
 ) -> bool:
-    """Serve in this process until a signal to stop; return False if it could not start."""
+    """Serve in this process until a signal to stop; return False if it could not start. `away` as `_work` has it."""
     # uvicorn shuts down and then raises the signal again. That is not a failure.
     signal.signal(signal.SIGTERM, _exit)
-    config = server_config(loaded.settings, loaded=loaded, writer=writer)
+    config = server_config(loaded.settings, loaded=loaded, writer=writer, away=away)
     server = _Server(config, loaded.settings.server.drain_timeout, serves)
     try:
         server.run(sockets)
@@ -251,15 +256,19 @@ def _serve_alone(
 
 
 def _work(
-    loaded: Loaded, prepared: bool, sockets: list[socket.socket], worker: Worker, serves: Callable[[], None]
+    loaded: Loaded,
+    away: StoreUnavailable | None,
+    sockets: list[socket.socket],
+    worker: Worker,
+    serves: Callable[[], None],
 ) -> None:
-    """Serve as one of several workers. `prepared`: the store is migrated already."""
+    """Serve as one of several workers. `away`: why the store could not be used; None where it is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     SharedRoom.factor = room_of(settings.server)  # a new interpreter does not know it
-    if prepared:
+    if away is None:
         settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    config = server_config(settings, worker, loaded)
+    config = server_config(settings, worker, loaded, away=away)
     _Server(config, settings.server.drain_timeout, serves, is_worker=True).run(sockets)
 
 
@@ -294,10 +303,10 @@ def _cannot_listen(host: str, port: int, why: OSError | UnicodeError) -> str:
     return told
 
 
-async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
+async def _prepare_store(settings: Settings, *, gives_up: bool) -> StoreUnavailable | None:
     """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`.
 
-    Return False where the store is away and requests can be served without it.
+    Return why the store cannot be used, where requests can be served without it.
     """
     try:
         async with await Store.open(settings.store.url, migrate=settings.store.migrate) as store:
@@ -308,8 +317,8 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> bool:
         if not can_serve_without(settings):
             raise
         _LOG.error("starting without the store: %s", why)
-        return False
-    return True
+        return StoreUnavailable(why.message)  # it goes to other processes
+    return None
 
 
 def _show(settings: Settings, port: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,12 +48,15 @@ AWAY: Final = "the store cannot be used: the request was planned by itself, and 
 """The warning of a request that was served without the store."""
 WAITS: Final = "the store cannot be used: the exchange is stored later"
 """The warning of an answer that could not be stored at once."""
-LOST: Final = "neither the store nor the spool can be used: the exchange is not stored"
-"""The warning of an answer that could not be stored anywhere."""
+LOST: Final = "neither the store nor the spool can be used: the exchange is stored later, if the proxy lives that long"
+"""The warning of an answer that waits in memory alone."""
 _REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
 _APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
 _DIRECT_SECONDS: Final = 2.0  # how long it may take to store one exchange that the store was away for
 _STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
+_UNSTORED: Final = (
+    "The store cannot be used. It does not store what waits in time: look for a transaction that stands still."
+)
 
 
 class SpooledExchange(Struct, frozen=True, kw_only=True):
@@ -65,6 +69,10 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     infers: bool = False  # whether its session is the one that holds its last reply, or `state`, if there is one
     state: str = ""  # the id of what the provider holds, from which it goes on
     ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
+
+
+class MissingHistory(LookupError):
+    """The messages that an exchange goes on from are not stored."""
 
 
 def encode(spooled: SpooledExchange) -> bytes:
@@ -193,7 +201,11 @@ class Outage:
         try:
             await work(self._store)
         except StoreUnavailable:
-            self._afterwards.append(work)
+            self.later(work)
+
+    def later(self, work: Callable[[Store], Awaitable[None]]) -> None:
+        """Do work with the store as soon as that is back."""
+        self._afterwards.append(work)
 
     # -------------------------------------------------------------------------------- a request
 
@@ -210,8 +222,8 @@ class Outage:
     async def keep(self, spooled: SpooledExchange, *, failed: bool) -> bool:
         """Put an exchange into the spool, unless the store is back; it is durable when this returns.
 
-        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where it is
-        kept nowhere.
+        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where the
+        spool cannot be used either: then it waits in memory.
         """
         opening = spooled.opening
         circuit = self._store.circuit
@@ -227,7 +239,11 @@ class Outage:
             else:
                 return False
         circuit.open(StoreUnavailable(WAITS))
-        await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+        try:
+            await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
+        except StoreUnavailable:
+            self.later(partial(_store_remembered, spooled))
+            raise
         return True
 
     # ------------------------------------------------------------------------------ afterwards
@@ -249,7 +265,7 @@ class Outage:
                 await self._afterwards[0](self._store.direct())
                 del self._afterwards[0]
         except TimeoutError as why:
-            raise StoreUnavailable("The store cannot be used. It does not store what waits in time.") from why
+            raise StoreUnavailable(_UNSTORED) from why
         return True
 
     async def _store_all(self) -> None:
@@ -296,10 +312,24 @@ class Outage:
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
 
 
+async def _store_remembered(spooled: SpooledExchange, store: Store) -> None:
+    try:
+        await _store_spooled(store, spooled)
+    except StoreUnavailable:
+        raise
+    except Exception:  # noqa: BLE001 - it would keep all others from being stored
+        _LOG.exception("exchange %s is lost", spooled.settlement.exchange)
+
+
 async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
     if spooled.incoming is not None:
         spooled = await placed(spooled, spooled.incoming, store)
-    settled = await store.settle(spooled.settlement, store.begin(spooled.opening))
+    settlement = spooled.settlement
+    settled = await store.settle(settlement, store.begin(spooled.opening))
+    if settlement.replies and not settled.replies:
+        key = session_key(settlement.tenant, settlement.session, settlement.dialect)
+        if await store.session_at(key) is not None:  # or else it was deleted meanwhile
+            raise MissingHistory("the messages before it are not in the store, which may be an older copy")
     if spooled.ids:
         await keep_ids(store, spooled.settlement, settled, spooled.ids)
 

@@ -157,11 +157,15 @@ class AppServices(Struct, kw_only=True):
 
 @asynccontextmanager
 async def open_services(
-    settings: Settings, counts: Meters | None = None, writer: WriterProcess | None = None
+    settings: Settings,
+    counts: Meters | None = None,
+    writer: WriterProcess | None = None,
+    away: StoreUnavailable | None = None,
 ) -> AsyncGenerator[AppServices]:
     """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
 
-    `writer` writes exchanges; without it this process does.
+    `writer` writes exchanges; without it this process does. `away`: why the store could not be used just now; nobody
+    waits for it once more, if requests can be served without it.
 
     Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
     """
@@ -171,7 +175,8 @@ async def open_services(
         spool = await anyio.to_thread.run_sync(spool_of, settings)
         stack.callback(spool.close)
         bare = serves_without(settings, spool)
-        store = await Store.open(settings.store.url, migrate=settings.store.migrate, spool=spool, bare=bare)
+        migrate = settings.store.migrate
+        store = await Store.open(settings.store.url, migrate=migrate, spool=spool, bare=bare, away=away)
         store.searches_index = settings.store.search == "index"
         stack.push_async_callback(store.close)
         if writer is not None:
@@ -194,7 +199,9 @@ async def open_services(
         knowledge = Knowledge(counter, catalogue, upstream, calibration)
         summarizer = Summarizer(settings.summarizer, upstream)
         counts = counts or Meters()
-        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, background.start, counts=counts)
+        summaries = Summaries(
+            store, summarizer, counter, knowledge.facts_at, background.start, counts=counts, later=outage.later
+        )
         stack.push_async_callback(summaries.aclose)
         yield AppServices(
             store=store,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from proxy.config import OFF, Policies
 from proxy.conversation import Kind
 from proxy.dialects import Dialect, JsonObject, Message, dialect_named
-from proxy.errors import InvalidRequest, UpstreamError
+from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.context import Charge
 from proxy.pipeline.history import read_branch, size_of
@@ -24,7 +24,7 @@ from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
 from proxy.recall import definitions
 from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, SummaryRow, SummaryStatus, require_content
-from proxy.summaries import Caller, Given, Work
+from proxy.summaries import KEPT_LATER, Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
 DEFAULT_TENANT: Final = "default"  # the tenant of every request where there is no authentication
@@ -195,7 +195,8 @@ async def compact(
 ) -> SummaryRow | None:
     """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
 
-    After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made.
+    After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made,
+    `StoreUnavailable` if one was, and is kept later.
     """
     cut = now.standing.cut if now.standing is not None else None
     wanted = await compute(TRIMMING * now.size, compaction, now.entries, policy, now.known, cut)
@@ -224,7 +225,12 @@ async def compact(
         patience,
     )
     if attempt.row is None or attempt.row.status is not SummaryStatus.READY:
-        raise UpstreamError(f"No summary was made: {attempt.reason}. The session is as it was.", code="summary_failed")
+        if attempt.reason == KEPT_LATER:
+            raise StoreUnavailable(
+                "The store cannot be used. A summary was made, and is kept once it can be: ask again."
+            )
+        reason = attempt.reason.removesuffix(".")
+        raise UpstreamError(f"No summary was made: {reason}. The session is as it was.", code="summary_failed")
     return attempt.row
 
 

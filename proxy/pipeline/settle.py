@@ -222,7 +222,9 @@ class Exchange:
         try:
             waits = await self._services.outage.keep(spooled, failed=not self._waits)
         except StoreUnavailable as why:
-            _LOG.error("exchange %s is lost: %s", settlement.exchange, why)
+            _LOG.error(
+                "exchange %s is lost if this process ends before the store is back: %s", settlement.exchange, why
+            )
             self._warn(LOST)
         else:
             if waits:

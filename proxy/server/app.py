@@ -31,7 +31,7 @@ from proxy import __version__
 from proxy.config import AcceptedFile, Loaded, Policies, Reload, RetentionSettings, Settings, Takes
 from proxy.dashboard import router as dashboard
 from proxy.dialects import dialect_named
-from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError
+from proxy.errors import InternalError, InvalidRequest, NotFound, PalimpsestError, StoreUnavailable
 from proxy.models import Catalogue
 from proxy.pipeline import COMPUTING, AppServices, ExchangeHandler, open_services
 from proxy.server import operations, sessions
@@ -100,13 +100,15 @@ class Application:
         worker: Worker | None = None,
         loaded: Loaded | None = None,
         writer: WriterProcess | None = None,
+        away: StoreUnavailable | None = None,
     ) -> None:
         """Open nothing yet; ASGI's `lifespan.startup` does.
 
         Without `worker` the process serves alone. `loaded` is the source of the settings: changes of it are followed
-        while serving. `writer` writes exchanges.
+        while serving. `writer` writes exchanges. `away`: why the store could not be used just now.
         """
         self._writer = writer
+        self._away = away
         self._settings = settings
         self._loaded = loaded
         self._worker = worker or Worker(mark=secrets.token_hex(4), ended=None)
@@ -172,7 +174,7 @@ class Application:
         settings, worker = self._settings, self._worker
         anyio.to_thread.current_default_thread_limiter().total_tokens = COMPUTING
         async with AsyncExitStack() as stack:
-            app = await stack.enter_async_context(open_services(settings, worker.counts, self._writer))
+            app = await stack.enter_async_context(open_services(settings, worker.counts, self._writer, self._away))
             outage, store = app.outage, app.store
             authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins

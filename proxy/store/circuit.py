@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final, TypeAlias
 
 from proxy.errors import StoreUnavailable
@@ -20,10 +22,15 @@ _LOG: Final = logging.getLogger("palimpsest.store")
 SLOW_SECONDS: Final = 2.0  # how long a caller waits for the store before somebody looks whether it answers at all
 PROBE_SECONDS: Final = 0.8  # how long a probe may take
 _PAUSE_SECONDS: Final = 0.25  # between two probes
+_REPEAT_SECONDS: Final = 30.0
+"""How long it is not logged again that the circuit opened, unless it stays open. A store that answers probes and fails
+others (a damaged page, say) opens it again and again."""
 
 FROZEN: Final = (
     f"The store cannot be used. It did not answer within {PROBE_SECONDS:g} s: look for a lock, or a slow disk."
 )
+
+_BROKEN: Final = "The store cannot be used. What waits in the spool cannot be stored: the log has the details."
 
 Probe: TypeAlias = Callable[[], Awaitable[None]]
 """Writes and reads; raises `StoreUnavailable`."""
@@ -49,6 +56,8 @@ class Circuit:
         self._probed: tuple[float, StoreUnavailable | None] = (-1.0, None)
         self._recovering: asyncio.Task[None] | None = None
         self._closed_again = asyncio.Event()
+        self._told_at = -inf  # when it was logged last that it opened
+        self._is_told = False  # whether that was logged of this time
 
     def watch(self) -> None:
         """Look whether somebody has waited for long; if the store answers nobody, open."""
@@ -83,16 +92,22 @@ class Circuit:
         """Open the circuit, for all who wait too."""
         if self.down is not None:
             return
-        _LOG.error("the store is not asked until it answers again: %s", why)
+        now = asyncio.get_running_loop().time()
+        self._is_told = False
+        if now - self._told_at >= _REPEAT_SECONDS:
+            self._tell(why, now)
         self.down = why
         self._closed_again.clear()
-        now = asyncio.get_running_loop().time()
         for limit in self.waiting:
             limit.reschedule(now)
         try:
             self._recovering = self._tasks.start(self._recover())
         except StoreUnavailable:  # the process is stopping
             self._recovering = None
+
+    def _tell(self, why: StoreUnavailable, now: float) -> None:
+        _LOG.error("the store is not asked until it answers again: %s", why)
+        self._is_told, self._told_at = True, now
 
     def reason(self, otherwise: str) -> str:
         """Return why the store is not asked, in words; `otherwise` where it is asked."""
@@ -153,8 +168,14 @@ class Circuit:
                 except StoreUnavailable as why:
                     log_seldom(logging.WARNING, f"what waits in the spool could not be stored: {why}")
                     refuses, found = True, why
+                except Exception as why:  # noqa: BLE001 - nobody else would close the circuit
+                    log_seldom(logging.ERROR, "".join(traceback.format_exception(why)).strip())
+                    refuses, found = True, StoreUnavailable(_BROKEN)
             self.down = found or self.down
+            if not self._is_told and self.down is not None:
+                self._tell(self.down, asyncio.get_running_loop().time())
             await asyncio.sleep(_PAUSE_SECONDS)
-        _LOG.warning("the store is used again")
+        if self._is_told:
+            _LOG.warning("the store is used again")
         self.down, self.returns = None, False
         self._closed_again.set()

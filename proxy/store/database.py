@@ -209,7 +209,7 @@ def tell(future: asyncio.Future[Any], result: Any, error: BaseException | None =
     """Tell a caller what became of its write; the log, if it was cancelled: the write is done all the same."""
     if future.done():
         if error is not None:
-            _LOG.error("a write failed after its caller was cancelled: %s", error)
+            log_seldom(logging.ERROR, f"a write failed after its caller was cancelled: {error}")
     elif error is not None:
         future.set_exception(error)
     else:
@@ -218,7 +218,7 @@ def tell(future: asyncio.Future[Any], result: Any, error: BaseException | None =
 
 def closed() -> StoreUnavailable:
     """Return what is raised after the store was closed."""
-    return StoreUnavailable("The store cannot be used. It is closed: the process is stopping.")
+    return StoreUnavailable("The store cannot be used. It is closed: the process stops, or has opened it anew.")
 
 
 class Unopened:
@@ -358,6 +358,10 @@ _POSTGRES: Final = {
 }
 """By the beginning of PostgreSQL's SQLSTATE."""
 
+_LATE: Final = (
+    "It did not answer in time: look at whether the server can be reached, and for a transaction that stands still."
+)
+
 _TRY_AGAIN: Final = frozenset({"40001", "40P01"})
 
 
@@ -396,7 +400,9 @@ def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
         return None if cause is None else outage_of(cause)
     if isinstance(error, sqlite3.Error):
         return _sqlite(error)
-    if isinstance(error, OSError):  # TimeoutError and the failures of sockets among them
+    if isinstance(error, TimeoutError):
+        return (_LATE, error)
+    if isinstance(error, OSError):  # the failures of sockets among them
         return (_POSTGRES["08"], error)
     state = getattr(error, "sqlstate", None)  # of PostgreSQL
     if isinstance(state, str):

@@ -80,6 +80,8 @@ _SIZE: Final = {
 _SHORT_WAIT: Final = text("SET LOCAL lock_timeout = '500ms'")
 _LOCK_ALL: Final = text(f"LOCK TABLE {', '.join(METADATA.tables)} IN ROW EXCLUSIVE MODE")
 """What every write asks for of its table, and has at once unless somebody keeps all others away."""
+_READ_ALL: Final = text(" UNION ALL ".join(f"SELECT 1 FROM {table} WHERE false" for table in METADATA.tables))  # noqa: S608 - our own names
+"""Reads nothing, and needs the right to read each table."""
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -173,6 +175,7 @@ def probe(connection: StoreConnection) -> None:
     require_current(current(connection))
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCK_ALL)
+        connection.execute(_READ_ALL)
     put(connection, SECRETS, [{"name": "probe", "value": token_hex(8)}])
 
 

@@ -97,9 +97,12 @@ class PostgresDatabase:
     def __init__(self, server: PostgresServer) -> None:
         """Prepare to connect; nothing is sent yet."""
         options = dict(server.options)
+        self._seconds: float | None = None  # how long a unit that writes may take
         if server.url.get_driver_name() == "asyncpg":
             # By the client, since a pooler between may not pass a setting of the server on.
             options["command_timeout"] = _STATEMENT_SECONDS
+        else:  # psycopg waits for ever
+            self._seconds = _STATEMENT_SECONDS
         self._engine: AsyncEngine = create_async_engine(
             server.url,
             connect_args=options,
@@ -197,7 +200,7 @@ class PostgresDatabase:
             return await self._look(unit)  # the server had ended the connection: all of them are made anew
 
     async def _look(self, unit: Unit[Result]) -> Result:
-        return await self._in_turn(unit, self._reading.connect)
+        return await self._in_turn(unit, self._reading.connect, None)
 
     async def _write(self, unit: Unit[Result], *, again: bool) -> Result:
         with translated():
@@ -212,17 +215,20 @@ class PostgresDatabase:
             return await self._transact(unit)
 
     async def _transact(self, unit: Unit[Result]) -> Result:
-        return await self._in_turn(unit, self._engine.begin)
+        return await self._in_turn(unit, self._engine.begin, self._seconds)
 
     async def _in_turn(
-        self, unit: Unit[Result], connected: Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+        self,
+        unit: Unit[Result],
+        connected: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
+        seconds: float | None,
     ) -> Result:
         """Run `unit` on a connection of the pool; where there are few of them, on one that nobody keeps."""
 
         async def work() -> Result:
             if self._turns.are_few:
                 return await self._transact_alone(unit)
-            async with connected() as connection:
+            async with connected() as connection, asyncio.timeout(seconds):
                 return await connection.run_sync(_taking(unit))
 
         return await self._turns.use(work)
@@ -231,7 +237,7 @@ class PostgresDatabase:
         """Run `unit` in a transaction of a connection that nobody keeps."""
         self._singles += 1
         try:
-            async with self._connecting.begin() as connection:
+            async with self._connecting.begin() as connection, asyncio.timeout(self._seconds):
                 return await connection.run_sync(_taking(unit))
         finally:
             self._singles -= 1

@@ -41,6 +41,7 @@ _PAGE: Final = 4_096
 _NAME: Final = b"PALIMPSEST SPOOL 1\n"
 _STATE: Final = struct.Struct("<QQ")  # how often the file was emptied; where the first record begins that is not stored
 _STATE_AT: Final = 32
+_NUMBERS: Final = 1 << 64
 _SECRETS_AT: Final = 64
 _SECRETS: Final = struct.Struct("<8sH")  # checksum and length of what follows
 _RECORD: Final = struct.Struct("<BBHI8s")  # state, nothing, length of the key, length of the content, checksum
@@ -84,7 +85,7 @@ class Spool:
         self._turn_path = folder / f"{name}.replay"
         self._most = most
         self._file = -1
-        self._inode = 0
+        self._opened_file = (0, 0)  # what tells it from every other file
         self._emptied: int = 0  # as of the file's state when `_end` was found
         self._end = _PAGE
         self._size = _PAGE  # of the file, as far as is known
@@ -146,9 +147,8 @@ class Spool:
         if len(self.flag) < _PAGE or self.secrets == secrets:
             return
         with self._using, self._locked():
-            start = _SECRETS_AT + _SECRETS.size
-            self.flag[start : start + len(secrets)] = secrets
-            _SECRETS.pack_into(self.flag, _SECRETS_AT, _checksum(b"", secrets), len(secrets))
+            os.pwrite(self._file, secrets, _SECRETS_AT + _SECRETS.size)
+            os.pwrite(self._file, _SECRETS.pack(_checksum(b"", secrets), len(secrets)), _SECRETS_AT)
             os.fsync(self._file)
 
     @contextmanager
@@ -158,7 +158,7 @@ class Spool:
             yield False
             return
         try:
-            file = os.open(self._turn_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            file = self._open_turn()
             try:
                 yield _lock(file, wait=False)
             finally:
@@ -179,12 +179,12 @@ class Spool:
                     if len(found) == MOST_AT_ONCE or size > _MOST_BYTES_AT_ONCE:
                         break
             if not found:
-                emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
+                emptied = (_STATE.unpack_from(self.flag, _STATE_AT)[0] + 1) % _NUMBERS
                 # The other processes see the new number, and begin anew.
-                _STATE.pack_into(self.flag, _STATE_AT, emptied + 1, _PAGE)
+                os.pwrite(self._file, _STATE.pack(emptied, _PAGE), _STATE_AT)
                 os.ftruncate(self._file, _PAGE)
-                self.flag[0] = 0
-                self._emptied, self._end, self._size = emptied + 1, _PAGE, _PAGE
+                self._set_flag(0)
+                self._emptied, self._end, self._size = emptied, _PAGE, _PAGE
                 self._keep_room()
             return found
 
@@ -192,7 +192,7 @@ class Spool:
         """Note that every record before `after` is stored."""
         with self._opened(), self._locked():
             emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
-            _STATE.pack_into(self.flag, _STATE_AT, emptied, after)
+            os.pwrite(self._file, _STATE.pack(emptied, after), _STATE_AT)
 
     def set_aside(self, record: SpooledRecord) -> Path:
         """Keep a record that the store does not take in a file of its own; return which."""
@@ -232,8 +232,10 @@ class Spool:
     def _open(self) -> None:
         if self._file >= 0:
             with suppress(FileNotFoundError):
-                if self._path.stat().st_ino == self._inode:
+                if _identity(self._path.stat()) == self._opened_file:
                     return
+            if self.flag[0]:
+                _LOG.error("the spool was deleted or replaced: what waited in it is not stored: %s", self._path)
             os.close(self._file)
             self._file = -1
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -252,8 +254,14 @@ class Spool:
         except OSError:
             os.close(file)
             raise
-        self._file, self.flag, self._inode = file, flag, os.fstat(file).st_ino
+        self._file, self.flag, self._opened_file = file, flag, _identity(os.fstat(file))
         self._emptied, self._end, self._size = -1, _PAGE, 0
+
+    def _open_turn(self) -> int:
+        try:
+            return os.open(self._turn_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as why:
+            raise _unwritable(self._turn_path, why) from why
 
     @contextmanager
     def _opened(self) -> Generator[None]:
@@ -274,17 +282,24 @@ class Spool:
         finally:
             _unlock(self._file)
 
+    def _set_flag(self, waits: int) -> None:
+        """Note whether a record waits.
+
+        What is written by the mapping cannot fail: on a file system that has become read-only it ends the process.
+        """
+        os.pwrite(self._file, bytes([waits]), 0)
+
     def _stored_until(self) -> int:
         until: int = _STATE.unpack_from(self.flag, _STATE_AT)[1]
-        return max(until, _PAGE)
+        return until if _PAGE <= until <= os.fstat(self._file).st_size else _PAGE  # or else it is damaged
 
     def _find_end(self) -> None:
         """Find the end of the records, which others may have appended; drop half a record there."""
-        emptied, until = _STATE.unpack_from(self.flag, _STATE_AT)
+        emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
         size = os.fstat(self._file).st_size
         filled = self._end
         if emptied != self._emptied:
-            self._emptied, self._end = emptied, max(until, _PAGE)
+            self._emptied, self._end = emptied, self._stored_until()
             filled = size  # nobody has looked yet
         end: int = max([after for *_, after in self._records(self._end, filled)], default=self._end)
         torn = os.pread(self._file, _RECORD.size, end)
@@ -293,8 +308,8 @@ class Spool:
             os.ftruncate(self._file, end)
             size = end
         self._end, self._size = end, size
-        if end > self._stored_until():
-            self.flag[0] = 1
+        if end > self._stored_until() and not self.flag[0]:
+            self._set_flag(1)
 
     def _records(self, start: int, filled: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
         """Yield start, state, key, content and end of each record from `start` on, as far as there are whole ones.
@@ -402,7 +417,7 @@ class Spool:
             raise
         self._end = start + len(text)
         self._size = max(self._size, self._end)
-        self.flag[0] = 1
+        self._set_flag(1)
 
 
 def waiting_beside(folder: Path, name: str) -> list[Path]:
@@ -452,6 +467,10 @@ def _unlock(file: int) -> None:
         import fcntl  # noqa: PLC0415 - it is not everywhere
 
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _sync_folder(folder: Path) -> None:

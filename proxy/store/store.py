@@ -68,6 +68,12 @@ _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
 _INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
 _FEW: Final = 64  # messages that are read or written within a millisecond
+_STORED_SECONDS: Final = 20.0
+"""How long an exchange waits to be stored. A store that answers others may not store it: somebody holds its session."""
+_HELD: Final = (
+    f"The store cannot be used. It did not store an exchange within {_STORED_SECONDS:g} s: look for a transaction "
+    "that stands still, or a slow disk."
+)
 _LONG: Final = 256  # messages that are written at once at most: some 10 ms, in which nobody else writes
 
 
@@ -111,15 +117,26 @@ class Store:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, migrate: bool = True, spool: Spool | None = None, bare: bool = False) -> Store:
+    async def open(
+        cls,
+        url: str,
+        *,
+        migrate: bool = True,
+        spool: Spool | None = None,
+        bare: bool = False,
+        away: StoreUnavailable | None = None,
+    ) -> Store:
         """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
 
-        `bare`: the database was there before, and need not be there now; then the circuit is open.
+        `bare`: the database was there before, and need not be there now; then the circuit is open. It is not even tried
+        where it was found to be `away`.
 
         Raises `ConfigurationError` if it is no URL of a supported database.
         """
         address = address_of(url)
         try:
+            if away is not None and bare:
+                raise away
             if migrate:
                 await upgrade(url, most=MOST_BYTES)
             elif isinstance(address, SqliteFile) and not bare:
@@ -153,9 +170,12 @@ class Store:
             await self._tasks.close()
             await self._let_go()
         else:  # what is of value waits in the spool
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_LAST_SECONDS):
                     await asyncio.gather(self._tasks.close(), self._let_go())
+            except TimeoutError:
+                if self._writer is not None:
+                    self._writer.kill()  # it waits for a lock, say
 
     async def _let_go(self) -> None:
         if self._writer is not None:
@@ -213,8 +233,11 @@ class Store:
         if writer is not None:
             await writer.require_alive()
 
-    async def _guarded(self, ask: Callable[[], Awaitable[Result]]) -> Result:
-        """Ask the database. Raises `StoreUnavailable` at once while the circuit is open, or where it opens."""
+    async def _guarded(self, ask: Callable[[], Awaitable[Result]], seconds: float | None = None) -> Result:
+        """Ask the database, and wait so many seconds at most.
+
+        Raises `StoreUnavailable` at once while the circuit is open, or where it opens.
+        """
         if self._direct:
             return await ask()
         circuit, loop = self.circuit, asyncio.get_running_loop()
@@ -223,7 +246,7 @@ class Store:
             circuit.open(StoreUnavailable(_RETURNS))
         if circuit.down is not None and not (circuit.returns and await circuit.closes(_RETURN_SECONDS)):
             raise StoreUnavailable(circuit.reason(_AWAY))
-        limit = asyncio.timeout(None)
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 circuit.waiting[limit] = loop.time()
@@ -235,7 +258,10 @@ class Store:
                 finally:
                     del circuit.waiting[limit]
         except TimeoutError as why:
-            raise StoreUnavailable(circuit.reason(FROZEN)) from why
+            failure = StoreUnavailable(circuit.reason(FROZEN if seconds is None else _HELD))
+            if not self._closed:
+                circuit.open(failure)
+            raise failure from why
         except StoreUnavailable as why:
             if not self._closed:
                 circuit.open(why)
@@ -581,7 +607,7 @@ class Store:
     async def began(self, future: asyncio.Future[None]) -> None:
         """Wait for what `begin` returned."""
         if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
-            await self._guarded(lambda: asyncio.shield(future))
+            await self._guarded(lambda: asyncio.shield(future), _STORED_SECONDS)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
         """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
@@ -589,7 +615,7 @@ class Store:
         The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
         where that may not be done yet: beginning and end then are one transaction, where that can be.
         """
-        return await self._guarded(lambda: self._settle(settlement, began))
+        return await self._guarded(lambda: self._settle(settlement, began), _STORED_SECONDS)
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
         if isinstance(began, asyncio.Task):  # it is long, and takes several writes

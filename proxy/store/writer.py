@@ -209,6 +209,7 @@ class WriterProcess:
         self.pid: Final = pid
         self._end = end
         self._has_ended = False
+        self._is_gone = False  # whether another process may have its id
         self._frames: _Frames | None = None  # None before `open`, and once the writer is given nothing more
         self._write_here: WriteHere | None = None
         self._number = 0
@@ -310,7 +311,17 @@ class WriterProcess:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
         finally:
+            self._is_gone = True
             killer.cancel()
+
+    def kill(self) -> None:
+        """End the process at once; what it has not written is not stored."""
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            frames.close()
+        if not self._is_gone:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def _send(self) -> None:
         outbox, self._outbox = self._outbox, []

@@ -11,5 +11,5 @@ A summary never fails a request, and only delays those that wait for it.
 
 from __future__ import annotations
 
-from proxy.summaries.jobs import Given, Summaries, UsedBy, Work
+from proxy.summaries.jobs import KEPT_LATER, Given, Summaries, UsedBy, Work
 from proxy.summaries.summarizer import Caller, Summarizer

@@ -60,6 +60,7 @@ _SHORTER: Final = 3  # attempts with shorter and shorter parts where the model f
 _OWN_SHARE: Final = 0.25  # part of a summary's room for the user's own messages, where the policy names none
 _SHORT_ONES: Final = 2  # factor of that share up to which short messages may exceed it
 _PORTION: Final = 2_000  # messages that are read from the store at once
+KEPT_LATER: Final = "it was made, and is kept once the store can be used"
 _FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker's lease: at first, and at most
 _LONGEST_WAIT: Final = 0.5
 _DEEPEST: Final = 2**31 - 1
@@ -70,6 +71,8 @@ Start = Callable[[Coroutine[Any, Any, "SummaryAttempt"]], "asyncio.Task[SummaryA
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
 FactsOf = Callable[[str, str], ModelFacts]  # returns what is known of a model at a base URL
 CountAll = Callable[[Sequence[Message]], list[int]]  # counts the tokens of each message
+Later = Callable[[Callable[[Store], Awaitable[None]]], None]
+"""Does work with the store as soon as that can be used."""
 Result = TypeVar("Result")
 
 
@@ -472,12 +475,17 @@ class Summaries:
         start: Start,
         *,
         counts: Meters | None = None,
+        later: Later | None = None,
         terms: Terms | None = None,
         grace: float = GRACE,
         at_once: int = _AT_ONCE,
     ) -> None:
-        """Make at most `at_once` summaries at the same time; `aclose` waits `grace` seconds."""
+        """Make at most `at_once` summaries at the same time; `aclose` waits `grace` seconds.
+
+        Without `later`, a summary that cannot be stored is lost.
+        """
         self._store = store
+        self._later = later
         self._summarizer = summarizer
         self._count = counter
         self._start = start
@@ -564,23 +572,40 @@ class Summaries:
             return SummaryAttempt(row=None, reason=_GONE)
         if known.newest is not None and _is_nearly_reached(known.newest, stretch, work):
             return SummaryAttempt(row=known.newest)
-        born = await self._created_at(work)
+        born = await _created_at(self._store, work)
         row = await self._writer.write(stretch, work, self._summarizer.target(work.model, work.caller))
         self._counts.add("palimpsest_summaries", row.status.value)
         self._counts.add("palimpsest_dollars", "summaries", amount=row.cost or 0.0)
         if self.used_by is not None and row.cost is not None:
             self.used_by(work.caller.tenant, work.caller.key, 0, row.cost)
-        if await self._created_at(work) != born:  # deleted meanwhile; there may be a new session of the same name
-            return SummaryAttempt(row=None, reason=_GONE)
-        if not await self._store.keep_summary(work.key, row, work.policy) and row.status is SummaryStatus.READY:
+        try:
+            # It may have been deleted meanwhile; there may be a new session of the same name.
+            if await _created_at(self._store, work) != born:
+                return SummaryAttempt(row=None, reason=_GONE)
+            is_kept = await self._store.keep_summary(work.key, row, work.policy)
+        except StoreUnavailable:
+            if self._later is None:
+                raise
+            masker = self._store.masker
+            row = row if masker is None else masker.summary(row)
+            self._later(partial(_keep, work, row, born))  # it was paid for
+            return SummaryAttempt(row=None, reason=row.reason or KEPT_LATER)
+        if not is_kept and row.status is SummaryStatus.READY:
             # The lease ended and another worker was faster, or the session is gone.
             faster = (await read_branch(self._store, work, count)).newest
             return SummaryAttempt(row=faster if faster is not None and faster.until >= row.until else row)
         return SummaryAttempt(row=row, reason=row.reason)
 
-    async def _created_at(self, work: Work) -> int | None:
-        session = await self._store.session_at(work.key)
-        return None if session is None else session.created_at
+
+async def _created_at(store: Store, work: Work) -> int | None:
+    session = await store.session_at(work.key)
+    return None if session is None else session.created_at
+
+
+async def _keep(work: Work, row: SummaryRow, born: int | None, store: Store) -> None:
+    """Keep a summary that was made while the store was away, unless its session was deleted."""
+    if await _created_at(store, work) == born:
+        await store.keep_summary(work.key, row, work.policy)
 
 
 async def _without_raising(work: Work, making: Awaitable[SummaryAttempt]) -> SummaryAttempt:

@@ -280,7 +280,7 @@ def test_a_worker_in_a_new_interpreter_remembers_as_much_as_one_that_was_forked(
     monkeypatch.setattr(serving, "_Server", MagicMock())
     settings = Settings(server={"max_memory": 16 << 30, "workers": 2})  # type: ignore[arg-type]  # pydantic reads it
     loaded = Loaded(source=ConfigSource(), content=None, settings=settings)
-    serving._work(loaded, True, [], Worker(mark="0123abcd"), lambda: None)
+    serving._work(loaded, None, [], Worker(mark="0123abcd"), lambda: None)
     assert SharedRoom.factor == 4
 
 

@@ -258,6 +258,9 @@ async def test_an_answer_is_handed_over_even_where_nothing_can_be_written(
         client = await house.ask()
     assert client.status == 200
     assert LOST in client.headers["x-context-warning"]
+    if house.store.circuit.down is not None:
+        assert await house.store.circuit.closes(10)
+    assert await texts(house) == ["hi", "echo: hi"]  # it waited in memory
 
 
 async def test_a_spool_without_room_refuses_before_anybody_is_asked(provider: Provider, tmp_path: Path) -> None:
@@ -277,6 +280,27 @@ async def test_what_the_store_does_not_take_is_set_aside(house: House) -> None:
         await say(house, history, "s", x_session_mode="full")
     assert await texts(house) == spoken(history)
     assert house.spool._path.with_suffix(".rejected").exists()
+
+
+async def test_an_answer_to_messages_that_the_store_has_lost_is_set_aside(house: House, provider: Provider) -> None:
+    provider.forget()
+    history = [user("one")]
+    await say(house, history)
+    history.append(user("two"))
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(say(house, history, model="say:paid+hold"))
+        await asyncio.to_thread(until, lambda: len(provider.log) == 2, "it is asked")
+        async with away(house):
+            provider.gate.set()
+            assert (await asked).status == 200
+            assert house.spool.flag[0]
+            await house.store.direct().delete(session_key("t", "s"))  # as in a copy that is older than the session
+    rejected = house.spool._path.with_suffix(".rejected").read_bytes()
+    assert b"paid" in rejected
+    rows, _ = await house.store.exchanges(session_key("t", "s"), limit=10)
+    assert [row.status for row in rows] == [Status.FAILED]
+    assert (await say(house, history)).status == 200
+    assert await texts(house) == spoken(history)
 
 
 async def test_emptying_again_from_the_beginning_changes_nothing(house: House) -> None:

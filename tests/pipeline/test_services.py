@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,6 +182,20 @@ async def test_services_are_open_and_closed_at_the_end(tmp_path: Path) -> None:
         assert services.counter.text("four words are here", "m") > 0
     with pytest.raises(StoreUnavailable):
         await services.store.ready()
+
+
+@pytest.mark.anyio
+async def test_a_start_does_not_wait_again_for_a_store_that_is_away(tmp_path: Path) -> None:
+    settings, away = settings_at(tmp_path / "s.db"), StoreUnavailable("The store cannot be used. It is a test.")
+    async with open_services(settings) as services:
+        await services.outage.secret("a", 0)  # from now on it can start without the store
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        async with open_services(settings, away=away) as services:
+            assert services.store.circuit.down is away
+            holder.execute("ROLLBACK")
+            assert await services.store.circuit.closes(10)
+            await services.store.ready()
 
 
 @pytest.mark.anyio

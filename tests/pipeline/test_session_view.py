@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.config import Policies, Settings
-from proxy.errors import InvalidRequest, UpstreamError
+from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamError
 from proxy.models import Catalogue
 from proxy.pipeline import AppServices, Background, HistoryLoader, Knowledge, compact, preview, session_view
 from proxy.pipeline.background import OFF_LOOP_BYTES
@@ -306,6 +306,26 @@ async def test_a_summary_that_fails_is_an_error_with_its_reason(provider: Provid
         with pytest.raises(UpstreamError, match="No summary was made") as failure:
             await compacted(house, rounds=4)
         assert failure.value.code == "summary_failed"
+
+
+async def test_a_summary_that_cannot_be_stored_is_kept_once_the_store_is_back(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> bool:
+        raise StoreUnavailable("The store cannot be used. It is a test.")
+
+    masks = {"mask": ["word[0-9]+"]}
+    async with opened(provider, tmp_path, summarizer={"model": "summary:good"}, store=masks) as house:
+        with monkeypatch.context() as patch:
+            patch.setattr(house.store, "keep_summary", fail)
+            with pytest.raises(StoreUnavailable, match="A summary was made"):
+                await compacted(house, rounds=4)
+        assert await house.store.summary_rows(KEY) == []
+        calls = len(provider.log)
+        house.store.circuit.open(StoreUnavailable("The store cannot be used. It is a test."))
+        assert await house.store.circuit.closes(10)
+        (row,) = await house.store.summary_rows(KEY)
+        assert (row.asked, row.until, len(provider.log)) == (True, 6, calls)
 
 
 async def test_a_summary_is_waited_for_no_longer_than_the_patience(provider: Provider, tmp_path: Path) -> None:

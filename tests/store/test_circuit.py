@@ -11,6 +11,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store import Store
 from proxy.store.circuit import FROZEN, Circuit
 from tests.support.stores import empty_store
+from tests.support.talk import opening, settlement
 
 pytestmark = pytest.mark.anyio
 AWAY = "The store cannot be used. It is a test."
@@ -61,7 +62,10 @@ async def test_it_closes_once_the_store_is_back_and_all_is_stored(how: str) -> N
     await fake.circuit.close()
 
 
-async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.database._logged", {})
     fake, waits = Fake(), 3
 
     async def drain() -> bool:
@@ -82,6 +86,40 @@ async def test_who_waits_for_a_store_that_answers_and_stores_nothing_is_told(cap
     assert [text for text in caplog.messages if "disk" in text] == [
         "what waits in the spool could not be stored: The disk is full."
     ]
+    await fake.circuit.close()
+
+
+async def test_it_goes_on_trying_whatever_happens_to_what_waits() -> None:
+    fake, told = Fake(), list[str]()
+
+    async def drain() -> bool:
+        if len(told) < 2:
+            told.append(str(fake.circuit.down))
+            raise OverflowError("a bug")
+        return True
+
+    fake.circuit.drain = drain
+    fake.circuit.open(StoreUnavailable(AWAY))
+    assert await fake.circuit.closes(5)
+    assert told[0] == AWAY
+    assert "What waits in the spool cannot be stored" in told[1]
+    await fake.circuit.close()
+
+
+async def test_a_store_that_answers_probes_alone_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    fake = Fake()
+    for _ in range(3):
+        fake.circuit.open(StoreUnavailable(AWAY))
+        assert await fake.circuit.closes(5)
+    opened = f"the store is not asked until it answers again: {AWAY}"
+    assert caplog.messages == [opened, "the store is used again"]
+    fake.does = "fails"
+    fake.circuit.open(StoreUnavailable(AWAY))
+    while len(caplog.messages) < 3:  # noqa: ASYNC110 - it stays open, and says so
+        await asyncio.sleep(0.01)
+    fake.does = "answers"
+    assert await fake.circuit.closes(5)
+    assert caplog.messages[2:] == [opened, "the store is used again"]
     await fake.circuit.close()
 
 
@@ -110,6 +148,24 @@ async def test_silence_opens_it_the_second_time_and_not_where_the_store_is_busy(
     assert str(fake.circuit.down) == FROZEN
     assert fake.probes - before == 2
     await fake.circuit.close()
+
+
+async def test_an_exchange_that_is_not_stored_in_time_may_wait_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(empty_store(tmp_path / "s.db"))
+    monkeypatch.setattr("proxy.store.store._STORED_SECONDS", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_start", lambda _: asyncio.get_running_loop().create_future())
+        began = store.begin(opening("exc_1"))
+        with pytest.raises(StoreUnavailable, match="transaction that stands still"):
+            await store.began(began)
+        assert not began.done()  # it is not taken back
+        assert await store.circuit.closes(5)
+        with pytest.raises(StoreUnavailable, match="transaction that stands still"):
+            await store.settle(settlement("exc_1"))
+    assert await store.circuit.closes(5)
+    await store.close()
 
 
 async def test_who_waits_is_told_when_it_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

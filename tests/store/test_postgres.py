@@ -7,14 +7,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import QueuePool, create_engine, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import StoreUnavailable
+from proxy.store import Store, upgrade
 from proxy.store.database import PostgresServer, StoreConnection, address_of
 from proxy.store.postgres import PostgresDatabase, _pass_over_dead_connections
 from tests.support import postgres
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -284,6 +287,36 @@ async def test_a_read_of_several_slow_statements_is_waited_for_the_second_time(
     database = opened(empty_postgres.replace("postgresql", scheme, 1))
     assert await database.read(one, short=True) == 1
     assert await database.read(slow, short=True) == 1
+    await database.close()
+
+
+async def test_a_table_that_may_not_be_read_is_told(empty_postgres: str) -> None:
+    await upgrade(empty_postgres)
+    with postgres.role(empty_postgres, 20) as url:
+        name = make_url(url).username
+        postgres.execute(empty_postgres, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+        async with await Store.open(url, migrate=False) as store:
+            assert await store.health() is None
+            postgres.execute(empty_postgres, f"REVOKE SELECT ON nodes FROM {name}")  # noqa: S608 - the name is ours
+            assert "grant it the tables" in str(await store.circuit.health(0.0))
+        postgres.execute(empty_postgres, f"DROP OWNED BY {name}")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
+async def test_a_write_that_waits_for_another_transaction_ends(
+    empty_postgres: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.postgres._STATEMENT_SECONDS", 0.5)
+    postgres.execute(empty_postgres, "CREATE TABLE held (number int)", "INSERT INTO held VALUES (1)")
+    database = opened(empty_postgres.replace("postgresql", scheme, 1))
+    with psycopg.connect(empty_postgres) as holder:
+        holder.execute("SELECT FROM held FOR UPDATE")
+        with pytest.raises(StoreUnavailable, match="a transaction that stands still"):
+            await database.write(lambda connection: connection.execute(text("UPDATE held SET number = 2")))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with psycopg.connect(empty_postgres, autocommit=True) as watching:
+            until(lambda: watching.execute(waiting).fetchone() == (0,), "the server waits no more")
+    assert await database.write(lambda connection: connection.execute(text("SELECT number FROM held")).all()) == [(1,)]
     await database.close()
 
 

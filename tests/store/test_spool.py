@@ -129,6 +129,52 @@ async def test_a_damaged_part_does_not_take_what_is_behind_it(spool: Spool, dama
 
 
 @pytest.mark.anyio
+async def test_a_damaged_beginning_takes_no_record_along(spool: Spool) -> None:
+    for number in range(3):
+        await spool.append("key", b"record %d" % number)
+    with spool._path.open("r+b") as file:
+        file.seek(32)
+        file.write(b"\xff" * 16)
+    assert contents(spool) == [b"record 0", b"record 1", b"record 2"]
+    spool.stored(spool.read()[-1].after)
+    assert (contents(spool), spool.flag[0]) == ([], 0)
+    await spool.append("key", b"after")
+    assert contents(spool) == [b"after"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("read_only", ["pwrite", "open"])
+async def test_a_spool_on_a_disk_that_became_read_only_says_so(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, read_only: str
+) -> None:
+    await spool.append("key", b"record")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, read_only, refuse)
+        if read_only == "open":
+            with pytest.raises(StoreUnavailable, match="Read-only"), spool.turn():
+                pass
+        else:
+            record = spool.read()[-1]
+            with pytest.raises(StoreUnavailable, match="Read-only"):
+                spool.stored(record.after)
+    assert contents(spool) == [b"record"]
+    with spool.turn() as mine:
+        assert mine
+
+
+@pytest.mark.anyio
+async def test_a_spool_that_is_deleted_with_what_waits_is_told(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+    await spool.append("key", b"record")
+    spool._path.unlink()
+    assert contents(spool) == []
+    assert "what waited in it is not stored" in caplog.text
+
+
+@pytest.mark.anyio
 async def test_what_waits_of_a_session_can_be_erased(spool: Spool) -> None:
     for number in range(4):
         await spool.append(f"key-{number % 2}", b"secret %d" % number)

@@ -667,7 +667,10 @@ async def test_two_processes_worth_of_writers_share_a_file(path: Path) -> None:
     await second.close()
 
 
-async def test_the_log_says_what_failed_for_a_caller_who_left(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_says_what_failed_for_a_caller_who_left(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.database._logged", {})
     database = SqliteDatabase(path)
     begun, go_on = threading.Event(), threading.Event()
 

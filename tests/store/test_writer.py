@@ -27,9 +27,11 @@ from proxy.store.writer import WriterProcess, fork_writer, run_writer
 from proxy.trimming import Cut
 from tests.support.asides import HIDDEN
 from tests.support.forked import Forked
+from tests.support.served import is_running
 from tests.support.stores import another_process, empty_store
 from tests.support.story import SUMMARY
 from tests.support.talk import Talk, body, opening, settlement
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 KEY = session_key("tenant", "session")
@@ -349,6 +351,20 @@ async def test_closing_does_not_wait_for_a_writer_that_hangs(
     assert row is not None
     assert row.status is Status.PENDING
     await again.close()
+
+
+async def test_closing_while_the_store_is_away_does_not_wait_for_the_writer(
+    store: Store, writing: WriterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.store._LAST_SECONDS", 0.1)
+    os.kill(writing.pid, signal.SIGSTOP)
+    name, asked = question(0)
+    began = store.begin(opening(name, asked))
+    await asyncio.sleep(0)  # it is sent
+    store.circuit.open(StoreUnavailable("The store cannot be used. It is a test."))
+    await store.close()
+    await asyncio.to_thread(until, lambda: not is_running(writing.pid), "it has ended")
+    assert not began.done()
 
 
 async def test_a_caller_that_leaves_does_not_take_its_exchange_along(store: Store, writing: WriterProcess) -> None:

@@ -78,14 +78,15 @@ class House:
         seconds = count(1_000)  # each later than the last, so that there is a newest one
         knowledge = Knowledge(counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds)))
         summarizer = Summarizer(settings.summarizer, self.upstream)
-        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start)
+        outage = Outage(store, spool, loader, forwards=settings.store.on_failure == "forward")
+        summaries = Summaries(store, summarizer, counter, knowledge.facts_at, self.background.start, later=outage.later)
         recall = Recall(store)
         self.services = AppServices(
             store=store,
             upstream=self.upstream,
             background=self.background,
             loader=loader,
-            outage=Outage(store, spool, loader, forwards=settings.store.on_failure == "forward"),
+            outage=outage,
             knowledge=knowledge,
             summaries=summaries,
             recall=recall,
