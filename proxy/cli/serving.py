@@ -207,8 +207,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop, and at a second signal end at once.
 
-        A worker leaves Ctrl-C, and what a second signal means, to its parent. Where one goes to every process, as from
-        systemd, the parent's comes on top.
+        A worker leaves Ctrl-C, and what a second signal means, to its parent. systemd signals every
+        process, and the parent signals its workers too.
         """
         if self._is_worker and (sig == signal.SIGINT or self.should_exit):
             return
@@ -268,7 +268,8 @@ def _work(
     SharedRoom.factor = room_of(settings.server)  # a new interpreter does not know it
     if away is None:
         settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    config = server_config(settings, worker, loaded, away=away)
+    # One that takes the place of another starts later: the store may be back.
+    config = server_config(settings, worker, loaded, away=None if worker.ended else away)
     _Server(config, settings.server.drain_timeout, serves, is_worker=True).run(sockets)
 
 

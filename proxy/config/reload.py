@@ -88,7 +88,10 @@ class Reload:
         """
         accepted = await self.look(asked=again)
         if again and not accepted and self._shared is not None and (content := self._shared.content()):
-            await self._read(content)
+            try:
+                await self._read(content)
+            except Exception:  # as in `look`  # noqa: BLE001
+                _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
             if hears_hangup():

@@ -35,7 +35,8 @@ from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import compute, write_lines
 from proxy.server.authentication import Identity
-from proxy.server.dependencies import OpenServices, Tenant, check_query, found_session, session_of, tenant_of
+from proxy.server.dependencies import Memory, OpenServices, Tenant, check_query, found_session, session_of, tenant_of
+from proxy.server.limits import Reservation
 from proxy.store import ListedSession, SessionListQuery, SessionRow
 
 router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, include_in_schema=False)
@@ -260,16 +261,15 @@ async def show_session(
     request: Request,
     found: PathSession,
     services: OpenServices,
+    memory: Memory,
     asked_request: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
     exchange: Annotated[str | None, Query(description="Id of a request.")] = None,
     start: Annotated[int | None, Query(ge=0, description="Position of the first message that is shown.")] = None,
 ) -> Response:
     """Show one session."""
     asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    with services.budget.reserve() as memory:
-        data = await read_session(services.app, found, asked, memory.add_stored)
-        page = await compute(data.size, session_page, data)
-    return await rendered(request, page)
+    data = await read_session(services.app, found, asked, memory.add_stored)
+    return await rendered(request, await compute(data.size, session_page, data))
 
 
 @router.get("/sessions/{session}/messages/{node}", dependencies=_CHECKED)
@@ -278,14 +278,13 @@ async def show_message(
     found: PathSession,
     node: str,
     services: OpenServices,
+    memory: Memory,
     exchange: Annotated[str | None, Query(description="Id of the request that sent it.")] = None,
 ) -> Response:
     """Show one message, whole, and what was sent in its place."""
     name = node.removesuffix(f".{form_of(request)}")
-    with services.budget.reserve() as memory:
-        row, sent = await read_message(services.app, found, name, exchange or None, memory.add_stored)
-        page = await compute(len(row.message.raw), message_page, found, row, sent, exchange)
-    return await rendered(request, page)
+    row, sent = await read_message(services.app, found, name, exchange or None, memory.add_stored)
+    return await rendered(request, await compute(len(row.message.raw), message_page, found, row, sent, exchange))
 
 
 @router.get("/sessions/{session}/export", dependencies=_CHECKED)
@@ -324,33 +323,41 @@ async def policies(
 
 @_page("/policies/lab")
 async def lab(
-    request: Request, services: OpenServices, reader: Reader, session: str, policy: str = OFF, tenant: Tenant = None
+    request: Request,
+    services: OpenServices,
+    reader: Reader,
+    memory: Memory,
+    session: str,
+    policy: str = OFF,
+    tenant: Tenant = None,
 ) -> Response:
     """Try a policy of the configuration on a session."""
-    return await _try(request, services, reader, {"session": session, "policy": policy, "tenant": tenant or ""})
+    asked = {"session": session, "policy": policy, "tenant": tenant or ""}
+    return await _try(request, services, reader, memory, asked)
 
 
 @router.post("/policies/lab", dependencies=_CHECKED)
-async def try_typed(request: Request, services: OpenServices, reader: Reader, form: Form) -> Response:
+async def try_typed(request: Request, services: OpenServices, reader: Reader, memory: Memory, form: Form) -> Response:
     """Try a policy that somebody typed, or one of the configuration; what is wrong is said beside what was typed."""
     try:
-        return await _try(request, services, reader, form)
+        return await _try(request, services, reader, memory, form)
     except (InvalidRequest, NotFound) as why:
         page = await _policies(services, reader, _lab(form))
         told = page.data | {"problem": why.message}
         return html(page.template, await context_of(request, page.title) | told, why.status)
 
 
-async def _try(request: Request, services: OpenServices, reader: Identity, asked: dict[str, str]) -> Response:
+async def _try(
+    request: Request, services: OpenServices, reader: Identity, memory: Reservation, asked: dict[str, str]
+) -> Response:
     page = await _policies(services, reader, _lab(asked))
     found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
     typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
     name = asked.get("policy") or OFF
     if typed is None and name not in page.data["lab"]["names"]:
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
-    with services.budget.reserve() as memory:
-        charge = memory.add_stored
-        result = await try_policy(found, name, typed, services.policies, services.app, services.settings, charge)
+    charge = memory.add_stored
+    result = await try_policy(found, name, typed, services.policies, services.app, services.settings, charge)
     return await rendered(request, lab_page(page, result))
 
 

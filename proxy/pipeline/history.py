@@ -497,7 +497,7 @@ def size_of(messages: Iterable[Message]) -> int:
     return size
 
 
-async def read_branch(store: Store, key: str, end: str, charge: Charge | None = None) -> list[NodeRow]:
+async def read_in_portions(store: Store, key: str, end: str, charge: Charge | None = None) -> list[NodeRow]:
     """Return the branch that ends at a node, oldest first; empty where it is not there.
 
     It is read in portions, and `charge` is told of each: it may refuse before all of a long one is in memory.

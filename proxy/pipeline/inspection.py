@@ -18,7 +18,7 @@ from proxy.dialects import REPAIRED, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline.background import COUNTING, compute
 from proxy.pipeline.context import Charge
-from proxy.pipeline.history import beside_hidden, read_branch, size_of
+from proxy.pipeline.history import beside_hidden, read_in_portions, size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines, told_gaps
 from proxy.pipeline.services import AppServices
 from proxy.pipeline.session_view import timestamp, tools_sent
@@ -173,7 +173,7 @@ async def exchange_view(
     `charge` is called as that of a request is.
     """
     store, key, dialect = services.store, row.session_key, dialect_named(session.dialect)
-    rows = await read_branch(store, key, row.nodes[-1] if row.nodes else row.base, charge)
+    rows = await read_in_portions(store, key, row.nodes[-1] if row.nodes else row.base, charge)
     nodes: list[str | None] = [each.node for each in rows]
     hidden = await store.hidden(session, [each.node for each in rows])
     forms = await store.forms(key, row.id)

@@ -206,6 +206,7 @@ class Outage:
     def later(self, work: Callable[[Store], Awaitable[None]]) -> None:
         """Do work with the store as soon as that is back."""
         self._afterwards.append(work)
+        self._store.circuit.open(StoreUnavailable(WAITS))  # where it is back by now, the work is done at once
 
     # -------------------------------------------------------------------------------- a request
 
@@ -242,7 +243,7 @@ class Outage:
         try:
             await self._spool.append(session_key(opening.tenant, opening.session, opening.dialect), encode(spooled))
         except StoreUnavailable:
-            self.later(partial(_store_remembered, spooled))
+            self.later(partial(_store_spooled, spooled=spooled))
             raise
         return True
 
@@ -262,11 +263,20 @@ class Outage:
             if self._spool.flag[0]:
                 return False
             while self._afterwards:
-                await self._afterwards[0](self._store.direct())
+                await self._do(self._afterwards[0])
                 del self._afterwards[0]
         except TimeoutError as why:
             raise StoreUnavailable(_UNSTORED) from why
         return True
+
+    async def _do(self, work: Callable[[Store], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                await work(self._store.direct())
+        except (StoreUnavailable, TimeoutError):
+            raise
+        except Exception:  # noqa: BLE001 - it would keep all others from being stored
+            _LOG.exception("what waited in memory cannot be stored, and is lost")
 
     async def _store_all(self) -> None:
         direct = self._store.direct()
@@ -312,24 +322,13 @@ class Outage:
         _LOG.error("an exchange that waited cannot be stored, and is kept in %s: %s: %s", path, type(why).__name__, why)
 
 
-async def _store_remembered(spooled: SpooledExchange, store: Store) -> None:
-    try:
-        await _store_spooled(store, spooled)
-    except StoreUnavailable:
-        raise
-    except Exception:  # noqa: BLE001 - it would keep all others from being stored
-        _LOG.exception("exchange %s is lost", spooled.settlement.exchange)
-
-
 async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
     if spooled.incoming is not None:
         spooled = await placed(spooled, spooled.incoming, store)
     settlement = spooled.settlement
     settled = await store.settle(settlement, store.begin(spooled.opening))
     if settlement.replies and not settled.replies:
-        key = session_key(settlement.tenant, settlement.session, settlement.dialect)
-        if await store.session_at(key) is not None:  # or else it was deleted meanwhile
-            raise MissingHistory("the messages before it are not in the store, which may be an older copy")
+        raise MissingHistory("the messages before it are not in the store: it is an older copy, or they were deleted")
     if spooled.ids:
         await keep_ids(store, spooled.settlement, settled, spooled.ids)
 

@@ -18,7 +18,7 @@ from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
 from proxy.pipeline.context import Charge
-from proxy.pipeline.history import read_branch, size_of
+from proxy.pipeline.history import read_in_portions, size_of
 from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
 from proxy.pipeline.services import AppServices
@@ -108,7 +108,7 @@ async def session_view(
     else:
         tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     if rows is None:
-        rows = await read_branch(store, session.key, session.head, charge)
+        rows = await read_in_portions(store, session.key, session.head, charge)
     require_content([row.message for row in rows])
     stored = await store.instructions(session.key)
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()

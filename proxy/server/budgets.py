@@ -242,7 +242,7 @@ class Budgets:
                 wait = second + _SECONDS - now
                 break
         self._counts.add("palimpsest_refused", name)
-        # Of requests, those count for a moment that are refused at once with this one.
+        # Requests that are refused at the same moment are in the sum: they are not told of.
         told = min(used, limit) if itself else used
         over = f"{_whose(owned.budget)} has used {told - itself:.0f} of {limit - itself} ({name})."
         raise OverBudget(f"{over} Try again in {max(1, ceil(wait))} seconds.", wait=wait)

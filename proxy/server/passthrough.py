@@ -102,7 +102,7 @@ class Passthrough:
         if path.startswith(_RESPONSES) and self._upstream.has_routes:
             if connection.method == "POST" and path in _ABOUT_INPUT:
                 body = await connection.body(self._limit, memory)
-                base = self._upstream.destination(_model_in(body), _API.name)
+                base = self._upstream.destination(await compute(len(body), _model_in, body), _API.name)
             else:
                 base = await self._of_response(path, caller.tenant) or base
         if not base.forwards_credentials:
@@ -182,7 +182,8 @@ class Passthrough:
     async def _count(self, connection: ClientConnection, path: bytes, memory: Reservation) -> None:
         """Have tokens counted where the request itself would go: its model tells."""
         body = await connection.body(self._limit, memory)
-        await self._relay(connection, path, self._upstream.destination(_model_in(body), "messages"), body)
+        model = await compute(len(body), _model_in, body)
+        await self._relay(connection, path, self._upstream.destination(model, "messages"), body)
 
     async def _relay(
         self,

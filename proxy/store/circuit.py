@@ -57,7 +57,7 @@ class Circuit:
         self._recovering: asyncio.Task[None] | None = None
         self._closed_again = asyncio.Event()
         self._told_at = -inf  # when it was logged last that it opened
-        self._is_told = False  # whether that was logged of this time
+        self._is_told = False  # whether this opening was logged
 
     def watch(self) -> None:
         """Look whether somebody has waited for long; if the store answers nobody, open."""
@@ -99,7 +99,8 @@ class Circuit:
         self.down = why
         self._closed_again.clear()
         for limit in self.waiting:
-            limit.reschedule(now)
+            if not limit.expired():  # or else it has been told
+                limit.reschedule(now)
         try:
             self._recovering = self._tasks.start(self._recover())
         except StoreUnavailable:  # the process is stopping

@@ -228,7 +228,7 @@ class PostgresDatabase:
         async def work() -> Result:
             if self._turns.are_few:
                 return await self._transact_alone(unit)
-            async with connected() as connection, asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds), connected() as connection:
                 return await connection.run_sync(_taking(unit))
 
         return await self._turns.use(work)
@@ -237,7 +237,7 @@ class PostgresDatabase:
         """Run `unit` in a transaction of a connection that nobody keeps."""
         self._singles += 1
         try:
-            async with self._connecting.begin() as connection, asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._seconds), self._connecting.begin() as connection:
                 return await connection.run_sync(_taking(unit))
         finally:
             self._singles -= 1

@@ -235,7 +235,9 @@ class Spool:
                 if _identity(self._path.stat()) == self._opened_file:
                     return
             if self.flag[0]:
-                _LOG.error("the spool was deleted or replaced: what waited in it is not stored: %s", self._path)
+                _LOG.error(
+                    "the spool was deleted or replaced, or mounted anew: what waits is in its old file: %s", self._path
+                )
             os.close(self._file)
             self._file = -1
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

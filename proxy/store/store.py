@@ -435,7 +435,10 @@ class Store:
         return await self._read(partial(tree.path_to, key=key, node=node, below=below))
 
     async def portions(self, key: str, nodes: Sequence[str]) -> AsyncIterator[list[NodeRow]]:
-        """Give these nodes of a branch, oldest first, a few at a time; raises `NotFound` if they are deleted."""
+        """Give these nodes of a branch a few at a time, the oldest of these first.
+
+        Raises `NotFound` if they are deleted.
+        """
         start, count = 0, AT_FIRST
         while some := nodes[start : start + count]:
             rows = await self._read(partial(tree.rows_of, key=key, nodes=some))
@@ -618,7 +621,9 @@ class Store:
         return await self._guarded(lambda: self._settle(settlement, began), _STORED_SECONDS)
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        if isinstance(began, asyncio.Task):  # it is long, and takes several writes
+        # A long one takes several writes. One that failed is stored later, with the end: that alone would be counted,
+        # as if the session had been deleted.
+        if began is not None and (isinstance(began, asyncio.Task) or began.done()):
             await asyncio.shield(began)
         if self.masker is not None:
             settlement = self.masker.settlement(settlement)

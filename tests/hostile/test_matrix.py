@@ -197,5 +197,6 @@ def test_no_route_waits_for_the_threads_that_compute() -> None:
     """FastAPI runs plain functions in them: `/healthz` would wait behind long replies that are settled."""
     for route in single(Application(Settings())._api.routes):
         if isinstance(route, APIRoute):
-            plain = [each for each in called(route.dependant) if not inspect.iscoroutinefunction(each)]
+            asynchronous = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+            plain = [each for each in called(route.dependant) if not any(is_one(each) for is_one in asynchronous)]
             assert not plain, route.path

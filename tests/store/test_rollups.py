@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import insert, select
 
+from proxy.errors import StoreUnavailable
 from proxy.pipeline.statistics import stats_query
 from proxy.store import HOUR, SUMS, ExchangeFigures, Group, StatsQuery, StatsRow, Status, Store, session_key
 from proxy.store.database import StoreConnection
@@ -113,6 +114,18 @@ async def test_what_ends_after_its_session_was_deleted_was_paid_all_the_same(sto
         await talk.settle(exchange, asked, replies=(body("assistant", "yes"),))
         assert (await store.stats_and_total(ALL))[1].sums["requests"] == number + 1
         assert (await store.stats_and_total(replace(ALL, group="session")))[0] == []
+
+
+async def test_what_could_not_be_begun_counts_once_it_is_stored(store: Store) -> None:
+    asked = body("user", "hi")
+    ended = settlement("exc_1", asked, status=Status.COMPLETE, replies=(body("assistant", "yes"),))
+    refused = asyncio.get_running_loop().create_future()
+    refused.set_exception(StoreUnavailable("The store cannot be used."))
+    with pytest.raises(StoreUnavailable):
+        await store.settle(ended, refused)
+    assert await store.circuit.closes(5)
+    await store.settle(ended, store.begin(opening("exc_1", asked)))
+    assert (await store.stats_and_total(ALL))[1].sums["requests"] == 1
 
 
 async def test_sums_stay_when_a_session_is_deleted_and_its_own_go(store: Store) -> None:

@@ -171,7 +171,7 @@ async def test_a_spool_that_is_deleted_with_what_waits_is_told(spool: Spool, cap
     await spool.append("key", b"record")
     spool._path.unlink()
     assert contents(spool) == []
-    assert "what waited in it is not stored" in caplog.text
+    assert "the spool was deleted or replaced" in caplog.text
 
 
 @pytest.mark.anyio
