@@ -48,8 +48,7 @@ HIGHEST_RISK: Final = 0.035  # never more than this,
 HIGHEST_KNOWN: Final = 0.04  # or this where the known prices are the worst, so that there is no doubt,
 HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
 _FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
-SOON_FAR_OFF: Final = 0.5  # more is risked if it is paid back within this part of those before the user came back,
-HIGHEST_FAR_OFF: Final = 0.2  # and never more than this
+HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
 _WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
 EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
 
@@ -175,7 +174,8 @@ class Costs(Struct, frozen=True, kw_only=True):
         doubted = self._balance(sent, sent - balance.rewritten, worst)
         soon, most = SOON * turns, HIGHEST_IN_DOUBT
         if self._is_far_off:
-            soon, most = max(soon, SOON_FAR_OFF * self.earlier), HIGHEST_FAR_OFF
+            # The farther off they are, the fewer of those requests count.
+            soon, most = max(soon, self.earlier * _FAR_OFF * worst.read / self.prices.read), HIGHEST_FAR_OFF
         return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)
 
     def paid_back(self, balance: Balance) -> int:

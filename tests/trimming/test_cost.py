@@ -285,12 +285,14 @@ def test_where_reading_is_dear_a_trim_of_a_short_view_must_pass_the_doubt_even_i
     [
         # At the worst prices a trim loses 620, and each later request gains four.
         *((0.1, 500, 500, 9_340), (0.19, 500, 500, 9_340)),
-        # Where these may be far off, half as many requests count as there were before the newest user message,
-        *((0.2, 0, 0, 20_680), (0.2, 30, 20, 19_340), (0.25, 200, 160, 10_010)),
+        # Where these may be four times off, as many requests count as there were before the newest user message,
+        *((0.2, 0, 0, 20_680), (0.2, 30, 10, 19_340)),
+        # and fewer where they may be farther off: at five times that, four of five,
+        (0.25, 150, 100, 10_010),
         # or the usual part of all,
         (0.25, 230, 0, 15_460),
         # and a fifth of all is the most.
-        (0.25, 430, 400, 3_100),
+        (0.25, 230, 200, 3_100),
     ],
 )
 def test_where_prices_may_be_far_off_sessions_whose_user_came_back_risk_more(
