@@ -474,8 +474,8 @@ def digest_of(
         return ""
     error = _error_line(text, min(budget // _ERROR_SHARE, _ERROR_LONGEST))
     start = f"{error}; " if error else ""
-    ranked = _ranked(text, mentions, least, is_argument=is_argument)
-    chosen = _chosen(ranked, known, error, budget - len(start))
+    ranked = _ranked(text, known, mentions, least, is_argument=is_argument)
+    chosen = _chosen(ranked, error, budget - len(start))
     values = _rendered(chosen)
     while len(start) + len(values) > budget:
         chosen.pop()
@@ -483,12 +483,20 @@ def digest_of(
     return start + values if values else error
 
 
-def _ranked(text: str, mentions: Mentions, least: float, *, is_argument: bool) -> list[Candidate]:
-    """Return what may be kept of a text and is worth its characters, first what is most likely to be used again."""
+def _ranked(
+    text: str, known: Collection[str], mentions: Mentions, least: float, *, is_argument: bool
+) -> list[Candidate]:
+    """Return what may be kept of a text and is worth its characters, first what is most likely to be used again.
+
+    What is said elsewhere is left out.
+    """
     found: list[tuple[float, Candidate]] = []
     for candidate in candidates_of(text, is_argument=is_argument):
+        value = candidate.text
+        if value in known or (" " in value and all(word in known for word in value.split())):
+            continue
         chance = chance_of(features_of(candidate, mentions, is_argument=is_argument))
-        share = chance / (len(candidate.text) + 2)
+        share = chance / (len(value) + 2)
         if share >= least:
             found.append((-share, candidate))
     found.sort(key=_by_share)
@@ -583,14 +591,14 @@ def _printed(text: str) -> str:
     return text if document is None else "\n".join(leaf.text for leaf in walk(document) if is_text(leaf.text)) or text
 
 
-def _chosen(ranked: Iterable[Candidate], known: Collection[str], error: str, budget: int) -> list[Candidate]:
-    """Return the first of these that fit into the budget, without what is said elsewhere."""
+def _chosen(ranked: Iterable[Candidate], error: str, budget: int) -> list[Candidate]:
+    """Return the first of these that fit into the budget, without what the error's line says."""
     chosen: list[Candidate] = []
     labels: set[str] = set()
     said = error
     for candidate in ranked:
         value, label = candidate.text, candidate.label
-        if len(value) > budget or value in known or (" " in value and all(word in known for word in value.split())):
+        if len(value) > budget:
             continue
         cost = len(_shown(value)) + 1 + (len(label) + 1 if label and label not in labels else 0)
         if cost > budget + 1 or (value in said and occurs(value, said)):
