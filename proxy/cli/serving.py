@@ -207,8 +207,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop, and at a second signal end at once.
 
-        A worker leaves Ctrl-C, and what a second signal means, to its parent. systemd signals every
-        process, and the parent signals its workers too.
+        A worker leaves Ctrl-C, and what a second signal means, to its parent. systemd signals every process, and the
+        parent signals its workers too.
         """
         if self._is_worker and (sig == signal.SIGINT or self.should_exit):
             return

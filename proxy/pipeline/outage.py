@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from proxy.config import Settings
 from proxy.conversation import Incoming, body_of, version_of
 from proxy.dialects import Message, Request, dialect_named
-from proxy.errors import StoreUnavailable
+from proxy.errors import NotFound, StoreUnavailable
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History, HistoryLoader
 from proxy.pipeline.receipt import shifted
@@ -69,10 +69,6 @@ class SpooledExchange(Struct, frozen=True, kw_only=True):
     infers: bool = False  # whether its session is the one that holds its last reply, or `state`, if there is one
     state: str = ""  # the id of what the provider holds, from which it goes on
     ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
-
-
-class MissingHistory(LookupError):
-    """The messages that an exchange goes on from are not stored."""
 
 
 def encode(spooled: SpooledExchange) -> bytes:
@@ -328,7 +324,7 @@ async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
     settlement = spooled.settlement
     settled = await store.settle(settlement, store.begin(spooled.opening))
     if settlement.replies and not settled.replies:
-        raise MissingHistory("the messages before it are not in the store: it is an older copy, or they were deleted")
+        raise NotFound("the messages before it are not in the store: it is an older copy, or they were deleted")
     if spooled.ids:
         await keep_ids(store, spooled.settlement, settled, spooled.ids)
 

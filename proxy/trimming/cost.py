@@ -15,8 +15,8 @@ written to the cache again. When is it time?
                 more than `HIGHEST_RISK`, or `HIGHEST_KNOWN` where nothing can be worse than the known prices.
     doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
                 is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
-                from the known ones, a session risks more once its user has come back. Before that it may end with its
-                first task.
+                from the known ones, a session risks more once its user has come back, and less the farther off they
+                are. Before that it may end with its first task.
     short       Where cached tokens are dear, the first trims of a short view cost nothing at all at the known prices.
                 These must pass the doubt, too: a session that stays short has little to save, and much to lose.
     minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
@@ -54,7 +54,7 @@ EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has
 
 HIGHEST_READ: Final = 0.46  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
-SHORT: Final = 20_000  # tokens of a view that is short there
+SHORT: Final = 20_000  # a view of fewer tokens is short: where cached ones are dear, it may not be worth a trim
 
 
 class Balance(Struct, frozen=True, kw_only=True):
@@ -104,11 +104,11 @@ class Costs(Struct, frozen=True, kw_only=True):
     @property
     def _is_far_off(self) -> bool:
         """Whether the worst prices are so far off that a trim may lose much there that saves much here."""
-        return self.prices.read >= _FAR_OFF * self.worst.read
+        return self.prices.read >= _FAR_OFF * self.worst.read > 0
 
     @property
     def _is_dear_and_short(self) -> bool:
-        """Whether cached tokens are dear, and there are few."""
+        """Whether cached tokens are dear, and the view is short."""
         return self.prices.read >= DEAR and self.stays < SHORT
 
     @property

@@ -307,6 +307,14 @@ def test_where_prices_may_be_far_off_sessions_whose_user_came_back_risk_more(
     assert [affordable(spent - 20), affordable(spent)] == [False, True]
 
 
+def test_free_cached_tokens_are_the_worst_price_themselves() -> None:
+    # It loses 650: nothing is gained by sending less of what is free.
+    for untrimmed, affordable in ((36_100, False), (36_200, True)):
+        account = Account(turns=0, untrimmed=untrimmed, saved=0.0, worst=DEAR_WRITING)
+        given = costs(reads=(1000,) * 10, account=account, prices=replace(PRICES, read=0.0), earlier=100)
+        assert given.affordable(given.balance(draft({2: 20}))) is affordable
+
+
 @pytest.mark.parametrize(("read", "spent", "first"), [(0.1, 10_000, 6), (0.25, 10_000, None), (0.25, 26_000, 0)])
 def test_where_prices_may_be_far_off_no_lesser_trim_takes_the_place_of_the_best(
     read: float, spent: int, first: int | None
