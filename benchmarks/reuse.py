@@ -27,7 +27,7 @@ from proxy.backtest.histories import SessionHistory
 from proxy.backtest.recall import References
 from proxy.dialects import Message
 from proxy.textscan import Mentions, leaves_of, words_of
-from proxy.textscan.digest import candidates_of, chance_of, features_of
+from proxy.textscan.digest import chance_of, features_of, reading_of
 
 NEWER: Final = 10  # results that stay whole in the built-in policy
 RIDGE: Final = 5.0  # keeps the weights of rare features small
@@ -61,7 +61,7 @@ def examples_of(history: SessionHistory) -> Iterator[Example]:
                 known |= words_of(one.text)
         read = max(read, until)
         for text, is_argument in _texts(message):
-            for candidate in candidates_of(text, is_argument=is_argument):
+            for candidate in reading_of(text, is_argument=is_argument).candidates:
                 value = candidate.text
                 if value in seen or value in known or known.issuperset(value.split()):
                     continue

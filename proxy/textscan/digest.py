@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import exp, log, log1p
-from operator import itemgetter, mul
+from operator import attrgetter, itemgetter, mul
 from typing import Final
 
 from msgspec import Struct
@@ -44,6 +44,7 @@ from proxy.textscan.scan import (
 HEAD: Final = 24_000  # characters of the beginning that are read
 TAIL: Final = 8_000  # characters of the end that are read
 ARGUMENT: Final = 100_000  # characters of an argument that are read
+_REMEMBERED: Final = 100_000  # characters of the longest text of which it is remembered what was read
 CUT: Final = "…"  # stands where something is left out: what holds it is no value
 _TAGS: Final = 5  # so many closing tags make a page
 
@@ -75,6 +76,7 @@ _ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
 _ARROW: Final = re.compile(r"^([ \t]{0,8}+\d{1,6}+)→", re.MULTILINE)
 _CONTEXT: Final = re.compile(r"^([^\s:/]{0,80}/[^\s:]{1,300}\.\w{1,10})-(\d{1,7})-", re.MULTILINE)
 """What stands before a line that `grep` shows beside a match: file and number."""
+_CONTEXT_NUMBER: Final = re.compile(r"\.\w{1,10}-\d{1,7}-")  # a part of it that is looked for in a fifth of the time
 _UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
 
 
@@ -116,6 +118,8 @@ def readable(text: str) -> str:
 
 def _with_numbered_lines(text: str) -> str:
     """Return what `grep` found with a colon between file and number, also where it has hyphens: beside a match."""
+    if not _CONTEXT_NUMBER.search(text):
+        return text
     files = Counter([found[1] for found in _CONTEXT.finditer(text)])
     return _CONTEXT.sub(lambda found: f"{found[1]}:{found[2]}:" if files[found[1]] > 1 else found[0], text)
 
@@ -255,7 +259,7 @@ _WORDS: Final = re.compile(r"[\w-]+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-class Candidate(Struct, frozen=True, gc=False, kw_only=True):
+class Candidate(Struct, gc=False, kw_only=True):
     """A value that may be kept."""
 
     text: str  # the value, verbatim
@@ -264,11 +268,23 @@ class Candidate(Struct, frozen=True, gc=False, kw_only=True):
     place: int  # its place among the candidates of the text
     kind: Kind | None = None  # how it looks; None for words that say what a program defines
     times: int = 1  # how often it stands there
+    odds: float = 0  # what it says by itself of its chance to be used again
+    shown: str = ""  # as a digest shows it
 
 
-@lru_cache(maxsize=256)  # the same texts come again at each request that a trim is tried out at
-def candidates_of(text: str, *, is_argument: bool = False) -> Sequence[Candidate]:
-    """Return what may be kept of a text, each value once, first what is worth most for what it costs."""
+class Reading(Struct, frozen=True, kw_only=True):
+    """What a digest of a text may hold, whatever else is known."""
+
+    candidates: Sequence[Candidate]  # each value once, first what is worth most for what it costs
+    error: str  # the first line that tells an error; empty where none does
+
+
+def reading_of(text: str, *, is_argument: bool = False) -> Reading:
+    """Return what a digest of a text may hold; `is_argument`: the agent wrote the text."""
+    return (remembered if len(text) <= _REMEMBERED else _read)(text, is_argument=is_argument)
+
+
+def _read(text: str, *, is_argument: bool) -> Reading:
     found = _in_document(text)
     if not found:
         # What an agent writes it wrote for a use: it is read as it is, and more of it.
@@ -276,7 +292,14 @@ def candidates_of(text: str, *, is_argument: bool = False) -> Sequence[Candidate
         # What is not wrapped was no document before either.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
         _add_text(found, shown, values)
-    return tuple(sorted(found.values(), key=_cost))
+    for candidate in found.values():
+        candidate.odds = _sum_of(_OWN_WEIGHTS, _own_features(candidate, is_argument=is_argument))
+        candidate.shown = _shown(candidate.text)
+    return Reading(candidates=sorted(found.values(), key=_cost), error=_error_line(text))
+
+
+remembered: Final = lru_cache(maxsize=256)(_read)
+"""The same texts come again at each request that a trim is tried out at."""
 
 
 def _cost(candidate: Candidate) -> float:
@@ -286,10 +309,14 @@ def _cost(candidate: Candidate) -> float:
 
 
 def _add(found: dict[str, Candidate], value: str, kind: Kind | None, label: str, worth: float, times: int) -> None:
-    place, held = len(found), found.get(value)
-    if held is not None:
-        label, worth, place, times = held.label or label, max(held.worth, worth), held.place, held.times + times
-    found[value] = Candidate(text=value, kind=kind, label=label, worth=worth, place=place, times=times)
+    held = found.get(value)
+    if held is None:
+        found[value] = Candidate(text=value, kind=kind, label=label, worth=worth, place=len(found), times=times)
+        return
+    held.kind = kind
+    held.label = held.label or label
+    held.worth = max(held.worth, worth)
+    held.times += times
 
 
 def _in_document(text: str) -> dict[str, Candidate]:
@@ -312,8 +339,9 @@ def _in_document(text: str) -> dict[str, Candidate]:
 
 
 def _add_text(found: dict[str, Candidate], text: str, values: Iterable[Value]) -> None:
-    keys, defined, is_cut = _keys(text), _defined(text), CUT in text
-    for declared in _declared(text):
+    lines = list(_LINE.finditer(text))
+    keys, defined, is_cut = _keys(text, lines), _defined(text), CUT in text
+    for declared in _declared(text, lines):
         _add(found, declared, "id", "", _WORTH["id"], 1)
     for value, times in Counter(values).items():
         piece = value.text
@@ -347,22 +375,23 @@ def _defined(text: str) -> dict[str, str]:
     return names
 
 
-def _declared(text: str) -> list[str]:
+def _declared(text: str, lines: Iterable[re.Match[str]]) -> list[str]:
     """Return keys, each with its colon, where several lines give the same value: the keys are what they tell.
 
     So it is with the fields of a type, or with settings that are switched on.
     """
     keys: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for found in _LINE.finditer(text):
+    for found in lines:
         if text[found.end(1)] == ":":
             keys[found[2].rstrip(_ENDING)][f"{found[1]}:"] = None
     return [key for alike in keys.values() if len(alike) >= _ALIKE for key in alike]
 
 
-def _keys(text: str) -> dict[str, str]:
+def _keys(text: str, lines: Iterable[re.Match[str]]) -> dict[str, str]:
     """Return for each value that is all that stands under a key, on a line or in braces, that key."""
     keys: dict[str, str] = {}
-    for key, rest in _LINE.findall(text):
+    for line in lines:
+        key, rest = line.groups()
         value = rest.rstrip(_ENDING).strip(_QUOTES).strip()
         if _SHORTEST <= len(value) <= _LONGEST_WORDS and not _QUOTE.search(value) and CUT not in value:
             keys.setdefault(value, key)
@@ -410,7 +439,11 @@ WEIGHTS: Final[Sequence[float]] = (
     *(-3.7, 0.27, 0.8, 0.17, 0.1, -0.07, 0.5, -0.3, 0.23, 0.69, 0.11),
     *(-0.27, 0.25, -0.47, 0.3, -0.61, -0.12, -0.75, -0.28, -1.47, -0.3),
 )
+_MENTIONED: Final = slice(1, 6)  # those of them that tell where else a value stands
+_MENTION_WEIGHTS: Final = WEIGHTS[_MENTIONED]
+_OWN_WEIGHTS: Final = (*WEIGHTS[: _MENTIONED.start], *WEIGHTS[_MENTIONED.stop :])
 _by_share: Final = itemgetter(0)
+_by_place: Final = attrgetter("place")
 
 _NEAR: Final = 80  # after so many characters of values their label is said again, so that it stands near each of them
 _LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
@@ -422,8 +455,8 @@ _ERROR: Final = re.compile(
     r"(?<![\w-])(?:\w{0,60}(?:Error|Exception)|error|ERROR|fatal|FATAL|panic|FAILED|FAIL|Traceback)(?![\w-])"
     r"(?=[^\n:]{0,40}:)(?!\()"
 )
-_ALARMS: Final = ("rror", "xception", "ERROR", "fatal", "FATAL", "panic", "FAIL", "Traceback")
-"""Of these every error line holds one: a text without them need not be looked at more closely."""
+_ALARM: Final = re.compile("rror|xception|ERROR|fatal|FATAL|panic|FAIL|Traceback")
+"""Of these every error line holds one: other lines need not be looked at more closely."""
 _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
 _CODE_ENDS: Final = ",;{"  # what a line of a program ends with, and no sentence does
 _TO_QUOTE: Final = re.compile(r"[\s,]")
@@ -472,9 +505,10 @@ def digest_of(
     """
     if budget <= 0:
         return ""
-    error = _error_line(text, min(budget // _ERROR_SHARE, _ERROR_LONGEST))
+    reading = reading_of(text, is_argument=is_argument)
+    error = _cut(reading.error, min(budget // _ERROR_SHARE, _ERROR_LONGEST))
     start = f"{error}; " if error else ""
-    ranked = _ranked(text, known, mentions, least, is_argument=is_argument)
+    ranked = _ranked(reading.candidates, known, mentions, least)
     chosen = _chosen(ranked, error, budget - len(start))
     values = _rendered(chosen)
     while len(start) + len(values) > budget:
@@ -484,19 +518,20 @@ def digest_of(
 
 
 def _ranked(
-    text: str, known: Collection[str], mentions: Mentions, least: float, *, is_argument: bool
+    candidates: Iterable[Candidate], known: Collection[str], mentions: Mentions, least: float
 ) -> list[Candidate]:
-    """Return what may be kept of a text and is worth its characters, first what is most likely to be used again.
+    """Return those candidates that are worth their characters, first what is most likely to be used again.
 
     What is said elsewhere is left out.
     """
     found: list[tuple[float, Candidate]] = []
-    for candidate in candidates_of(text, is_argument=is_argument):
+    held, said, users = mentions.messages.get, mentions.agent.get, mentions.user
+    for candidate in candidates:
         value = candidate.text
         if value in known or (" " in value and all(word in known for word in value.split())):
             continue
-        chance = chance_of(features_of(candidate, mentions, is_argument=is_argument))
-        share = chance / (len(value) + 2)
+        odds = candidate.odds + _odds_of_mentions(held(value, 0), said(value, 0), value in users)
+        share = 1 / ((1 + exp(-odds)) * (len(value) + 2))
         if share >= least:
             found.append((-share, candidate))
     found.sort(key=_by_share)
@@ -506,16 +541,17 @@ def _ranked(
 def features_of(candidate: Candidate, mentions: Mentions, *, is_argument: bool) -> list[float]:
     """Return what the chance of a value to be used again depends on, in the order of `WEIGHTS`."""
     text = candidate.text
-    held, said = mentions.messages[text], mentions.agent[text]
+    features = _own_features(candidate, is_argument=is_argument)
+    place = _MENTIONED.start
+    features[place:place] = _mention_features(mentions.messages[text], mentions.agent[text], text in mentions.user)
+    return features
+
+
+def _own_features(candidate: Candidate, *, is_argument: bool) -> list[float]:
     return [
         1,
-        log1p(held),
-        held > 1,
-        log1p(said),
-        said > 0,
-        text in mentions.user,
         log(candidate.worth),
-        log(len(text) + 2),
+        log(len(candidate.text) + 2),
         log(candidate.times),
         is_argument,
         bool(candidate.label),
@@ -523,9 +559,23 @@ def features_of(candidate: Candidate, mentions: Mentions, *, is_argument: bool) 
     ]
 
 
-def chance_of(features: Iterable[float], weights: Iterable[float] | None = None) -> float:
-    """Return how likely a value is to be used again by a later call; `weights` are `WEIGHTS` unless given."""
-    return 1 / (1 + exp(-sum(map(mul, WEIGHTS if weights is None else weights, features))))
+def _mention_features(held: int, said: int, is_users: bool) -> list[float]:
+    return [log1p(held), held > 1, log1p(said), said > 0, is_users]
+
+
+@lru_cache(maxsize=4096)
+def _odds_of_mentions(held: int, said: int, is_users: bool) -> float:
+    return _sum_of(_MENTION_WEIGHTS, _mention_features(held, said, is_users))
+
+
+def chance_of(features: Iterable[float], weights: Iterable[float] = WEIGHTS) -> float:
+    """Return how likely a value is to be used again by a later call."""
+    return 1 / (1 + exp(-_sum_of(weights, features)))
+
+
+def _sum_of(weights: Iterable[float], features: Iterable[float]) -> float:
+    summed: float = sum(map(mul, weights, features))
+    return summed
 
 
 def _runs_in(text: str) -> list[str]:
@@ -563,25 +613,31 @@ def words_of(text: str) -> set[str]:
     return words
 
 
-def _error_line(text: str, most: int) -> str:
-    """Return the first line that tells an error, cut where it is longer than `most`; else nothing."""
-    if most < _LEAST:
-        return ""
-    if ":" not in text or not any(alarm in text for alarm in _ALARMS):
+def _error_line(text: str) -> str:
+    """Return the first line that tells an error; else nothing."""
+    if ":" not in text or not _ALARM.search(text):
         return ""
     text = ends_of(_printed(text))
-    for found in _ERROR.finditer(text):
-        start = found.start()
-        line_start = text.rfind("\n", 0, start) + 1
-        if start - line_start <= _ERROR_BEGINS and not _CODE_LINE.search(text, line_start, start):
-            line = text[line_start:].partition("\n")[0].strip()
-            if line[-1] in _CODE_ENDS:
-                continue
-            if len(line) <= most:
+    line_end = 0
+    while (alarm := _ALARM.search(text, line_end)) is not None:
+        line_start = text.rfind("\n", 0, alarm.start()) + 1
+        line_end = text.find("\n", alarm.start()) + 1 or len(text)
+        for found in _ERROR.finditer(text, line_start, line_end):
+            is_code = found.start() - line_start > _ERROR_BEGINS or _CODE_LINE.search(text, line_start, found.start())
+            line = text[line_start:line_end].strip()
+            if not is_code and line[-1] not in _CODE_ENDS:
                 return line
-            beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
-            return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
     return ""
+
+
+def _cut(line: str, most: int) -> str:
+    """Return a line that tells an error, cut where it is longer than `most`; nothing where that is next to none."""
+    if most < _LEAST:
+        return ""
+    if len(line) <= most:
+        return line
+    beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
+    return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
 
 
 def _printed(text: str) -> str:
@@ -600,7 +656,7 @@ def _chosen(ranked: Iterable[Candidate], error: str, budget: int) -> list[Candid
         value, label = candidate.text, candidate.label
         if len(value) > budget:
             continue
-        cost = len(_shown(value)) + 1 + (len(label) + 1 if label and label not in labels else 0)
+        cost = len(candidate.shown) + 1 + (len(label) + 1 if label and label not in labels else 0)
         if cost > budget + 1 or (value in said and occurs(value, said)):
             continue
         chosen.append(candidate)
@@ -616,8 +672,8 @@ def _chosen(ranked: Iterable[Candidate], error: str, budget: int) -> list[Candid
 def _rendered(chosen: Iterable[Candidate]) -> str:
     """Return the values under their labels, said again before they are too far away, in the order of the text."""
     groups: dict[str, list[str]] = {}
-    for candidate in sorted(chosen, key=lambda candidate: candidate.place):
-        label, value = candidate.label, _shown(candidate.text)
+    for candidate in sorted(chosen, key=_by_place):
+        label, value = candidate.label, candidate.shown
         rows = groups.setdefault(label, [])
         if rows and len(rows[-1]) + len(value) <= _NEAR:
             rows[-1] += f",{value}"

@@ -295,8 +295,8 @@ class _Reading:
             return
         most, values = self._most, self._values
         is_named, only_numbers = self._labels != "none", self._labels == "numbers"
-        starts: list[int] = []
-        stops: list[int] = []
+        has_tags = "<" in text
+        matches: list[re.Match[str]] = []
         row = looked = -1
         known = ""
         for match in _pieces(text):
@@ -306,25 +306,23 @@ class _Reading:
             found, is_quoted, has_number = _in_piece_seen(piece) if len(piece) < _SEEN else _in_piece(piece)
             if not found:
                 continue
-            start, stop = match.span(1)
             if is_quoted:
-                if text[stop : stop + 1] in _JOINING:
+                if text[match.end(1) : match.end(1) + 1] in _JOINING:
                     continue  # a key, of which only a shape counts
-            elif text[start - 1 : start] == "<" and piece[0] not in _QUOTES and "://" not in piece:
-                continue  # the name of a tag
+            elif has_tags and _names_tag(text, match):
+                continue
             if is_leaf:
                 first = found[0]
-                named = first.label or _label(text, start) or label
+                named = first.label or _label(text, match.start(1)) or label
                 values.append(Value(text=first.text, kind=first.kind, label=named, is_leaf=True))
                 found, is_leaf = found[1:], False
             if is_named:
-                starts.append(start)
-                stops.append(stop)
+                matches.append(match)
             if not is_named or (only_numbers and not has_number):
                 values += found
             else:
-                begins = _row(text, starts, stops, looked, row)
-                looked = len(starts) - 1
+                begins = _row(text, matches, looked, row)
+                looked = len(matches) - 1
                 if begins != row:
                     row, known = begins, _label(text, begins) or label
                 values += [each if each.label else Value(text=each.text, kind=each.kind, label=known) for each in found]
@@ -349,15 +347,21 @@ def _pieces(text: str) -> Iterable[re.Match[str]]:
     return chain(whole, (match for match in tail if match.start(1) > end - _TAIL))
 
 
-def _row(text: str, starts: Sequence[int], stops: Sequence[int], last: int, row: int) -> int:
-    """Return where the row begins in which the newest of the values from `starts` to `stops` stands.
+def _names_tag(text: str, match: re.Match[str]) -> bool:
+    """Tell whether a piece without quotation marks is the name of a tag."""
+    start, piece = match.start(1), match[1]
+    return text[start - 1 : start] == "<" and piece[0] not in _QUOTES and "://" not in piece
+
+
+def _row(text: str, matches: Sequence[re.Match[str]], last: int, row: int) -> int:
+    """Return where the row begins in which the newest of the values found so far stands.
 
     `last` is the index of a value whose row is known to begin at `row`; less than 0 without one.
     """
-    place, first = len(starts) - 1, max(last, 0)
-    while place > first and not _is_new_row(text, stops[place - 1], starts[place]):
+    place, first = len(matches) - 1, max(last, 0)
+    while place > first and not _is_new_row(text, matches[place - 1].end(1), matches[place].start(1)):
         place -= 1
-    return row if place == last else starts[place]
+    return row if place == last else matches[place].start(1)
 
 
 def _is_new_row(text: str, last: int, start: int) -> bool:

@@ -28,8 +28,8 @@ lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from math import ceil
 from operator import mul, sub
 from typing import Final
@@ -140,20 +140,20 @@ class Costs(Struct, frozen=True, kw_only=True):
         Where prices may be far off, a trim that saves less does not take the place of the best one as long as that
         cannot be afforded: little trims would use up what may be lost, and the best one would wait for long.
         """
-        ahead = [0, *accumulate(self.tokens)]
-        less = list(map(sub, self.tokens, draft.tokens))
-        freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
         best: tuple[float, int, bool] | None = None
         waits = self._is_far_off
-        for start in starts:
-            left = self.fixed + summary_tokens(self.summary) + ahead[min(start, self.cached)] if self.warm else 0
-            balance = self._balance(self.stays - freed[-1] + freed[start], left, self.prices)
+        for start, balance, waited in self._changed_from(starts, draft.tokens):
             saved = balance.gain * self.expected - balance.loss
-            if (best is None or saved > best[0]) and self._is_due(balance, waited[-1] - waited[start]):
+            if (best is None or saved > best[0]) and self._is_due(balance, waited):
                 is_affordable = self.affordable(balance)
                 if is_affordable or waits:
                     best = (saved, start, is_affordable)
         return best[1] if best is not None and best[2] else None
+
+    def may_pay(self, starts: Iterable[int], tokens: Sequence[int]) -> bool:
+        """Tell whether changes from one of `starts` on may be timely that leave no fewer than these tokens."""
+        changed = self._changed_from(starts, tokens)
+        return any(self._has_waited(balance, waited) and self.affordable(balance) for _, balance, waited in changed)
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
         """Tell whether making a summary and trimming for it pays; `before` is the balance of what was done already."""
@@ -191,15 +191,32 @@ class Costs(Struct, frozen=True, kw_only=True):
         """Tell whether a trim is due, and the session can afford it."""
         return self._is_due(balance, waited) and self.affordable(balance)
 
+    def _changed_from(self, starts: Iterable[int], tokens: Sequence[int]) -> Iterator[tuple[int, Balance, int]]:
+        """Yield each start with what changes in cost if from there on `tokens` are left, and how many waited."""
+        ahead = [0, *accumulate(self.tokens)]
+        less = list(map(sub, self.tokens, tokens))
+        freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
+        stays, lead = self.stays, self.fixed + summary_tokens(self.summary)
+        for start, following in pairwise([*starts, len(less)]):
+            if freed[start] == freed[following]:
+                continue  # to begin there changes no more than to begin with the next one, and rewrites more
+            left = lead + ahead[min(start, self.cached)] if self.warm else 0
+            balance = self._balance(stays - freed[-1] + freed[start], left, self.prices)
+            yield start, balance, waited[-1] - waited[start]
+
     def _is_due(self, balance: Balance, waited: int) -> bool:
-        """Tell whether waiting cost as much as a trim, where `waited` tokens were read that need not have been."""
+        """Tell whether waiting cost as much as a trim, and the cache will take what is left."""
         stays, prices = self.stays, self.prices
-        rate = prices.factor(stays) * prices.read
-        if balance.freed <= 0 or balance.loss > rate * waited:
+        if not self._has_waited(balance, waited):
             return False
         # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
         is_cached = stays - balance.freed >= prices.minimum
         return is_cached or prices.write * prices.minimum <= prices.read * stays
+
+    def _has_waited(self, balance: Balance, waited: int) -> bool:
+        """Tell whether waiting cost as much as a trim, where `waited` tokens were read that need not have been."""
+        rate = self.prices.factor(self.stays) * self.prices.read
+        return balance.freed > 0 and balance.loss <= rate * waited
 
     def _balance(self, sent: int, left: int, prices: Prices) -> Balance:
         """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""

@@ -106,8 +106,9 @@ class Draft(Struct, frozen=True, kw_only=True):
     def results(self) -> Iterator[Result]:
         """Yield the tool results that still stand, each with the call that it answers."""
         for span in self.spans:
-            calls = by_id(calls_in(self.entries, span))
-            for place, message in self.remaining(span.start, span.stop):
+            standing = [each for each in self.remaining(span.start, span.stop) if each[1].is_result]
+            calls = by_id(calls_in(self.entries, span)) if standing else {}
+            for place, message in standing:
                 for index, result, entry in results_of(message, self.entries[place]):
                     yield Result(
                         place=place,

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.textscan import Mentions, digest_of, words_of
-from proxy.textscan.digest import HEAD, TAIL, Candidate, candidates_of, ends_of, readable
+from proxy.textscan.digest import (
+    HEAD,
+    TAIL,
+    Candidate,
+    chance_of,
+    ends_of,
+    features_of,
+    readable,
+    reading_of,
+    remembered,
+)
 from proxy.textscan.scan import occurs
 
 # ------------------------------------------------------------------------------------------ digest
@@ -189,7 +199,7 @@ def test_texts_made_to_be_slow_are_read_as_well(text: str) -> None:
 
 
 def found(text: str) -> dict[str, Candidate]:
-    return {candidate.text: candidate for candidate in candidates_of(text)}
+    return {candidate.text: candidate for candidate in reading_of(text).candidates}
 
 
 def test_leaves_of_a_document_stand_under_their_keys() -> None:
@@ -231,7 +241,7 @@ def test_what_only_begins_like_a_document_is_text() -> None:
 
 @pytest.mark.parametrize("text", ["[]", " [ ]", "{}", "", "   ", "[1, 2, true, null]"])
 def test_where_nothing_may_be_kept_there_is_nothing(text: str) -> None:
-    assert not candidates_of(text)
+    assert not reading_of(text).candidates
 
 
 def test_keys_of_lines_and_of_braces() -> None:
@@ -285,7 +295,7 @@ def test_where_lines_give_one_value_their_keys_are_kept_with_the_colon() -> None
     ],
 )
 def test_worth(more: dict[str, str | float], less: dict[str, str | float]) -> None:
-    most = [max(each.worth for each in candidates_of(json.dumps(text))) for text in (more, less)]
+    most = [max(each.worth for each in reading_of(json.dumps(text)).candidates) for text in (more, less)]
     assert most[0] > most[1]
 
 
@@ -298,13 +308,13 @@ def test_a_long_cjk_run_in_prose_is_worth_little() -> None:
     "leaf", ["string", "(optional words)", "many words " * 7 + "end", "x" * 121, "7"], ids=lambda leaf: leaf[:9]
 )
 def test_what_need_not_be_kept(leaf: str) -> None:
-    assert not candidates_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf}))
+    assert not reading_of(json.dumps({"key": int(leaf) if leaf.isdigit() else leaf})).candidates
 
 
 def test_what_stands_there_often_comes_first_and_keeps_its_first_key() -> None:
     text = json.dumps([{"a": "K11"}, {"b": "K22"}, {"c": "K22"}, {"a": "K33"}])
     values = found(text)
-    assert [each.text for each in candidates_of(text)] == ["K22", "K11", "K33"]
+    assert [each.text for each in reading_of(text).candidates] == ["K22", "K11", "K33"]
     assert values["K22"].times == 2
     assert values["K22"].label == "b"
 
@@ -426,3 +436,27 @@ def test_what_was_said_again_is_kept_where_others_are_not_worth_their_characters
     assert (mentions.messages["K88"], mentions.agent["K88"], mentions.user) == (3, 2, {"and", "K77?"})
     assert digest_of("K77 K88 K99", 300, mentions=mentions, least=0.015) == "K88"
     assert digest_of("K77 K88 K99", 300, mentions=mentions) == "K77,K88,K99"
+
+
+def test_the_chance_of_a_value_is_that_of_its_features() -> None:
+    text = json.dumps({"order_id": "HAT136", "path": "src/main.c", "note": "two words", "port": 8080})
+    said = Mentions()
+    said.add("user", "order HAT136", [])
+    said.add("assistant", "I read src/main.c", ['{"path": "src/main.c"}'])
+    digests = [
+        digest_of(text, 1000, mentions=said, least=share * 1.0001 if is_above else share * 0.9999)
+        for candidate in reading_of(text).candidates
+        for share in [chance_of(features_of(candidate, said, is_argument=False)) / (len(candidate.text) + 2)]
+        for is_above in (False, True)
+    ]
+    values = [candidate.text for candidate in reading_of(text).candidates]
+    for at, value in enumerate(values):
+        assert value in digests[2 * at]
+        assert value not in digests[2 * at + 1]
+
+
+def test_a_very_long_text_is_not_remembered() -> None:
+    before = remembered.cache_info().currsize
+    text = "id=HAT136 " + "words and words " * 10_000
+    assert "HAT136" in digest_of(text, 100)
+    assert remembered.cache_info().currsize == before

@@ -377,7 +377,7 @@ def test_in_a_cold_cache_the_best_place_is_the_first() -> None:
 
 def test_a_place_that_the_cache_does_not_hold_is_free() -> None:
     poor = costs(reads=reads({}), account=Account(turns=0, untrimmed=0, saved=0))
-    assert poor.first_place(range(10), draft({2: 20, 9: 20})) == 8
+    assert poor.first_place(range(10), draft({2: 20, 9: 20})) == 9
     assert poor.first_place([2, 9], draft({2: 20, 9: 20})) == 9
 
 

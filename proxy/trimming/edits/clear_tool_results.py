@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from proxy.dialects import Call, Message, Span
@@ -95,6 +96,10 @@ class ClearToolResults(BaseEdit, frozen=True):
         changes = tuple(_ResultClearing(self, draft).changes())
         if sum(change.freed for change in changes) >= self.at_least:
             yield from changes
+
+    def at_best(self, draft: Draft) -> Draft:
+        """Return the draft with the shortest stubs, and without all that may be cleared of what the agent wrote."""
+        return _ResultClearing(self, draft).at_best()
 
     def finished(self, before: Draft, draft: Draft) -> Iterator[Change]:
         """Fold the calls that this trim cleared, and those between them; what earlier trims left keeps its bytes."""
@@ -194,6 +199,33 @@ class _ResultClearing:
             for change in self._cleared_in(list(results), freed):
                 freed += change.freed
                 yield change
+
+    def at_best(self) -> Draft:
+        """Return a draft in which no place has more tokens than clearing leaves there."""
+        draft = self._draft
+        least: dict[int, int] = {}
+        for result in self._old:
+            if result.place in draft.protected:
+                continue
+            if (result.place, result.index) not in self._settled:
+                least[result.place] = min(draft.tokens[result.place], _CHEAPEST)
+            if self._may_be_shorter(result.span.start):
+                least[result.span.start] = 0
+        for place, message in draft.free(0, self._old[-1].span.start if self._old else 0):
+            if not message.calls and self._is_long_text(place, message):
+                least[place] = 0
+        messages = [None if at in least else message for at, message in enumerate(draft.messages)]
+        tokens = [least.get(at, count) for at, count in enumerate(draft.tokens)]
+        return replace(draft, messages=tuple(messages), tokens=tuple(tokens))
+
+    def _may_be_shorter(self, place: int) -> bool:
+        """Tell whether what the agent wrote in a message with calls may be cleared."""
+        message = self._draft.messages[place]
+        if message is None or self._is_changed(place):
+            return False
+        arguments = [call.arguments for call in message.calls] if self._edit.clear_inputs else []
+        is_long = any(len(each) > _STRING or "[" in each for each in arguments)
+        return is_long or self._is_long_text(place, message)
 
     def _is_enough(self, freed: int) -> bool:
         """Tell whether the target is met, and as many tokens are freed as a trim must free."""

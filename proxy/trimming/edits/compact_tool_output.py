@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from typing import Final, Literal, TypeAlias
 
@@ -36,9 +36,9 @@ from proxy.textscan import (
     write,
     write_lines,
 )
-from proxy.trimming.draft import Draft
+from proxy.trimming.draft import answered_by
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
-from proxy.trimming.model import Change, Entry
+from proxy.trimming.model import Entry
 from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
@@ -55,6 +55,7 @@ _LEAST_ROOM: Final = 8  # down to so many characters
 _SHORT_PART: Final = 80  # characters that each part of many may have before others are left out for it
 _NAME: Final = re.compile(r"\w+")
 _BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
+_REMEMBERED: Final = 100_000  # bytes of the largest result whose shorter form is remembered
 _LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
 
 
@@ -92,14 +93,9 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         """An empty list of methods."""
         return {} if self.methods or self.strict else {"methods": "without a method nothing is shortened"}
 
-    def apply(self, draft: Draft) -> Iterator[Change]:
-        """Shorten what has a shorter form, files perhaps excepted."""
-        changes = {change.position: change for change in super().apply(draft)}
-        if self.spare_files and changes:
-            for result in draft.results():
-                if result.place in changes and _names_file(result.call):
-                    del changes[result.place]
-        return iter(changes.values())
+    def spares(self, message: Message, calls: Mapping[str, Call]) -> bool:
+        """Tell whether one of the results is perhaps that of a file, and these stay."""
+        return self.spare_files and any(_names_file(answered_by(each, calls)) for each in message.results)
 
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:
         """Return the result in a shorter form; None where it is short enough or has none."""
@@ -115,16 +111,33 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
     def _compacted(self, message: Message, entry: Entry, size: int, asked: str) -> Shortened | None:
         """Return `message` in a shorter form; None where that has `size` bytes or more."""
-        original = _Original(message.texts, entry)
-        if original.tokens <= self.over_tokens:
+        texts, per_byte = message.texts, _tokens_per_byte(entry)
+        given = sum(map(_size, texts))
+        if given * per_byte <= self.over_tokens:
             return None
+        shorter = _shorter_once if given <= _REMEMBERED else CompactToolOutput.shorter
+        made, used = shorter(self, texts, per_byte, entry.ref, asked if self.strict else "")
+        after = _size("".join(filter(None, made)))
+        if after >= size:
+            return None
+        reason = f"{', '.join(used)}: {given} bytes become {after}"
+        return Shortened(message=message.with_texts(made), reason=reason)
+
+    def shorter(
+        self, texts: Sequence[str], per_byte: float, ref: str, asked: str
+    ) -> tuple[Sequence[str | None], Sequence[str]]:
+        """Return the texts of a result in a shorter form, None for one that goes, and the methods that made it so.
+
+        A byte of them has `per_byte` tokens; `ref` names the result, `asked` are the arguments of its call.
+        """
+        original = _Original(texts, per_byte)
         forms = [_CompactForm(text, self, original.per_byte) for text in original.texts]
         for step in (_CompactForm.tidy, _CompactForm.clean, _CompactForm.cut):
             if original.is_over(self.over_tokens, forms):
                 for form in forms:
-                    form.take(step, entry.ref)
+                    form.take(step, ref)
         if self.strict:
-            self._fit(forms, original, entry.ref, frozenset(_NAME.findall(asked.lower())))
+            self._fit(forms, original, ref, frozenset(_NAME.findall(asked.lower())))
         # A part of which only blanks are left goes: some refuse it.
         made = [
             None if form.is_left_out or (form.text != own and not form.text.strip()) else form.text
@@ -132,13 +145,8 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         ]
         if not "".join(filter(None, made)).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
-            made = [ending(entry.ref), *original.texts[1:]]
-        after = _size("".join(filter(None, made)))
-        if after >= size:
-            return None
-        used = dict.fromkeys(name for form in forms for name in form.used)
-        reason = f"{', '.join(used)}: {original.size} bytes become {after}"
-        return Shortened(message=message.with_texts(made), reason=reason)
+            made = [ending(ref), *original.texts[1:]]
+        return made, tuple(dict.fromkeys(name for form in forms for name in form.used))
 
     def _fit(self, forms: Sequence[_CompactForm], original: _Original, ref: str, asked: frozenset[str]) -> None:
         """Cut the forms of a result until all of them together are within the limit."""
@@ -163,6 +171,10 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
             if room < _LEAST_ROOM:
                 return
             room *= _SMALLER
+
+
+_shorter_once: Final = lru_cache(maxsize=256)(CompactToolOutput.shorter)
+"""Newer results come again at each request that a trim is tried out at."""
 
 
 def _ends_of(texts: Sequence[str], room: float, spare: int) -> dict[int, str | None]:
@@ -207,11 +219,11 @@ def _names_file(call: Call | None) -> bool:
 class _Original:
     """A result before it is put in a shorter form: by its tokens those of the form are estimated."""
 
-    def __init__(self, texts: Sequence[str], entry: Entry) -> None:
+    def __init__(self, texts: Sequence[str], per_byte: float) -> None:
         self.texts = texts
-        self.per_byte = _tokens_per_byte(entry)
+        self.per_byte = per_byte
         self.size = sum(map(_size, texts))
-        self.tokens = self.size * self.per_byte
+        self.tokens = self.size * per_byte
 
     @cached_property
     def _weight(self) -> int:

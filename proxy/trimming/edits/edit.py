@@ -60,6 +60,13 @@ class BaseEdit(Section, ABC, frozen=True):
         among the changes that remove what it covers; or there is only a `SummaryRequest`, which would have been used.
         """
 
+    def at_best(self, draft: Draft) -> Draft | None:  # noqa: ARG002 - most edits have no need of it
+        """Return a draft in which no place has more tokens than this edit leaves there; None if that takes as long.
+
+        Where even that would not pay, nothing is tried. What the edit leaves alone stands as it is.
+        """
+        return None
+
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
         """Return what must follow from what all the edits of a trim did; asked after each pass of them."""
         return ()
@@ -92,6 +99,10 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         call that it answers. What is short already must stay.
         """
 
+    def spares(self, message: Message, calls: Mapping[str, Call]) -> bool:  # noqa: ARG002 - most spare none
+        """Tell whether a message with results stays as it is; `calls` are those that it may answer."""
+        return False
+
     def shorten_all(
         self, message: Message, entry: Entry, calls: Mapping[str, Call], *, is_cleared: bool = False
     ) -> Shortened | None:
@@ -115,16 +126,23 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         whole = message.with_results(made) if reasons else None
         return Shortened(message=whole, reason="; ".join(reasons)) if whole is not None else None
 
+    def at_best(self, draft: Draft) -> Draft:
+        """Return the draft with its results shortened."""
+        return draft.after(tuple(self.apply(draft)))
+
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Shorten every tool result that is not protected or cleared and costs fewer tokens in the shorter form."""
         for span in draft.spans:
-            calls = by_id(calls_in(draft.entries, span))
-            for place, message in draft.remaining(span.start, span.stop):
-                if not message.is_result or (place in draft.protected and place not in draft.cuttable):
-                    continue
+            standing = [
+                (place, message)
+                for place, message in draft.remaining(span.start, span.stop)
+                if message.is_result and (place not in draft.protected or place in draft.cuttable)
+            ]
+            calls = by_id(calls_in(draft.entries, span)) if standing else {}
+            for place, message in standing:
                 is_cleared = bool(draft.made_by) and CLEAR_TOOL_RESULTS in draft.made_by[place]
                 shortened = self.shorten_all(message, draft.entries[place], calls, is_cleared=is_cleared)
-                if shortened is None:
+                if shortened is None or self.spares(message, calls):
                     continue
                 change = draft.replacing(place, self.type, shortened.reason, shortened.message)
                 if change.freed > 0:

@@ -478,3 +478,33 @@ def test_a_short_text_stays() -> None:
     assert shorter_text("short", nothing) == "short"
     assert shorter_text("x" * 201, nothing) == "[cleared 201 characters]"
     assert shorter_text("x" * 201, lambda text: text) == "x" * 201
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"clear_inputs": True}, {"clear_texts": True}, {"clear_inputs": True, "clear_texts": True}]
+)
+def test_at_best_no_place_has_more_tokens_than_clearing_leaves(settings: dict[str, bool]) -> None:
+    numbers = json.dumps({"lines": list(range(100))})
+    log = (
+        *(called('{"path": "a.txt"}', text=SAID * 3), result(LONG), said(SAID * 3)),
+        *(called(json.dumps({"text": LONG})), result("ok"), called(numbers), result(LONG)),
+        *(called('{"path": "kept.txt"}'), result(LONG), called('{"path": "new.txt"}'), result(LONG)),
+    )
+    given = replace(draft(*log), count=lambda message: len(message.raw) // 4, protected=frozenset({7, 8}))
+    given = replace(given, tokens=tuple([given.count(message) for message in log]))
+    edit = ClearToolResults.model_validate({"type": "clear_tool_results", "keep": 1, **settings})
+    best, made = edit.at_best(given), given.after(list(edit.apply(given)))
+    assert all(least <= left for least, left in zip(best.tokens, made.tokens, strict=True))
+    untouched = {7, 8, 9, 10} | ({0, 3, 5} if not settings else set())
+    assert all(best.messages[at] is log[at] and best.tokens[at] == given.tokens[at] for at in untouched)
+    assert sum(best.tokens) < sum(made.tokens) < sum(given.tokens)
+    again = edit.at_best(made)  # what is cleared stays as it is
+    assert [again.tokens[at] for at in (1, 6)] == [made.tokens[at] for at in (1, 6)]
+    summed_up = replace(given, messages=(None, *log[1:]), tokens=(0, *given.tokens[1:]))
+    assert edit.at_best(summed_up).tokens[0] == 0
+
+
+def test_at_best_nothing_goes_where_no_result_is_old() -> None:
+    given = draft(called("{}"), result(LONG))
+    edit = ClearToolResults(keep=1, clear_texts=True)
+    assert edit.at_best(given) == given

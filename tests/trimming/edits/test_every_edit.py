@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,10 +17,12 @@ from proxy.dialects import Message
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store.cuts import Decided, decode_cut, encode_cut
+from proxy.trimming.cost import Costs
 from proxy.trimming.edits import Edit
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.model import Cut, Entry, PlanningContext
 from proxy.trimming.policy import Policy
+from proxy.trimming.settings import Trigger
 from tests.trimming.edits.golden import Case
 from tests.trimming.growing import check, hidden, requests
 from tests.trimming.random_policies import PRICES, SETTINGS, chances, policy
@@ -231,3 +234,26 @@ def test_what_costs_no_less_stays() -> None:
 def test_what_is_short_already_stays() -> None:
     before = draft(*LOG).draft()
     assert list(SayLess().apply(before.after(list(SayLess().apply(before))))) == []
+
+
+@pytest.mark.no_cover  # what they happen to reach is tested elsewhere
+@pytest.mark.parametrize("seed", range(POLICIES))
+def test_what_is_not_tried_out_would_not_have_paid(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = chances(f"not tried {seed}")
+    may_pay, answers = Costs.may_pay, list[bool]()
+
+    def asked(costs: Costs, starts: Iterable[int], tokens: Sequence[int]) -> bool:
+        answers.append(may_pay(costs, starts, tokens))
+        return answers[-1]
+
+    for path in SESSIONS:
+        log = session(path)[1]
+        kinds = ["clear_tool_results", *chance.sample(["compact_tool_output", "truncate_tool_output"], seed % 3)]
+        trimming = policy(chance, _size(log), kinds)
+        trimming = trimming.model_copy(update={"trigger": Trigger(cost="auto"), "target": None})
+        known = PlanningContext(count=count, prices=PRICES[seed % 3], context_window=_size(log))
+        monkeypatch.setattr(Costs, "may_pay", asked)
+        plans = [request.plan for request in requests(log, _stops(log), trimming, known)]
+        monkeypatch.setattr(Costs, "may_pay", lambda *_: True)
+        assert [request.plan for request in requests(log, _stops(log), trimming, known)] == plans
+    assert False in answers
