@@ -129,6 +129,8 @@ class HistoryLoader:
         """By session, how it was asked last, and its first message then: whether it resends its history."""
         self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_REPLIES)
         """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
+        self._unanswered: FIFOCache[tuple[str, str, str], str] = FIFOCache(_SESSIONS)
+        """By tenant, dialect and digest of a first request without an id, its session, where no reply came."""
 
     async def load(
         self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
@@ -138,7 +140,8 @@ class HistoryLoader:
         `known` is the request before, with which this one has its first `request.known` messages in common.
 
         A request that names no session goes on with the session of the tenant that its replies came from: see
-        `store.evidence`. Where nobody knows which is meant, it becomes a new session.
+        `store.evidence`. Where nobody knows which is meant, it becomes a new session;
+        a first request that got no reply, asked again, goes on with the one that it began in this process.
         """
         size = request.new_bytes if known is not None else len(request.raw)
         masker = self._store.masker
@@ -165,7 +168,8 @@ class HistoryLoader:
                 if not speaks:  # it brings the whole history all the same
                     incoming = replace(incoming, mode=Mode.FULL)
                 return await self._load(request, incoming, found.session, context, whole=whole)
-        new = f"ses_{secrets.token_hex(16)}"
+        begun = self._unanswered.pop((context.tenant, context.dialect.name, incoming.digest), None)
+        new = begun or f"ses_{secrets.token_hex(16)}"
         made = await self._load(request, incoming, new, context, whole=whole)
         return replace(made, relayed=found.relayed, doubt=found.doubt)
 
@@ -282,6 +286,12 @@ class HistoryLoader:
         """Remember the session of replies to a request that named none."""
         for reply in replies:
             self._replies[context.tenant, context.dialect.name, reply] = session
+
+    def remember_unanswered(self, context: RequestContext, history: History) -> None:
+        """Remember the session that a first request without an id began: it may be asked again."""
+        is_first = history.arrival.kind is Kind.FIRST and history.digest != ROOT
+        if is_first and context.session is None and history.id is not None:
+            self._unanswered[context.tenant, context.dialect.name, history.digest] = history.id
 
     def branch(
         self,

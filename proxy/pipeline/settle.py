@@ -196,6 +196,8 @@ class Exchange:
                 if settled.replies:
                     self._remember(settled.replies)
                     then(settled)
+                else:
+                    services.loader.remember_unanswered(self.prepared.context, self.prepared.history)
                 return
             finally:
                 counts.values[counts.queue] -= 1

@@ -48,6 +48,20 @@ def test_its_errors_come_untouched(proxy: Proxy, upstream: Upstream, session: st
     assert row["error"]
 
 
+def test_a_first_request_without_an_id_that_is_asked_until_it_is_answered_is_one_session(proxy: Proxy) -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where does the Inn rise?"}]
+
+    def ask(model: str) -> str:
+        answer = proxy.client.post("/v1/chat/completions", json={"model": model, "messages": said})
+        return answer.headers["x-session-id"]
+
+    sessions = [ask(model) for model in ("fault:500", "fault:429", "fault:drop-before", "echo", "echo", "fault:500")]
+    assert len({*sessions[:4]}) == 1
+    assert len({*sessions}) == 3  # what is asked again after its answer begins anew
+    assert [message["role"] for message in proxy.messages(sessions[0])] == ["user", "assistant"]
+    assert [row["status"] for row in proxy.exchanges(sessions[0])] == ["failed", "failed", "failed", "complete"]
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["plain", "own tools"])
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 def test_an_answer_without_content(serve: Serve, session: str, stream: bool, own: bool) -> None:
