@@ -622,11 +622,12 @@ def _error_line(text: str) -> str:
     while (alarm := _ALARM.search(text, line_end)) is not None:
         line_start = text.rfind("\n", 0, alarm.start()) + 1
         line_end = text.find("\n", alarm.start()) + 1 or len(text)
-        for found in _ERROR.finditer(text, line_start, line_end):
-            is_code = found.start() - line_start > _ERROR_BEGINS or _CODE_LINE.search(text, line_start, found.start())
-            line = text[line_start:line_end].strip()
-            if not is_code and line[-1] not in _CODE_ENDS:
-                return line
+        found = _ERROR.search(text, line_start, line_end)  # what stands before it stands before any later one, too
+        if found is None or found.start() - line_start > _ERROR_BEGINS:
+            continue
+        line = text[line_start:line_end].strip()
+        if line[-1] not in _CODE_ENDS and not _CODE_LINE.search(text, line_start, found.start()):
+            return line
     return ""
 
 
