@@ -181,8 +181,9 @@ class HistoryLoader:
                 return await self._load(request, incoming, found.session, context, whole=whole)
         first = _first_request(incoming, context)
         begun = self._unanswered.pop(first, None) if first is not None else None
-        new = begun or f"ses_{secrets.token_hex(16)}"
-        made = await self._load(request, incoming, new, context, whole=whole)
+        made = await self._load(request, incoming, begun, context, whole=whole) if begun is not None else None
+        if made is None or made.arrival.kind is not Kind.FIRST:  # its client goes on there, by its id
+            made = await self._load(request, incoming, f"ses_{secrets.token_hex(16)}", context, whole=whole)
         return replace(made, relayed=found.relayed, doubt=found.doubt, began_with=first)
 
     async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:

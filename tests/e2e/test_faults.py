@@ -76,6 +76,21 @@ def test_a_question_beside_a_first_request_that_failed_stays_beside_it(proxy: Pr
     assert answered == failed
 
 
+def test_a_session_that_was_named_after_its_first_request_failed_is_taken_by_no_other(
+    proxy: Proxy, upstream: Upstream
+) -> None:
+    def ask(model: str, text: str, **headers: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        return proxy.client.post("/v1/chat/completions", json=body, headers=headers).headers["x-session-id"]
+
+    failed = ask("fault:500", "Where does the Ilz rise?")
+    for text in ("Where does the Ilz rise?", "My key is 1234."):
+        assert ask("echo", text, **{"x-session-id": failed, "x-session-mode": "append"}) == failed
+    other = ask("echo", "Where does the Ilz rise?")
+    assert b"1234" not in upstream.last.body
+    assert other != failed
+
+
 def test_named_agents_that_say_the_same_first_have_sessions_of_their_own(proxy: Proxy) -> None:
     body = {"model": "fault:500", "messages": [{"role": "user", "content": "Where does the Isar rise?"}]}
     sessions = {
