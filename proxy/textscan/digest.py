@@ -275,7 +275,8 @@ class Candidate(Struct, gc=False, kw_only=True):
 class Reading(Struct, frozen=True, kw_only=True):
     """What a digest of a text may hold, whatever else is known."""
 
-    candidates: Sequence[Candidate]  # each value once, first what is worth most for what it costs
+    candidates: Sequence[Candidate]
+    """Each value once, first what is worth most for what it costs. Threads share them: nobody changes them any more."""
     error: str  # the first line that tells an error; empty where none does
 
 
@@ -295,7 +296,7 @@ def _read(text: str, *, is_argument: bool) -> Reading:
     for candidate in found.values():
         candidate.odds = _sum_of(_OWN_WEIGHTS, _own_features(candidate, is_argument=is_argument))
         candidate.shown = _shown(candidate.text)
-    return Reading(candidates=sorted(found.values(), key=_cost), error=_error_line(text))
+    return Reading(candidates=tuple(sorted(found.values(), key=_cost)), error=_error_line(text))
 
 
 remembered: Final = lru_cache(maxsize=256)(_read)
