@@ -64,6 +64,16 @@ class Unplaced(Struct, frozen=True, kw_only=True):
     state: str = ""  # the id of what the provider holds, from which it goes on
 
 
+class FirstRequest(Struct, frozen=True, kw_only=True):
+    """What a first request without an id says. A question beside it, for a title say, has other instructions."""
+
+    tenant: str
+    dialect: str
+    digest: str
+    instructions: str | None  # their version
+    tools: str | None  # the name of all of them
+
+
 class History(Struct, frozen=True, kw_only=True):
     """A request in its place in the history."""
 
@@ -101,6 +111,7 @@ class History(Struct, frozen=True, kw_only=True):
     relayed: tuple[int, ...] = ()
     """Which of `fresh` are known as replies of upstream, from a conversation with the same beginning."""
     unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
+    began_with: FirstRequest | None = None  # what began a session that the client does not name
 
     @property
     def placed_in(self) -> str | None:
@@ -129,8 +140,8 @@ class HistoryLoader:
         """By session, how it was asked last, and its first message then: whether it resends its history."""
         self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_REPLIES)
         """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
-        self._unanswered: FIFOCache[tuple[str, str, str], str] = FIFOCache(_SESSIONS)
-        """By tenant, dialect and digest of a first request without an id, its session, where no reply came."""
+        self._unanswered: FIFOCache[FirstRequest, str] = FIFOCache(_SESSIONS)
+        """By a first request without an id, its session, where no reply came."""
 
     async def load(
         self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
@@ -168,10 +179,12 @@ class HistoryLoader:
                 if not speaks:  # it brings the whole history all the same
                     incoming = replace(incoming, mode=Mode.FULL)
                 return await self._load(request, incoming, found.session, context, whole=whole)
-        begun = self._unanswered.pop((context.tenant, context.dialect.name, incoming.digest), None)
-        new = begun or f"ses_{secrets.token_hex(16)}"
-        made = await self._load(request, incoming, new, context, whole=whole)
-        return replace(made, relayed=found.relayed, doubt=found.doubt)
+        first = _first_request(incoming, context)
+        begun = self._unanswered.pop(first, None) if first is not None else None
+        made = await self._load(request, incoming, begun, context, whole=whole) if begun is not None else None
+        if made is None or made.arrival.kind is not Kind.FIRST:  # its client goes on there, by its id
+            made = await self._load(request, incoming, f"ses_{secrets.token_hex(16)}", context, whole=whole)
+        return replace(made, relayed=found.relayed, doubt=found.doubt, began_with=first)
 
     async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
         """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.
@@ -287,11 +300,10 @@ class HistoryLoader:
         for reply in replies:
             self._replies[context.tenant, context.dialect.name, reply] = session
 
-    def remember_unanswered(self, context: RequestContext, history: History) -> None:
+    def remember_unanswered(self, history: History) -> None:
         """Remember the session that a first request without an id began: it may be asked again."""
-        is_first = history.arrival.kind is Kind.FIRST and history.digest != ROOT
-        if is_first and context.session is None and history.id is not None:
-            self._unanswered[context.tenant, context.dialect.name, history.digest] = history.id
+        if history.began_with is not None and history.id is not None and history.arrival.kind is Kind.FIRST:
+            self._unanswered[history.began_with] = history.id
 
     def branch(
         self,
@@ -553,6 +565,23 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
         mode=context.mode,
         answers=answers,
         manner=manner,
+    )
+
+
+def _first_request(incoming: Incoming, context: RequestContext) -> FirstRequest | None:
+    """Return a request without an id as it is known when it is asked again; None for one of a named agent.
+
+    Two agents may say the same.
+    """
+    manner = incoming.manner
+    if context.agent is not None or not incoming.names:
+        return None
+    return FirstRequest(
+        tenant=context.tenant,
+        dialect=context.dialect.name,
+        digest=incoming.digest,
+        instructions=manner.instructions if manner is not None else None,
+        tools=manner.tools if manner is not None else None,
     )
 
 

@@ -197,7 +197,7 @@ class Exchange:
                     self._remember(settled.replies)
                     then(settled)
                 else:
-                    services.loader.remember_unanswered(self.prepared.context, self.prepared.history)
+                    services.loader.remember_unanswered(self.prepared.history)
                 return
             finally:
                 counts.values[counts.queue] -= 1

@@ -275,7 +275,8 @@ class Candidate(Struct, gc=False, kw_only=True):
 class Reading(Struct, frozen=True, kw_only=True):
     """What a digest of a text may hold, whatever else is known."""
 
-    candidates: Sequence[Candidate]  # each value once, first what is worth most for what it costs
+    candidates: Sequence[Candidate]
+    """Each value once, first what is worth most for what it costs. Threads share them: nobody changes them any more."""
     error: str  # the first line that tells an error; empty where none does
 
 
@@ -295,7 +296,7 @@ def _read(text: str, *, is_argument: bool) -> Reading:
     for candidate in found.values():
         candidate.odds = _sum_of(_OWN_WEIGHTS, _own_features(candidate, is_argument=is_argument))
         candidate.shown = _shown(candidate.text)
-    return Reading(candidates=sorted(found.values(), key=_cost), error=_error_line(text))
+    return Reading(candidates=tuple(sorted(found.values(), key=_cost)), error=_error_line(text))
 
 
 remembered: Final = lru_cache(maxsize=256)(_read)
@@ -622,11 +623,12 @@ def _error_line(text: str) -> str:
     while (alarm := _ALARM.search(text, line_end)) is not None:
         line_start = text.rfind("\n", 0, alarm.start()) + 1
         line_end = text.find("\n", alarm.start()) + 1 or len(text)
-        for found in _ERROR.finditer(text, line_start, line_end):
-            is_code = found.start() - line_start > _ERROR_BEGINS or _CODE_LINE.search(text, line_start, found.start())
-            line = text[line_start:line_end].strip()
-            if not is_code and line[-1] not in _CODE_ENDS:
-                return line
+        found = _ERROR.search(text, line_start, line_end)  # what stands before it stands before any later one, too
+        if found is None or found.start() - line_start > _ERROR_BEGINS:
+            continue
+        line = text[line_start:line_end].strip()
+        if line[-1] not in _CODE_ENDS and not _CODE_LINE.search(text, line_start, found.start()):
+            return line
     return ""
 
 

@@ -151,9 +151,15 @@ class Costs(Struct, frozen=True, kw_only=True):
         return best[1] if best is not None and best[2] else None
 
     def may_pay(self, starts: Iterable[int], tokens: Sequence[int]) -> bool:
-        """Tell whether changes from one of `starts` on may be timely that leave no fewer than these tokens."""
-        changed = self._changed_from(starts, tokens)
-        return any(self._has_waited(balance, waited) and self.affordable(balance) for _, balance, waited in changed)
+        """Tell whether changes from one of `starts` on may be timely that leave no fewer than these tokens.
+
+        Below the shortest prefix that is cached, fewer tokens may cost more: there it is not known.
+        """
+        stays, minimum = self.stays, self.prices.minimum
+        return any(
+            stays - balance.freed < minimum or (self._has_waited(balance, waited) and self.affordable(balance))
+            for _, balance, waited in self._changed_from(starts, tokens)
+        )
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
         """Tell whether making a summary and trimming for it pays; `before` is the balance of what was done already."""

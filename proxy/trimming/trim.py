@@ -260,14 +260,19 @@ def trim(
 
 
 def _least(draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext) -> Sequence[int]:
-    """Return by place no more tokens than a trim would leave, in a small part of the time that it takes."""
+    """Return by place no more tokens than a trim would leave, in a small part of the time that it takes.
+
+    An edit with a `when`, or one of a type that comes twice, goes by what the edits before it really leave. What
+    follows from that nobody knows yet: then it may be nothing at all.
+    """
+    running = [edit for edit in edits if edit.when is None or edit.when.holds(draft.size, context)]
+    is_known = len({edit.type for edit in running}) == len(running) and all(edit.when is None for edit in running[:-1])
     left = draft
-    for edit in edits:
-        if edit.when is None or edit.when.holds(draft.size, context):
-            least = edit.at_best(left)
-            if least is None:
-                return [0] * len(draft.tokens)
-            left = least
+    for edit in running:
+        least = edit.at_best(left) if is_known else None
+        if least is None:
+            return [0] * len(draft.tokens)
+        left = least
     return left.tokens
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -60,6 +61,43 @@ def test_a_first_request_without_an_id_that_is_asked_until_it_is_answered_is_one
     assert len({*sessions}) == 3  # what is asked again after its answer begins anew
     assert [message["role"] for message in proxy.messages(sessions[0])] == ["user", "assistant"]
     assert [row["status"] for row in proxy.exchanges(sessions[0])] == ["failed", "failed", "failed", "complete"]
+
+
+def test_a_question_beside_a_first_request_that_failed_stays_beside_it(proxy: Proxy) -> None:
+    def ask(model: str, system: str, **more: Any) -> str:
+        said = [{"role": "system", "content": system}, {"role": "user", "content": "Where does the Lech rise?"}]
+        answer = proxy.client.post("/v1/chat/completions", json={"model": model, "messages": said, **more})
+        return answer.headers["x-session-id"]
+
+    river = {"type": "function", "function": {"name": "river", "parameters": {"type": "object"}}}
+    failed, titled = ask("fault:500", "You know rivers."), ask("echo", "Make a title.")
+    equipped, answered = ask("echo", "You know rivers.", tools=[river]), ask("echo", "You know rivers.")
+    assert len({failed, titled, equipped}) == 3
+    assert answered == failed
+
+
+def test_a_session_that_was_named_after_its_first_request_failed_is_taken_by_no_other(
+    proxy: Proxy, upstream: Upstream
+) -> None:
+    def ask(model: str, text: str, **headers: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        return proxy.client.post("/v1/chat/completions", json=body, headers=headers).headers["x-session-id"]
+
+    failed = ask("fault:500", "Where does the Ilz rise?")
+    for text in ("Where does the Ilz rise?", "My key is 1234."):
+        assert ask("echo", text, **{"x-session-id": failed, "x-session-mode": "append"}) == failed
+    other = ask("echo", "Where does the Ilz rise?")
+    assert b"1234" not in upstream.last.body
+    assert other != failed
+
+
+def test_named_agents_that_say_the_same_first_have_sessions_of_their_own(proxy: Proxy) -> None:
+    body = {"model": "fault:500", "messages": [{"role": "user", "content": "Where does the Isar rise?"}]}
+    sessions = {
+        proxy.client.post("/v1/chat/completions", json=body, headers={"x-agent-name": agent}).headers["x-session-id"]
+        for agent in ("one", "two")
+    }
+    assert len(sessions) == 2
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["plain", "own tools"])

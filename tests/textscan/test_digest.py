@@ -186,6 +186,7 @@ def test_every_value_that_is_shown_stands_in_the_text(rows: list[tuple[str, int]
         "<" * 500_000 + "</" * 10,
         "key: " * 200_000,
         "Error" * 200_000,
+        "far from the beginning of its line, " * 2 + "error: " * 100_000,
         "a:" + " " * 500_000 + "b",
         "<style" * 150_000 + "</p>" * 9,
     ],

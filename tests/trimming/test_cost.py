@@ -381,6 +381,26 @@ def test_a_place_that_the_cache_does_not_hold_is_free() -> None:
     assert poor.first_place([2, 9], draft({2: 20, 9: 20})) == 9
 
 
+def test_what_leaves_no_more_than_a_trim_that_is_timely_may_pay() -> None:
+    given = costs(reads=reads({0: 20, 6: 14}))
+    assert given.first_place(range(10), draft(LITTLE_AND_MUCH)) is not None
+    assert given.may_pay(range(10), draft(LITTLE_AND_MUCH).tokens)
+    assert given.may_pay(range(10), [0] * 10)
+    assert not costs(reads=reads({})).may_pay(range(7), draft(LITTLE_AND_MUCH).tokens)
+
+
+def test_where_fewer_tokens_may_be_too_few_for_the_cache_more_may_pay() -> None:
+    given = costs(
+        prices=replace(PRICES, minimum=1000),
+        fixed=550,
+        reads=(200,) * 10,
+        account=Account(turns=200, untrimmed=10**6, saved=0),
+    )
+    # Of 1550 tokens 1350 are left, which the cache takes. At best these would be 950: too few for it.
+    assert given.first_place([0], draft({0: 0, 1: 0})) == 0
+    assert given.may_pay([0], draft(dict.fromkeys(range(6), 0)).tokens)
+
+
 def test_a_move_is_tried_out_when_the_view_has_grown_by_a_twentieth() -> None:
     assert [due(view, 0) for view in (2047, 2048)] == [False, True]
     # 1.05 ** 156 < 2048 < 2121.9 = 1.05 ** 157

@@ -98,7 +98,7 @@ class ClearToolResults(BaseEdit, frozen=True):
             yield from changes
 
     def at_best(self, draft: Draft) -> Draft:
-        """Return the draft with the shortest stubs, and without all that may be cleared of what the agent wrote."""
+        """Return the draft without all that may be cleared: a later edit may make what was left of it still shorter."""
         return _ResultClearing(self, draft).at_best()
 
     def finished(self, before: Draft, draft: Draft) -> Iterator[Change]:
@@ -201,21 +201,21 @@ class _ResultClearing:
                 yield change
 
     def at_best(self) -> Draft:
-        """Return a draft in which no place has more tokens than clearing leaves there."""
+        """Return the draft without what may be cleared, as if nothing took its place."""
         draft = self._draft
-        least: dict[int, int] = {}
+        cleared: set[int] = set()
         for result in self._old:
             if result.place in draft.protected:
                 continue
             if (result.place, result.index) not in self._settled:
-                least[result.place] = min(draft.tokens[result.place], _CHEAPEST)
+                cleared.add(result.place)
             if self._may_be_shorter(result.span.start):
-                least[result.span.start] = 0
+                cleared.add(result.span.start)
         for place, message in draft.free(0, self._old[-1].span.start if self._old else 0):
             if not message.calls and self._is_long_text(place, message):
-                least[place] = 0
-        messages = [None if at in least else message for at, message in enumerate(draft.messages)]
-        tokens = [least.get(at, count) for at, count in enumerate(draft.tokens)]
+                cleared.add(place)
+        messages = [None if at in cleared else message for at, message in enumerate(draft.messages)]
+        tokens = [0 if at in cleared else count for at, count in enumerate(draft.tokens)]
         return replace(draft, messages=tuple(messages), tokens=tuple(tokens))
 
     def _may_be_shorter(self, place: int) -> bool:
@@ -224,7 +224,7 @@ class _ResultClearing:
         if message is None or self._is_changed(place):
             return False
         arguments = [call.arguments for call in message.calls] if self._edit.clear_inputs else []
-        is_long = any(len(each) > _STRING or "[" in each for each in arguments)
+        is_long = any(len(each) > _STRING or "[" in each or each.count("{") > _LEVELS for each in arguments)
         return is_long or self._is_long_text(place, message)
 
     def _is_enough(self, freed: int) -> bool:

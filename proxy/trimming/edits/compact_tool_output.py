@@ -146,7 +146,7 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         if not "".join(filter(None, made)).strip():
             # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
             made = [ending(ref), *original.texts[1:]]
-        return made, tuple(dict.fromkeys(name for form in forms for name in form.used))
+        return tuple(made), tuple(dict.fromkeys(name for form in forms for name in form.used))
 
     def _fit(self, forms: Sequence[_CompactForm], original: _Original, ref: str, asked: frozenset[str]) -> None:
         """Cut the forms of a result until all of them together are within the limit."""

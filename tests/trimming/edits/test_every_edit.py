@@ -18,6 +18,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.store.cuts import Decided, decode_cut, encode_cut
 from proxy.trimming.cost import Costs
+from proxy.trimming.draft import Draft
 from proxy.trimming.edits import Edit
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
 from proxy.trimming.model import Cut, Entry, PlanningContext
@@ -257,3 +258,31 @@ def test_what_is_not_tried_out_would_not_have_paid(seed: int, monkeypatch: pytes
         monkeypatch.setattr(Costs, "may_pay", lambda *_: True)
         assert [request.plan for request in requests(log, _stops(log), trimming, known)] == plans
     assert False in answers
+
+
+@pytest.mark.no_cover  # what they happen to reach is tested elsewhere
+@pytest.mark.parametrize("seed", range(POLICIES))
+def test_no_trim_leaves_fewer_tokens_than_at_best(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = chances(f"at best {seed}")
+    first_place, least, compared = Costs.first_place, list[Sequence[int]](), 0
+
+    def asked(_: Costs, __: Iterable[int], tokens: Sequence[int]) -> bool:
+        least.append(tokens)
+        return True
+
+    def found(costs: Costs, starts: Iterable[int], made: Draft) -> int | None:
+        nonlocal compared
+        compared += any(least[-1])
+        assert all(fewest <= left for fewest, left in zip(least[-1], made.tokens, strict=True))
+        return first_place(costs, starts, made)
+
+    monkeypatch.setattr(Costs, "may_pay", asked)
+    monkeypatch.setattr(Costs, "first_place", found)
+    for path in SESSIONS * 2:
+        log = session(path)[1]
+        some = ["clear_tool_results", "compact_tool_output", "truncate_tool_output"]
+        trimming = policy(chance, _size(log), chance.choices(some, k=chance.randint(1, 4)))
+        trimming = trimming.model_copy(update={"trigger": Trigger(cost="auto")})
+        known = PlanningContext(count=count, context_window=_size(log))
+        assert list(requests(log, _stops(log), trimming, known))
+    assert compared
