@@ -44,7 +44,7 @@ from proxy.textscan.scan import (
 HEAD: Final = 24_000  # characters of the beginning that are read
 TAIL: Final = 8_000  # characters of the end that are read
 ARGUMENT: Final = 100_000  # characters of an argument that are read
-_REMEMBERED: Final = 100_000  # characters of the longest text of which it is remembered what was read
+_REMEMBERED: Final = 20_000  # characters of the longest text of which it is remembered what was read
 CUT: Final = "…"  # stands where something is left out: what holds it is no value
 _TAGS: Final = 5  # so many closing tags make a page
 
@@ -282,7 +282,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 def reading_of(text: str, *, is_argument: bool = False) -> Reading:
     """Return what a digest of a text may hold; `is_argument`: the agent wrote the text."""
-    return (remembered if len(text) <= _REMEMBERED else _read)(text, is_argument=is_argument)
+    return (read_once if len(text) <= _REMEMBERED else _read)(text, is_argument=is_argument)
 
 
 def _read(text: str, *, is_argument: bool) -> Reading:
@@ -299,7 +299,7 @@ def _read(text: str, *, is_argument: bool) -> Reading:
     return Reading(candidates=tuple(sorted(found.values(), key=_cost)), error=_error_line(text))
 
 
-remembered: Final = lru_cache(maxsize=256)(_read)
+read_once: Final = lru_cache(maxsize=256)(_read)
 """The same texts come again at each request that a trim is tried out at."""
 
 

@@ -17,9 +17,9 @@ from proxy.textscan.digest import (
     chance_of,
     ends_of,
     features_of,
+    read_once,
     readable,
     reading_of,
-    remembered,
 )
 from proxy.textscan.scan import occurs
 
@@ -457,7 +457,7 @@ def test_the_chance_of_a_value_is_that_of_its_features() -> None:
 
 
 def test_a_very_long_text_is_not_remembered() -> None:
-    before = remembered.cache_info().currsize
+    before = read_once.cache_info().currsize
     text = "id=HAT136 " + "words and words " * 10_000
     assert "HAT136" in digest_of(text, 100)
-    assert remembered.cache_info().currsize == before
+    assert read_once.cache_info().currsize == before

@@ -55,7 +55,7 @@ _LEAST_ROOM: Final = 8  # down to so many characters
 _SHORT_PART: Final = 80  # characters that each part of many may have before others are left out for it
 _NAME: Final = re.compile(r"\w+")
 _BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
-_REMEMBERED: Final = 100_000  # bytes of the largest result whose shorter form is remembered
+_REMEMBERED: Final = 20_000  # bytes of the largest result whose shorter form is remembered
 _LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
 
 
