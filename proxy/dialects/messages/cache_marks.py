@@ -14,6 +14,7 @@ from proxy.dialects.messages.message import MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
+_HEADER: Final = "x-anthropic-"  # how a block begins that is no text: Claude Code names itself in the first one
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
@@ -43,11 +44,14 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room.
+
+    What Anthropic reads as a header is not split.
+    """
     sent = list(messages)
     counts = [_count(message) for message in cast("Sequence[MessagesMessage]", sent)]
     timed = any(b'"ttl"' in message.raw for message in sent)  # marks that live longer come first, or Claude refuses
-    if kind == "anthropic" and not timed:
+    if kind == "anthropic" and not timed and not _is_in_header(sent[place].texts, at):
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, MARK, EPHEMERAL)
         if content is not None:
@@ -55,6 +59,11 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
             if sum(counts) - counts[place] + _count(made) <= MOST_MARKS:
                 sent[place] = made
     return tuple(sent)
+
+
+def _is_in_header(texts: Sequence[str], at: int) -> bool:
+    first = texts[0] if texts else ""
+    return first.startswith(_HEADER) and at <= len(first)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:

@@ -242,6 +242,16 @@ def test_a_mark_goes_into_the_system_prompt() -> None:
     assert made["system"] == [text("Be brief. ", EPHEMERAL), text("It is ten.")]
 
 
+def test_a_header_in_the_system_prompt_is_not_split() -> None:
+    broken = MESSAGES.requests.broken
+    header, rules = "x-anthropic-billing-header: cc_version=2.1.197.a51;", "Be brief. It is ten."
+    whole = read(messages=[HI], system=[text(header), text(rules)]).instructions
+    assert broken(whole, 0, 28, "anthropic") == whole
+    assert broken(whole, 0, len(header), "anthropic") == whole  # nor marked
+    made = orjson.loads(broken(whole, 0, len(header) + 10, "anthropic")[0].raw)["content"]
+    assert made == [text(header), text("Be brief. ", EPHEMERAL), text("It is ten.")]
+
+
 def test_marks_of_the_proxy_s_own_go_where_there_is_room() -> None:
     request = read(messages=[HI, user(text("a", EPHEMERAL)), HI, call("a"), HI], system=[text("Be.", EPHEMERAL)])
     marked, whole = MESSAGES.requests.marked, (*request.instructions, *request.messages)
