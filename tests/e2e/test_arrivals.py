@@ -140,6 +140,22 @@ def test_a_title_asked_for_under_the_same_id_stands_aside(proxy: Proxy, session:
     assert kinds(proxy, session)[-1] == "resend"
 
 
+def test_instructions_with_a_new_id_are_the_same_and_do_not_stand_aside(proxy: Proxy, session: str) -> None:
+    """As Codex sends them once it has compacted its history."""
+    said: list[JsonObject] = [{"id": "msg_env", **user("This is Linux.")}, {"id": "msg_one", **user("one")}]
+    later = [{"role": "assistant", "content": "echo: one"}, user("two")]
+    for number, also in enumerate(([], later, [user("So far.")])):
+        rules = {"type": "message", "role": "developer", "id": f"msg_{number}", "content": "You help."}
+        answer = proxy.client.post(
+            "/v1/responses",
+            json={"model": "echo", "input": [rules, *said, *also], "store": False},
+            headers={"x-session-id": session},
+        )
+        assert answer.status_code == 200, answer.text
+    assert kinds(proxy, session) == ["first", "resend", "rewind"]
+    assert texts(proxy.messages(session))[:3] == ["This is Linux.", "one", "So far."]
+
+
 @pytest.mark.parametrize(("tools", "model"), [(TOOLS, "echo"), (None, "say:title")])
 def test_a_title_asked_for_beside_appends_stands_aside(
     proxy: Proxy, upstream: Upstream, session: str, tools: list[JsonObject] | None, model: str

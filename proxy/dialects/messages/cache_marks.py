@@ -10,11 +10,10 @@ from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.jsontext import RawFields, is_array, is_object, read, with_break, with_field
-from proxy.dialects.messages.message import MARK, MessagesMessage
+from proxy.dialects.messages.message import HEADER, MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
-_HEADER: Final = "x-anthropic-"  # how a block begins that is no text: Claude Code names itself in the first one
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
@@ -63,7 +62,7 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
 
 def _is_in_header(texts: Sequence[str], at: int) -> bool:
     first = texts[0] if texts else ""
-    return first.startswith(_HEADER) and at <= len(first)
+    return first.startswith(HEADER) and at <= len(first)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:

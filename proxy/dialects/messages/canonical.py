@@ -2,6 +2,7 @@
 
 What clients change without meaning anything by it is left out, and nothing else:
 
+    system       the header in which Claude Code names its version and a digest of the first question
     everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
     texts        whatever else a block of text holds
     calls        `caller`; numbers in the input are as JavaScript has them
@@ -20,7 +21,7 @@ from typing import Any, Final
 from proxy.dialects import OWN_FIELDS, JsonObject, answer_of
 from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
-from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of, is_call
+from proxy.dialects.messages.message import HEADER, MARK, THINKING, UNFINISHED, blocks_of, is_call
 
 _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
 _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
@@ -31,6 +32,8 @@ def canonical(data: JsonObject) -> bytes:
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
         blocks = [told for block in blocks_of(data) if (told := _block(block)) is not None]
+        if role == "system" and blocks and _is_text(blocks[0]) and blocks[0]["text"].startswith(HEADER):
+            del blocks[0]
         content = _reply(blocks) if role == "assistant" else blocks
     return _form(data, content)
 

@@ -358,6 +358,10 @@ RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ),
         ({"role": "user", "content": [result("a", "")]}, {"role": "user", "content": [result("a", [])]}),
         ({"role": "user", "content": "hi", "agent": "planner"}, {"role": "user", "content": "hi", "note": None}),
+        (
+            {"role": "system", "content": [text("x-anthropic-billing-header: a1;"), text("Be brief.", **MARK)]},
+            {"role": "system", "content": [text("x-anthropic-billing-header: b2;"), text("Be brief.")]},
+        ),
         *RESHAPED,
     ],
 )
