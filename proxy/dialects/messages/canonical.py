@@ -5,7 +5,8 @@ What clients change without meaning anything by it is left out, and nothing else
     system       the header in which Claude Code names its version and a digest of the first question
     everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
     texts        whatever else a block of text holds
-    calls        `caller`; numbers in the input are as JavaScript has them
+    calls        `caller`; the input where a random id tells the call (Claude Code fills in defaults, and takes out the
+                 folder and white space); else its numbers are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
     replies      how the text is split into blocks, and where they stand among the calls; white space at its ends. What
                  the provider ran itself does not count where text or calls remain, and thinking (also as
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects import OWN_FIELDS, JsonObject, answer_of
+from proxy.dialects import OWN_FIELDS, JsonObject, answer_of, is_random
 from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.messages.message import HEADER, MARK, THINKING, UNFINISHED, blocks_of, is_call
@@ -64,12 +65,18 @@ def _form(data: JsonObject, content: Any) -> bytes:
 def _reply(blocks: list[Any]) -> list[Any]:
     """Return what counts of the forms of a reply's blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
-    text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
+    text, calls = answer_of(said).strip(), [_call(block) for block in blocks if is_call(block)]
     if text:
         return [{"type": "text", "text": text}, *calls]
     others = [block for block in blocks if not (_is_text(block) or _is_thinking(block))]
     thoughts = [{"type": "text", "text": said.strip()}] if said.strip() else []
     return calls or others or thoughts or [block for block in blocks if _is_thinking(block)]
+
+
+def _call(block: JsonObject) -> JsonObject:
+    """Return what counts of the form of a call: not its input where its id tells it."""
+    told = is_random(str(block.get("id")))
+    return {name: value for name, value in block.items() if name != "input"} if told else block
 
 
 def _block(block: Any) -> Any:
