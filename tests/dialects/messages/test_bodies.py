@@ -54,7 +54,7 @@ def test_a_request_is_read() -> None:
         tools=[LOOK],
         stream=True,
         metadata={"user_id": "u1"},
-        context_management={"edits": []},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
         thinking={"type": "enabled", "budget_tokens": 1024},
     )
     assert [message.data for message in request.instructions] == [{"role": "system", "content": [text("Be brief.")]}]
