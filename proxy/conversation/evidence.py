@@ -20,15 +20,13 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.dialects import Message, answer_of
+from proxy.dialects import Message, answer_of, is_random
 
 TELLING: Final = 24  # characters of the shortest text that tells something alone
 EvidenceKind: TypeAlias = Literal["place", "id", "text"]
 
-_RUN: Final = re.compile(r"[0-9A-Za-z]{8,}")
 _IN_WORDS: Final = "\nCalling tools:"  # how smolagents begins calls in words
 _CALL_ID: Final = re.compile(r"\b(?:call_|toolu_|chatcmpl-tool-)[0-9A-Za-z-]{8,}")
-_DIGITS: Final = 12  # digits of the shortest random number
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
@@ -180,16 +178,3 @@ def squeezed(text: str, window: int = 65_536) -> str:
             parts.append(words)
         in_word = not piece[-1].isspace()
     return "".join(parts)
-
-
-def is_random(name: str) -> bool:
-    """Tell whether an id looks as if nobody else had it: "call_1" and "functions.look:0" do not.
-
-    Providers that count, or put the tool's name into the id, give the same ids in every conversation.
-    """
-    for run in _RUN.findall(name):
-        digits = sum(map(str.isdigit, run))
-        has_both_cases = run.lower() != run != run.upper()
-        if digits >= _DIGITS or (digits < len(run) and digits >= (1 if has_both_cases else 2)):
-            return True
-    return False

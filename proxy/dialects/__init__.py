@@ -48,5 +48,6 @@ from proxy.dialects.base import (
     body_id,
     dialect_named,
     hash_of,
+    is_random,
     one_line,
 )

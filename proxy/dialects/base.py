@@ -56,6 +56,8 @@ OWN_FIELDS: Final = ("agent", "is_internal")  # fields of a message that are our
 _THOUGHTS: Final = re.compile(r"(?:\s*<(think|thinking|thought)>.*?</\1>)+", re.DOTALL)
 """How a reply begins that holds the reasoning of an open model as text."""
 _URL_OF_BYTES: Final = re.compile(rb'"data:(?<!\\"data:)[^",]*;base64,[^"]*"')  # a whole value, no part of a text
+_RUN: Final = re.compile(r"[0-9A-Za-z]{8,}")  # what may be the random part of an id
+_DIGITS: Final = 12  # digits of the shortest random number
 _SOURCE: Final = b'"type":"base64"'  # what the text of a source of bytes holds
 _BYTES: Final = re.compile(rb'"data":"[^"\\]+"')  # where it holds them
 _SHOWN: Final = 200  # characters of a name or an address that are shown at most
@@ -169,6 +171,19 @@ class Repaired(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]  # what was repaired: at most one line for each kind of problem, with its count
     sources: tuple[int | None, ...]
     """For each message its position before the repair where it is the very same; None where it was made."""
+
+
+def is_random(name: str) -> bool:
+    """Tell whether an id looks as if nobody else had it: "call_1" and "functions.look:0" do not.
+
+    Providers that count, or put the tool's name into the id, give the same ids in every conversation.
+    """
+    for run in _RUN.findall(name):
+        digits = sum(map(str.isdigit, run))
+        has_both_cases = run.lower() != run != run.upper()
+        if digits >= _DIGITS or (digits < len(run) and digits >= (1 if has_both_cases else 2)):
+            return True
+    return False
 
 
 def answer_of(text: str) -> str:

@@ -146,8 +146,8 @@ class UpstreamSender:
         """Sessions that had a marked request refused for whatever reason, untrimmed: they are marked once trimmed."""
         self._orders: LRUCache[tuple[str, str], frozenset[RoleOrder]] = LRUCache(_MODELS)
         """The order of roles that a model insists on: learnt from a refusal, once obeying it helped."""
-        self._instructed: LRUCache[tuple[str, str | None], _Instructed] = LRUCache(_SESSIONS)
-        """By session and agent, where marks are taken."""
+        self._instructed: LRUCache[tuple[str, str | None, int | None], _Instructed] = LRUCache(2 * _SESSIONS)
+        """By session, agent and tools, where marks are taken; without tools, the last request's."""
 
     async def send(self, prepared: Prepared, replanned: Replanned) -> Sent:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
@@ -448,15 +448,17 @@ class UpstreamSender:
         is_long = sum([len(message.raw) for message in history.instructions]) >= OFF_LOOP_BYTES
         if is_long or history.arrival.kind is Kind.SIDE:
             return None
-        key, tools = (prepared.key, prepared.context.agent), hash(prepared.tools)
-        now, known = history.instructions, self._instructed.get(key)
+        tools = hash(prepared.tools)
+        key, latest = (prepared.key, prepared.context.agent, tools), (prepared.key, prepared.context.agent, None)
+        # Tools come before instructions: behind others, a subagent's say, no prefix is shared.
+        now, known, last = history.instructions, self._instructed.get(key), self._instructed.get(latest)
         place, at = (known.place, known.at) if known is not None else (None, 0)
         if known is not None and (differing := _first_difference(known.messages, now)) is not None:
             place, at = min(differing, (place, at)) if place is not None else differing
-        others = known is not None and known.tools != tools
-        if known is not None and known.exchange == prepared.report.exchange:  # its body is made once more
-            others = known.others
-        found = self._instructed[key] = _Instructed(
+        others = last is not None and last.tools != tools
+        if last is not None and last.exchange == prepared.report.exchange:  # its body is made once more
+            others = last.others
+        found = self._instructed[key] = self._instructed[latest] = _Instructed(
             exchange=prepared.report.exchange, messages=now, tools=tools, others=others, place=place, at=at
         )
         return found

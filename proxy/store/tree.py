@@ -37,7 +37,17 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.conversation import ROOT, array_of, body_id, body_of, child, content_hash, content_key, names_under
+from proxy.conversation import (
+    ROOT,
+    array_of,
+    body_id,
+    body_of,
+    child,
+    content_hash,
+    content_key,
+    names_under,
+    version_of,
+)
 from proxy.dialects import Dialect, Message, begun_under
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
@@ -432,11 +442,11 @@ def add_instructions(
 
     `there` is one that is known to be stored.
     """
-    text = array_of(messages)
-    version = body_id(text)
+    version = version_of(messages)
     if version == there:
         return version
-    row = {"session": key, "version": version, "messages": text.decode(), "tokens": tokens, "created_at": at}
+    text = array_of(messages).decode()
+    row = {"session": key, "version": version, "messages": text, "tokens": tokens, "created_at": at}
     insert_new(connection, INSTRUCTIONS, [row])
     return version
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.conversation import TELLING, Witness, continues, is_longer
-from proxy.conversation.evidence import is_random, squeezed
+from proxy.conversation.evidence import squeezed
+from proxy.dialects import is_random
 from proxy.dialects.chat.message import ChatMessage
 
 OURS = Witness(tenant="team", dialect="chat")

@@ -78,10 +78,11 @@ def test_a_message_is_looked_up_by_what_it_says() -> None:
     assert len(content_key(content_hash(ASK))) == 16
 
 
-def test_a_version_of_instructions_is_named_by_their_texts_as_an_array() -> None:
+def test_a_version_of_instructions_is_named_by_what_they_say() -> None:
     assert array_of([ASK, OTHER]) == b"[" + ASK.raw + b"," + OTHER.raw + b"]"
     assert array_of([]) == b"[]"
-    assert version_of([ASK, OTHER]) == body_id(array_of([ASK, OTHER]))
+    assert version_of([ASK, OTHER]) == version_of([SAME, OTHER]) != version_of([OTHER, ASK])
+    assert version_of([]) != version_of([ASK]) != version_of([ASK, ASK])
 
 
 def _known(message: Message) -> Message:

@@ -140,6 +140,47 @@ def test_a_title_asked_for_under_the_same_id_stands_aside(proxy: Proxy, session:
     assert kinds(proxy, session)[-1] == "resend"
 
 
+def test_instructions_with_a_new_id_are_the_same_and_do_not_stand_aside(proxy: Proxy, session: str) -> None:
+    """As Codex sends them once it has compacted its history."""
+    said: list[JsonObject] = [{"id": "msg_env", **user("This is Linux.")}, {"id": "msg_one", **user("one")}]
+    later = [{"role": "assistant", "content": "echo: one"}, user("two")]
+    for number, also in enumerate(([], later, [user("So far.")])):
+        rules = {"type": "message", "role": "developer", "id": f"msg_{number}", "content": "You help."}
+        answer = proxy.client.post(
+            "/v1/responses",
+            json={"model": "echo", "input": [rules, *said, *also], "store": False},
+            headers={"x-session-id": session},
+        )
+        assert answer.status_code == 200, answer.text
+    assert kinds(proxy, session) == ["first", "resend", "rewind"]
+    assert texts(proxy.messages(session))[:3] == ["This is Linux.", "one", "So far."]
+
+
+def test_a_call_whose_arguments_the_client_changes_is_the_same(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    """As Claude Code sends back its calls."""
+    function = {"name": "look", "arguments": '{"at": "here  "}'}
+    ids = ["toolu_01A09q90qw90lq917835lq9", "toolu_01B17w03kd72ms660143pz5"]
+    calls = [[{"id": name, "type": "function", "function": function}] for name in ids]
+    upstream.load(session, [{"role": "assistant", "content": None, "tool_calls": call} for call in calls])
+    look = {"name": "look", "input_schema": {"type": "object"}}
+    asked = {"model": f"script:{session}", "max_tokens": 99, "tools": [look]}
+    said: list[JsonObject] = [user("where?")]
+    for changes in ({"at": "here", "all": False}, {}):
+        headers = {"x-session-id": session, "x-api-key": "k", "anthropic-version": "2023-06-01"}
+        answer = proxy.client.post("/v1/messages", json={**asked, "messages": said}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert upstream.log[-1].json["messages"] == said
+        content = answer.json()["content"]
+        assert content[-1]["type"] == "tool_use"
+        content[-1]["input"] |= changes
+        result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "seen"}
+        said = [*said, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}, user("and?")]
+    assert kinds(proxy, session) == ["first", "resend"]
+    assert len(proxy.get(f"/sessions/{session}")["branches"]) == 1
+    shown = proxy.get(f"/exchanges/{proxy.exchanges(session)[-1]['id']}/view")
+    assert shown["messages"][1]["content"][-1]["input"]["all"] is False  # as it was sent
+
+
 @pytest.mark.parametrize(("tools", "model"), [(TOOLS, "echo"), (None, "say:title")])
 def test_a_title_asked_for_beside_appends_stands_aside(
     proxy: Proxy, upstream: Upstream, session: str, tools: list[JsonObject] | None, model: str

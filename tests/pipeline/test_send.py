@@ -431,6 +431,17 @@ def test_a_cache_mark_stands_before_what_changes_in_the_instructions(
             }
 
 
+def test_instructions_behind_other_tools_share_nothing() -> None:
+    sender = UpstreamSender(Settings(), UPSTREAM, PREPARER, b"secret")
+    asked = [("ten", "f"), ("noon", "g"), ("ten", "f"), ("two", "g"), ("ten", "f"), ("two", "f")]
+    for (hour, tool), marked in zip(asked, [False, False, False, True, False, True], strict=True):
+        tools = [{"type": "function", "function": {"name": tool}}]
+        request = request_of({"role": "system", "content": f"{RULES}It is {hour}."}, ASKED, tools=tools)
+        history = history_of(request)
+        body = body_of(request, history, plan_of(history), breakpoints="openai", sender=sender)
+        assert marks(body) == ([0] if marked else [])
+
+
 def test_a_cache_key_is_sent_where_the_client_sends_none() -> None:
     ours = cache_key(b"secret", "t", "s")
     for fields, key in (({}, ours), ({"prompt_cache_key": "mine"}, "mine")):

@@ -185,8 +185,13 @@ def test_the_client_s_own_key_goes_to_the_messages_provider(start: Start, claude
     assert said.headers["x-session-id"] == "u1"
     assert (claude.got[-1].headers["x-api-key"], claude.last["metadata"]) == ("sk-mine", {"user_id": "u1"})
     claude.says(text("ho"))
-    managed = ask(proxy, hi, headers={"x-api-key": "sk-mine"}, context_management={"edits": []})
+    keys = {"x-api-key": "sk-mine"}
+    managed = ask(proxy, hi, headers=keys, context_management={"edits": [{"type": "clear_tool_uses_20250919"}]})
     assert "left to the provider" in managed.headers["x-context-warning"]
+    for edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}]):  # these change nothing
+        claude.says(text("ho"))
+        kept = ask(proxy, hi, headers=keys, context_management={"edits": edits})
+        assert "x-context-warning" not in kept.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

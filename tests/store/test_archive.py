@@ -371,6 +371,15 @@ def test_a_record_that_is_wrong_is_named_by_its_line(
     assert refused.value.param == f"[{line - 1}]"
 
 
+def test_instructions_may_have_the_name_that_older_versions_gave_them(story: list[JsonObject]) -> None:
+    records = copy.deepcopy(story)
+    record = next(one for one in records if one["record"] == "instructions")
+    older = body_id(record["text"].encode() if "text" in record else orjson.dumps(record["data"]))
+    assert older != record["version"]
+    records[0]["instructions"] = record["version"] = older
+    assert [row["version"] for row in read_records(records).instructions.values()] == [older]
+
+
 def test_what_a_cut_kept_is_of_its_branch(story: list[JsonObject]) -> None:
     records = copy.deepcopy(story)
     (cut,) = (record for record in records if record["record"] == "cut" and record["position"] == 3)

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.jsontext import RawFields, is_array, is_object, read, with_break, with_field
-from proxy.dialects.messages.message import MARK, MessagesMessage
+from proxy.dialects.messages.message import HEADER, MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
@@ -43,11 +43,14 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room.
+
+    What Anthropic reads as a header is not split.
+    """
     sent = list(messages)
     counts = [_count(message) for message in cast("Sequence[MessagesMessage]", sent)]
     timed = any(b'"ttl"' in message.raw for message in sent)  # marks that live longer come first, or Claude refuses
-    if kind == "anthropic" and not timed:
+    if kind == "anthropic" and not timed and not _is_in_header(sent[place].texts, at):
         fields = RawFields(sent[place].raw)
         content = with_break(fields.get("content", b"null"), at, MARK, EPHEMERAL)
         if content is not None:
@@ -55,6 +58,11 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
             if sum(counts) - counts[place] + _count(made) <= MOST_MARKS:
                 sent[place] = made
     return tuple(sent)
+
+
+def _is_in_header(texts: Sequence[str], at: int) -> bool:
+    first = texts[0] if texts else ""
+    return first.startswith(HEADER) and at <= len(first)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:

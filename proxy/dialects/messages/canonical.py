@@ -2,9 +2,11 @@
 
 What clients change without meaning anything by it is left out, and nothing else:
 
+    system       the header in which Claude Code names its version and a digest of the first question
     everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
     texts        whatever else a block of text holds
-    calls        `caller`; numbers in the input are as JavaScript has them
+    calls        `caller`; the input where a random id tells the call (Claude Code fills in defaults, and takes out the
+                 folder and white space); else its numbers are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
     replies      how the text is split into blocks, and where they stand among the calls; white space at its ends. What
                  the provider ran itself does not count where text or calls remain, and thinking (also as
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects import OWN_FIELDS, JsonObject, answer_of
+from proxy.dialects import OWN_FIELDS, JsonObject, answer_of, is_random
 from proxy.dialects.chat.canonical import arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
-from proxy.dialects.messages.message import MARK, THINKING, UNFINISHED, blocks_of, is_call
+from proxy.dialects.messages.message import HEADER, MARK, THINKING, UNFINISHED, blocks_of, is_call
 
 _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
 _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
@@ -31,6 +33,8 @@ def canonical(data: JsonObject) -> bytes:
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
         blocks = [told for block in blocks_of(data) if (told := _block(block)) is not None]
+        if role == "system" and blocks and _is_text(blocks[0]) and blocks[0]["text"].startswith(HEADER):
+            del blocks[0]
         content = _reply(blocks) if role == "assistant" else blocks
     return _form(data, content)
 
@@ -61,12 +65,18 @@ def _form(data: JsonObject, content: Any) -> bytes:
 def _reply(blocks: list[Any]) -> list[Any]:
     """Return what counts of the forms of a reply's blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
-    text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
+    text, calls = answer_of(said).strip(), [_call(block) for block in blocks if is_call(block)]
     if text:
         return [{"type": "text", "text": text}, *calls]
     others = [block for block in blocks if not (_is_text(block) or _is_thinking(block))]
     thoughts = [{"type": "text", "text": said.strip()}] if said.strip() else []
     return calls or others or thoughts or [block for block in blocks if _is_thinking(block)]
+
+
+def _call(block: JsonObject) -> JsonObject:
+    """Return what counts of the form of a call: not its input where its id tells it."""
+    told = is_random(str(block.get("id")))
+    return {name: value for name, value in block.items() if name != "input"} if told else block
 
 
 def _block(block: Any) -> Any:

@@ -45,6 +45,7 @@ from proxy.dialects.jsontext import (
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
+HEADER: Final = "x-anthropic-"  # how the first block of a system prompt begins that is none of it
 UNFINISHED: Final = "partial_json"
 """A field of ours on a stored call that broke off: what had come of its input. It is never sent."""
 

@@ -68,7 +68,15 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         state=state,
         references=(state,) if state else (),
         keeps_reply=is_object(thread),
-        notes=(MANAGED,) if values.get("context_management") else (),
+        notes=(MANAGED,) if _manages(values.get("context_management")) else (),
+    )
+
+
+def _manages(asked: Any) -> bool:
+    """Tell whether the provider is to edit anything. Claude Code asks it at each request to keep all thinking."""
+    edits = asked.get("edits") if is_object(asked) else None
+    return bool(asked) and not (
+        is_array(edits) and all(is_object(each) and each.get("keep") == "all" for each in edits)
     )
 
 

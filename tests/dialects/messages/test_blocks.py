@@ -338,6 +338,10 @@ RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (reply(*SEARCH, use("f", "a")).data, reply(use("f", "a")).data),
     (reply(use("f", "a"), text("hi")).data, reply(text("hi"), use("f", "a")).data),
     (reply(text("<think>x</think>\n\nhi")).data, reply(text("hi")).data),
+    (
+        reply(use("Bash", "toolu_01A09q90qw90lq917835lq9", command="cd /home && ls")).data,
+        reply(use("Bash", "toolu_01A09q90qw90lq917835lq9", command="ls", background=False)).data,
+    ),
     (reply(text("<think>x</think>"), use("f", "a")).data, reply(use("f", "a")).data),
 ]
 """Replies that were others in earlier versions."""
@@ -358,6 +362,10 @@ RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ),
         ({"role": "user", "content": [result("a", "")]}, {"role": "user", "content": [result("a", [])]}),
         ({"role": "user", "content": "hi", "agent": "planner"}, {"role": "user", "content": "hi", "note": None}),
+        (
+            {"role": "system", "content": [text("x-anthropic-billing-header: a1;"), text("Be brief.", **MARK)]},
+            {"role": "system", "content": [text("x-anthropic-billing-header: b2;"), text("Be brief.")]},
+        ),
         *RESHAPED,
     ],
 )

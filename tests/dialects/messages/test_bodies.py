@@ -54,7 +54,7 @@ def test_a_request_is_read() -> None:
         tools=[LOOK],
         stream=True,
         metadata={"user_id": "u1"},
-        context_management={"edits": []},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
         thinking={"type": "enabled", "budget_tokens": 1024},
     )
     assert [message.data for message in request.instructions] == [{"role": "system", "content": [text("Be brief.")]}]
@@ -240,6 +240,16 @@ def test_a_mark_goes_into_the_system_prompt() -> None:
     assert broken(blank, 0, 9, "anthropic") == blank  # a text of nothing is refused
     made = orjson.loads(compose(request, instructions=broken(plain, 0, 10, "anthropic"), messages=request.messages))
     assert made["system"] == [text("Be brief. ", EPHEMERAL), text("It is ten.")]
+
+
+def test_a_header_in_the_system_prompt_is_not_split() -> None:
+    broken = MESSAGES.requests.broken
+    header, rules = "x-anthropic-billing-header: cc_version=2.1.197.a51;", "Be brief. It is ten."
+    whole = read(messages=[HI], system=[text(header), text(rules)]).instructions
+    assert broken(whole, 0, 28, "anthropic") == whole
+    assert broken(whole, 0, len(header), "anthropic") == whole  # nor marked
+    made = orjson.loads(broken(whole, 0, len(header) + 10, "anthropic")[0].raw)["content"]
+    assert made == [text(header), text("Be brief. ", EPHEMERAL), text("It is ten.")]
 
 
 def test_marks_of_the_proxy_s_own_go_where_there_is_room() -> None:
