@@ -145,7 +145,6 @@ class UpstreamError(PalimpsestError):
     """The provider did not answer, or not to the end."""
 
     status = 502
-    type = "upstream_error"
 
 
 class UpstreamUnreachable(UpstreamError):

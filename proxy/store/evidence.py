@@ -43,7 +43,7 @@ from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
 from proxy.store.records import NodeRow
-from proxy.store.schema import EVIDENCE, SESSIONS, insert_new, session_place
+from proxy.store.schema import EVIDENCE, INSTRUCTIONS, SESSIONS, insert_new, session_place
 
 _NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
 _HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
@@ -64,8 +64,13 @@ _AT_HEAD: Final = (
     .where(EVIDENCE.c.piece == bindparam("piece", type_=EVIDENCE.c.piece.type), SESSIONS.c.head == bindparam("head"))
     .limit(2)
 )
+_USED: Final = (
+    select(INSTRUCTIONS.c.version)
+    .where(INSTRUCTIONS.c.session == SESSIONS.c.session, INSTRUCTIONS.c.version == bindparam("version"))
+    .exists()
+)
 _SESSIONS: Final = select(
-    *(SESSIONS.c[name] for name in ("session", "id", "head", "instructions", "updated_at"))
+    *(SESSIONS.c[name] for name in ("session", "id", "head", "instructions", "updated_at")), _USED.label("used")
 ).where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)), SESSIONS.c.tenant == bindparam("tenant"))
 
 
@@ -124,7 +129,7 @@ class Inferred(Struct, frozen=True, kw_only=True):
 class _Session(Struct, frozen=True, kw_only=True):
     id: str
     head: str
-    instructions: str | None
+    agrees: bool  # whether it was ever asked for under the request's instructions: a plan is asked for under others
     updated_at: int
 
 
@@ -247,10 +252,13 @@ class _Inference:
 
     def _read_sessions(self, keys: Collection[str]) -> None:
         new = sorted(key for key in keys if key not in self._sessions)
+        version = self._request.instructions
         for some in tree.in_parts(new):
-            for row in self._connection.execute(_SESSIONS, {"keys": some, "tenant": self._request.tenant}):
+            asked = {"keys": some, "tenant": self._request.tenant, "version": version}
+            for row in self._connection.execute(_SESSIONS, asked):
+                agrees = row.instructions == version or row.used
                 self._sessions[row.session] = _Session(
-                    id=row.id, head=row.head, instructions=row.instructions, updated_at=row.updated_at
+                    id=row.id, head=row.head, agrees=agrees, updated_at=row.updated_at
                 )
 
     # --------------------------------------------------------------------------------------------- decision
@@ -284,7 +292,7 @@ class _Inference:
     def _told_by_text(self, counts: Counter[str], holders: Mapping[int, set[str]]) -> _Session | None:
         """Return the session that texts tell: in other hands each may be a common phrase, or an example."""
         tried = {key for key, _ in counts.most_common(_TRIED)} | set(self._newest_of(counts))
-        same = {key for key in tried if self._agrees(key)}
+        same = {key for key in tried if self._sessions[key].agrees}
         likely = {key for key in same if self._unknown(key, self._newest_held(key, holders)) is None}
         if not likely:  # instructions with the time of day in them are others at each request
             standing = self._with_newest_head(tried - same, self._newest)
@@ -362,11 +370,8 @@ class _Inference:
         if len(keys) > _BRIEF:
             return set()
         self._read_sessions(keys)
-        same = {key for key in keys & self._sessions.keys() if self._agrees(key)}
+        same = {key for key in keys & self._sessions.keys() if self._sessions[key].agrees}
         return same if len(same) <= _TRIED else set()
-
-    def _agrees(self, key: str) -> bool:
-        return self._sessions[key].instructions == self._request.instructions
 
     def _has_all(self, key: str) -> bool:
         """Tell whether a session has all messages up to the newest reply.
@@ -466,7 +471,7 @@ class _Inference:
             return Doubt(session=self._sessions[min(strong)].id, rivals=len(strong))
         for key, _ in counts.most_common(1):
             session = self._sessions[key]
-            if session.instructions != self._request.instructions:
+            if not session.agrees:
                 return Doubt(session=session.id, instructions=True)
             unknown = self._unknown(key, self._newest_held(key, holders))
             return Doubt(session=session.id, differs=unknown, rivals=len(counts) if unknown is None else 1)

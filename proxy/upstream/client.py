@@ -263,7 +263,7 @@ class Answer:
                 if not piece:
                     if inflater.complete:
                         return b""
-                    raise UpstreamUnreachable("The upstream's answer broke off: its encoding has no end. Try again.")
+                    raise UpstreamUnreachable("Connection lost: the upstream's encoded answer has no end. Try again.")
                 inflater.feed(piece)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
@@ -472,7 +472,8 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
         return UpstreamUnreachable(f"Could not connect to {way} ({_cause_of(why)}). Check {setting}.")
     if isinstance(why, aiohttp.ClientResponseError):
         return UpstreamUnreachable(f"{name} did not answer with valid HTTP. Check {setting}.")
-    return UpstreamUnreachable(f"The connection to {name} broke before the answer was complete. Try again.")
+    # Some agents go by words to know that they may ask again: "connection lost" and "connection error" are among them.
+    return UpstreamUnreachable(f"Connection lost: {name} broke it before the answer was complete. Try again.")
 
 
 def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:

@@ -81,6 +81,17 @@ async def test_a_long_text_counts_alone_under_the_same_instructions(store: Store
     assert other.doubt == Doubt(session="a", instructions=True)
 
 
+async def test_instructions_that_a_session_had_once_are_its_own(store: Store) -> None:
+    head = await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF)
+    planner = (message("system", "make a plan"),)
+    plan = "1. Look at the river. 2. Say how long it is."
+    await hold(store, "a", said("user", "plan"), said("assistant", plan), base=head, instructions=planner)
+    asked = conversation("hi, with a reminder", plan, "on")
+    assert (await infer(store, asked, instructions=version_of(BRIEF))).session == "a"
+    assert (await infer(store, asked, instructions=version_of(planner))).session == "a"
+    assert (await infer(store, asked, instructions="v2")).doubt == Doubt(session="a", instructions=True)
+
+
 async def test_under_other_instructions_a_session_has_to_have_all_that_was_said(store: Store) -> None:
     spaced = LONG.replace(" ", "  ")
     await hold(store, "a", *conversation("hi", "ok", "How long is it? (Be brief.)", LONG), instructions=BRIEF)
