@@ -8,7 +8,6 @@ import pytest
 
 from proxy.conversation import TELLING, Witness, continues, is_longer
 from proxy.conversation.evidence import squeezed
-from proxy.dialects import is_random
 from proxy.dialects.chat.message import ChatMessage
 
 OURS = Witness(tenant="team", dialect="chat")
@@ -31,27 +30,6 @@ def asked(text: str) -> ChatMessage:
 
 def kinds(message: ChatMessage) -> list[str]:
     return [evidence.kind for evidence in OURS.of(message, "0" * 40)]
-
-
-@pytest.mark.parametrize(
-    ("name", "random"),
-    [
-        ("call_9f86d081884c7d659a2feaa0", True),
-        ("toolu_01A09q90qw90lq917835lq9", True),
-        ("chatcmpl-tool-5f3a9c0e7d", True),
-        ("D681PevKs", True),
-        ("550e8400-e29b-41d4-a716-446655440000", True),
-        ("function-call-1234567890123456", True),
-        ("functions.get_weather:0", False),
-        ("call_1", False),
-        ("call_00000001", False),
-        ("tool_call_20260101", False),
-        ("searchTheWholeWeb", False),
-        ("", False),
-    ],
-)
-def test_ids_that_others_have_too_are_no_evidence(name: str, random: bool) -> None:
-    assert is_random(name) is random
 
 
 def test_a_reply_is_known_by_its_place_its_ids_and_its_text() -> None:
