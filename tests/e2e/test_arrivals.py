@@ -181,6 +181,33 @@ def test_a_call_whose_arguments_the_client_changes_is_the_same(proxy: Proxy, ups
     assert shown["messages"][1]["content"][-1]["input"]["all"] is False  # as it was sent
 
 
+def test_text_beside_calls_that_the_client_leaves_out_is_kept(
+    proxy: Proxy, upstream: Upstream, session: str
+) -> None:
+    """As CrewAI and Semantic Kernel send back their calls."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for name in ("call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "call_9Bn3xKq7WdT5mHc2Zr8pJf4v")
+    ]
+    said = [{"role": "assistant", "content": f"I look {at}.", "tool_calls": [call]} for at, call in enumerate(calls)]
+    upstream.load(session, [*said, {"role": "assistant", "content": "There."}])
+    asked: list[JsonObject] = [user("where?")]
+    for call in calls:
+        reply(proxy, session, asked, model=f"script:{session}", tools=TOOLS)
+        assert upstream.log[-1].json["messages"] == asked
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "seen"}
+        asked = [*asked, {"role": "assistant", "tool_calls": [call]}, result]
+    reply(proxy, session, asked, model=f"script:{session}", tools=TOOLS)
+    assert upstream.log[-1].json["messages"] == asked
+    assert kinds(proxy, session) == ["first", "resend", "resend"]
+    assert len(proxy.get(f"/sessions/{session}")["branches"]) == 1
+    assert [m["content"] for m in proxy.messages(session) if m["role"] == "assistant"] == [
+        "I look 0.",
+        "I look 1.",
+        "There.",
+    ]
+
+
 @pytest.mark.parametrize(("tools", "model"), [(TOOLS, "echo"), (None, "say:title")])
 def test_a_title_asked_for_beside_appends_stands_aside(
     proxy: Proxy, upstream: Upstream, session: str, tools: list[JsonObject] | None, model: str

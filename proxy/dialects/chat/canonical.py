@@ -12,7 +12,8 @@ what they change without meaning anything by it is left out here, and nothing el
     tool results      `name` does not count
     replies           white space around the text does not count; reasoning and the like (as fields, as parts or as
                       `<think>…</think>` before the text), and what clients add to them (`name`, what SDKs have
-                      parsed), do not count where content or calls remain
+                      parsed), do not count where content or calls remain; nor does text beside calls that random
+                      ids tell (CrewAI and Semantic Kernel leave it out)
 
 Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects import OWN_FIELDS, answer_of
+from proxy.dialects import OWN_FIELDS, answer_of, is_random
 from proxy.dialects.jsontext import is_array, is_object, write
 
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
@@ -73,16 +74,26 @@ def canonical(data: Mapping[str, Any]) -> bytes:
         said, beside = _content(content, is_reply=role == "assistant")
         reply |= beside
         form["content"] = said
-        if _is_empty(said):
+        if _is_empty(said) or (isinstance(said, str) and role == "assistant" and has_random_calls(data)):
             del form["content"]
     return _form(form, reply)
+
+
+def has_random_calls(data: Mapping[str, Any]) -> bool:
+    """Tell whether a message holds calls, and the ids of all of them are random."""
+    calls = data.get("tool_calls")
+    return (
+        is_array(calls)
+        and bool(calls)
+        and all(is_object(call) and isinstance(name := call.get("id"), str) and is_random(name) for call in calls)
+    )
 
 
 def earlier_canonical(data: Mapping[str, Any]) -> bytes:
     """Return the form that messages had in the first versions, by which stored nodes may have their names.
 
     Several parts of text, and a part of text that had more than that, were no text; white space around the text
-    of a reply counted, and so did its parts of reasoning, and reasoning before its text.
+    of a reply counted, and so did its parts of reasoning, reasoning before its text, and text beside any calls.
     """
     form, reply = _fields(data, data.get("role"))
     if "content" in form:

@@ -28,7 +28,7 @@ from proxy.dialects import (
     hash_of,
 )
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.canonical import canonical, has_random_calls
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
@@ -201,6 +201,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
+    said = content if type(content) is str else ""
     facts = Facts(
         raw=raw,
         role=data["role"],
@@ -208,7 +209,8 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=has_calls(data),
         content=hash_of(canonical(data)),
         body=body_id(raw),
-        reshaped=type(content) is list or (type(content) is str and content != answer_of(content).strip()),
+        reshaped=type(content) is list
+        or bool(said and (said != answer_of(said).strip() or has_random_calls(data))),
     )
     return facts, data
 
