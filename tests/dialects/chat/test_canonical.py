@@ -54,6 +54,13 @@ SAME: list[tuple[str, Data, Data]] = [
     ("space around the parts of a reply", told(), told(content=[{"type": "text", "text": " hi\n"}])),
     ("a reply of space", {"role": "assistant"}, said(" \n", "assistant")),
     ("space beside calls", called(), called() | {"content": "\n\n"}),
+    ("a reply that is an object", told(content='{"a": [1.0], "b": {}}'), told(content='\n{\n "b": {},\n "a": [1]\n}')),
+    (
+        "parts of a reply that is an object",
+        told(content='{"a": 1}'),
+        told(content=[{"type": "text", "text": '{"a":'}, {"type": "text", "text": "1}"}]),
+    ),
+    ("an object behind reasoning", told(content='{"a": 1}'), told(content='<think>x</think>{"a":1}')),
     ("text beside a call with a random id", called(id=RANDOM), called(id=RANDOM) | {"content": "I look."}),
     (
         "parts of text beside a call with a random id",
@@ -185,6 +192,11 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("unknown field", said("a") | {"x": 1}, said("a")),
     ("false field", said("a") | {"x": False}, said("a")),
     ("id of a call", called(), called(id="b")),
+    ("what an object says", told(content='{"a": 1}'), told(content='{"a": "1"}')),
+    ("an empty object", told(content="{}"), told(content="")),
+    ("an object that breaks off", told(content='{"a": 1'), told(content='{"a":1')),
+    ("an array", told(content="[1, 2]"), told(content="[1,2]")),
+    ("an object that a user says", said('{"a": 1}'), said('{"a":1}')),
     ("text beside a call that is counted", called(id="call_1"), called(id="call_1") | {"content": "I look."}),
     (
         "text beside calls of which one is counted",

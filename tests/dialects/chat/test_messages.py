@@ -611,6 +611,7 @@ def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answ
     "data",
     [
         {"role": "assistant", "content": "<think>x</think>hi"},
+        {"role": "assistant", "content": '{"a": 1}'},
         {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f"}]},
     ],
 )
