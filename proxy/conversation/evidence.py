@@ -59,7 +59,7 @@ class Witness(Struct, frozen=True, kw_only=True):
         for name in names:
             yield self._evidence("id", name)
         if message.role == "assistant":
-            text = squeezed(answer_of(message.text))
+            text = _spoken(message)
             if text:
                 yield self._evidence("text", text, tells=len(text) >= TELLING)
             elif not names and (text := said(message)):
@@ -90,16 +90,20 @@ def said(message: Message) -> str:
     """Return what a user or the model says, but for white space; calls where it is nothing else, and "" for results."""
     if message.role == "assistant":
         calls = message.calls
-        return squeezed(answer_of(message.text)) or "\n".join(
-            [f"{call.name} {_arguments(call.arguments)}" for call in calls]
-        )
+        return _spoken(message) or "\n".join([f"{call.name} {_rewritten(call.arguments)}" for call in calls])
     if message.is_result:
         return squeezed(message.beside)
     return squeezed(message.text) if message.role == "user" else ""
 
 
-def _arguments(text: str) -> str:
-    """Return arguments of a call as clients that write them anew leave them."""
+def _spoken(message: Message) -> str:
+    """Return the text of a reply, but for white space; an object however it is written."""
+    text = answer_of(message.text)
+    return _rewritten(text) if text.lstrip()[:1] == "{" else squeezed(text)
+
+
+def _rewritten(text: str) -> str:
+    """Return JSON as clients that write it anew leave it, and any other text but for white space."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
     except (ValueError, TypeError):  # free text, or nested too deeply

@@ -79,6 +79,14 @@ def test_white_space_and_parts_do_not_count() -> None:
     assert list(OURS.marks(spaced)) == list(OURS.marks(said(LONG)))
 
 
+def test_how_an_object_is_written_does_not_count() -> None:
+    (made,) = OURS.marks(said('{"place": "Paris", "rivers": ["Seine"]}'))
+    assert made.tells
+    assert [made] == [*OURS.marks(said('\n{\n  "rivers": [\n    "Seine"\n  ],\n  "place": "Paris"\n}'))]
+    assert [made] != [*OURS.marks(said('{"place": "Paris", "rivers": ["Oise"]}'))]
+    assert [*OURS.marks(said('{"place":  "Paris", '))] == [*OURS.marks(said('{"place": "Paris",'))]
+
+
 def test_a_short_text_tells_nothing_alone() -> None:
     assert [evidence.tells for evidence in OURS.marks(said("a" * (TELLING - 1)))] == [False]
     assert [evidence.tells for evidence in OURS.marks(said("a" * TELLING))] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from typing import Any
 
@@ -179,6 +180,47 @@ def test_a_call_whose_arguments_the_client_changes_is_the_same(proxy: Proxy, ups
     assert len(proxy.get(f"/sessions/{session}")["branches"]) == 1
     shown = proxy.get(f"/exchanges/{proxy.exchanges(session)[-1]['id']}/view")
     assert shown["messages"][1]["content"][-1]["input"]["all"] is False  # as it was sent
+
+
+def test_text_beside_calls_that_the_client_leaves_out_is_kept(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    """As CrewAI and Semantic Kernel send back their calls."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for name in ("call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "call_9Bn3xKq7WdT5mHc2Zr8pJf4v")
+    ]
+    said = [{"role": "assistant", "content": f"I look {at}.", "tool_calls": [call]} for at, call in enumerate(calls)]
+    upstream.load(session, [*said, {"role": "assistant", "content": "There."}])
+    asked: list[JsonObject] = [user("where?")]
+    for call in calls:
+        reply(proxy, session, asked, model=f"script:{session}", tools=TOOLS)
+        assert upstream.log[-1].json["messages"] == asked
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "seen"}
+        asked = [*asked, {"role": "assistant", "tool_calls": [call]}, result]
+    reply(proxy, session, asked, model=f"script:{session}", tools=TOOLS)
+    assert upstream.log[-1].json["messages"] == asked
+    assert kinds(proxy, session) == ["first", "resend", "resend"]
+    assert len(proxy.get(f"/sessions/{session}")["branches"]) == 1
+    assert [m["content"] for m in proxy.messages(session) if m["role"] == "assistant"] == [
+        "I look 0.",
+        "I look 1.",
+        "There.",
+    ]
+
+
+def test_a_reply_that_is_an_object_is_the_same_however_it_is_written(proxy: Proxy, upstream: Upstream) -> None:
+    """As DSPy sends back what it has parsed."""
+    sessions: set[str] = set()
+    asked: list[JsonObject] = [user("Where does it rise?")]
+    for number in range(3):
+        answer = proxy.chat(None, asked, model=f'say:{{"spring": "the {number}th one", "metres": [9.0]}}')
+        assert answer.status_code == 200, answer.text
+        assert upstream.log[-1].json["messages"] == asked
+        sessions.add(answer.headers["x-session-id"])
+        written = json.dumps(json.loads(answer.json()["choices"][0]["message"]["content"]), indent=2)
+        asked = [*asked, {"role": "assistant", "content": written}, user(f"And number {number}?")]
+    (session,) = sessions
+    assert kinds(proxy, session) == ["first", "resend", "resend"]
+    assert proxy.messages(session)[1]["content"] == '{"spring": "the 0th one", "metres": [9.0]}'
 
 
 @pytest.mark.parametrize(("tools", "model"), [(TOOLS, "echo"), (None, "say:title")])

@@ -10,9 +10,11 @@ what they change without meaning anything by it is left out here, and nothing el
     calls             arguments count as JSON, not as text, and their numbers as JavaScript has them; `index` and
                       thought signatures do not count
     tool results      `name` does not count
-    replies           white space around the text does not count; reasoning and the like (as fields, as parts or as
-                      `<think>…</think>` before the text), and what clients add to them (`name`, what SDKs have
-                      parsed), do not count where content or calls remain
+    replies           white space around the text does not count; a text that is a JSON object counts as JSON (DSPy
+                      writes it anew); reasoning and the like (as fields, as parts or as `<think>…</think>` before
+                      the text), and what clients add to them (`name`, what SDKs have parsed), do not count where
+                      content or calls remain; nor does text beside calls that random ids tell (CrewAI and Semantic
+                      Kernel leave it out)
 
 Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
@@ -24,7 +26,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects import OWN_FIELDS, answer_of
+from proxy.dialects import OWN_FIELDS, answer_of, is_random
 from proxy.dialects.jsontext import is_array, is_object, write
 
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
@@ -65,7 +67,7 @@ def canonical(data: Mapping[str, Any]) -> bytes:
             if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
-            said = answer_of(content).strip() if role == "assistant" else content
+            said = _answer(content) if role == "assistant" else content
             if said:
                 return write({"content": said, "role": "system" if role == "developer" else role})
     form, reply = _fields(data, role)
@@ -73,16 +75,27 @@ def canonical(data: Mapping[str, Any]) -> bytes:
         said, beside = _content(content, is_reply=role == "assistant")
         reply |= beside
         form["content"] = said
-        if _is_empty(said):
+        if _is_empty(said) or (isinstance(said, str) and role == "assistant" and has_random_calls(data)):
             del form["content"]
     return _form(form, reply)
+
+
+def has_random_calls(data: Mapping[str, Any]) -> bool:
+    """Tell whether a message holds calls, and the ids of all of them are random."""
+    calls = data.get("tool_calls")
+    return (
+        is_array(calls)
+        and bool(calls)
+        and all(is_object(call) and isinstance(name := call.get("id"), str) and is_random(name) for call in calls)
+    )
 
 
 def earlier_canonical(data: Mapping[str, Any]) -> bytes:
     """Return the form that messages had in the first versions, by which stored nodes may have their names.
 
     Several parts of text, and a part of text that had more than that, were no text; white space around the text
-    of a reply counted, and so did its parts of reasoning, and reasoning before its text.
+    of a reply counted, and so did its parts of reasoning, reasoning before its text, text beside any calls, and how
+    an object is written.
     """
     form, reply = _fields(data, data.get("role"))
     if "content" in form:
@@ -165,8 +178,15 @@ def _text(text: str, *, is_reply: bool) -> tuple[str, dict[str, Any]]:
     """Return the form of a text, and of a reply that is nothing but reasoning the field that this stands for."""
     if not is_reply:
         return text, {}
-    answer = answer_of(text).strip()
+    answer = _answer(text)
     return answer, {"thoughts": text.strip()} if not answer and text.strip() else {}
+
+
+def _answer(text: str) -> str:
+    """Return what a reply says, an object however it is written."""
+    answer = answer_of(text).strip()
+    form = arguments_form(answer) if answer.startswith("{") else None
+    return write(form, sort_keys=True).decode() if is_object(form) else answer
 
 
 def _earlier_content(value: Any) -> Any:

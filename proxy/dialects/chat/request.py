@@ -23,12 +23,11 @@ from proxy.dialects import (
     KnownMessages,
     Message,
     Request,
-    answer_of,
     body_id,
     hash_of,
 )
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.chat.canonical import canonical
+from proxy.dialects.chat.canonical import canonical, earlier_canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
@@ -201,14 +200,15 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
+    form = canonical(data)
     facts = Facts(
         raw=raw,
         role=data["role"],
         has_own_fields=own,
         has_calls=has_calls(data),
-        content=hash_of(canonical(data)),
+        content=hash_of(form),
         body=body_id(raw),
-        reshaped=type(content) is list or (type(content) is str and content != answer_of(content).strip()),
+        reshaped=type(content) is list or (data["role"] == "assistant" and form != earlier_canonical(data)),
     )
     return facts, data
 

@@ -9,8 +9,9 @@ What clients change without meaning anything by it is left out, and nothing else
                  folder and white space); else its numbers are as JavaScript has them
     results      a content that is a string is one text; `is_error: false`
     replies      how the text is split into blocks, and where they stand among the calls; white space at its ends. What
-                 the provider ran itself does not count where text or calls remain, and thinking (also as
-                 `<think>…</think>` before the text) where anything else is there
+                 the provider ran itself does not count where text or calls remain, thinking (also as
+                 `<think>…</think>` before the text) where anything else is there, and text beside calls that random
+                 ids tell
 
 Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
 """
@@ -66,7 +67,7 @@ def _reply(blocks: list[Any]) -> list[Any]:
     """Return what counts of the forms of a reply's blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
     text, calls = answer_of(said).strip(), [_call(block) for block in blocks if is_call(block)]
-    if text:
+    if text and not (calls and all(is_random(str(call.get("id"))) for call in calls)):
         return [{"type": "text", "text": text}, *calls]
     others = [block for block in blocks if not (_is_text(block) or _is_thinking(block))]
     thoughts = [{"type": "text", "text": said.strip()}] if said.strip() else []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, earlier_canonical
+from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, earlier_canonical, has_random_calls
 
 Data = dict[str, Any]
 
@@ -28,6 +28,7 @@ def said(content: Any, role: str = "user") -> Data:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
+RANDOM = "call_7Qk2mZp9TnX4cVb8Rw3sLd6f"
 
 SAME: list[tuple[str, Data, Data]] = [
     ("key order", said("a"), {"content": "a", "role": "user"}),
@@ -53,6 +54,19 @@ SAME: list[tuple[str, Data, Data]] = [
     ("space around the parts of a reply", told(), told(content=[{"type": "text", "text": " hi\n"}])),
     ("a reply of space", {"role": "assistant"}, said(" \n", "assistant")),
     ("space beside calls", called(), called() | {"content": "\n\n"}),
+    ("a reply that is an object", told(content='{"a": [1.0], "b": {}}'), told(content='\n{\n "b": {},\n "a": [1]\n}')),
+    (
+        "parts of a reply that is an object",
+        told(content='{"a": 1}'),
+        told(content=[{"type": "text", "text": '{"a":'}, {"type": "text", "text": "1}"}]),
+    ),
+    ("an object behind reasoning", told(content='{"a": 1}'), told(content='<think>x</think>{"a":1}')),
+    ("text beside a call with a random id", called(id=RANDOM), called(id=RANDOM) | {"content": "I look."}),
+    (
+        "parts of text beside a call with a random id",
+        called(id=RANDOM),
+        called(id=RANDOM) | {"content": [{"type": "text", "text": "I look."}]},
+    ),
     (
         "parts of reasoning",
         told(),
@@ -178,6 +192,19 @@ OTHER: list[tuple[str, Data, Data]] = [
     ("unknown field", said("a") | {"x": 1}, said("a")),
     ("false field", said("a") | {"x": False}, said("a")),
     ("id of a call", called(), called(id="b")),
+    ("what an object says", told(content='{"a": 1}'), told(content='{"a": "1"}')),
+    ("an empty object", told(content="{}"), told(content="")),
+    ("an object that breaks off", told(content='{"a": 1'), told(content='{"a":1')),
+    ("an array", told(content="[1, 2]"), told(content="[1,2]")),
+    ("an object that a user says", said('{"a": 1}'), said('{"a":1}')),
+    ("text beside a call that is counted", called(id="call_1"), called(id="call_1") | {"content": "I look."}),
+    (
+        "text beside calls of which one is counted",
+        {"role": "assistant", "tool_calls": [{"id": RANDOM}, {"id": "call_1"}]},
+        {"role": "assistant", "tool_calls": [{"id": RANDOM}, {"id": "call_1"}], "content": "I look."},
+    ),
+    ("text beside a call without an id", called(id=None), called(id=None) | {"content": "I look."}),
+    ("image beside a call with a random id", called(id=RANDOM), called(id=RANDOM) | {"content": [IMAGE]}),
     ("type of a call", called(), called(type="custom")),
     ("unknown field of a call", called(), called(x=1)),
     ("name of a function", called(), {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "g"}}]}),
@@ -407,7 +434,7 @@ def test_two_messages_are_not_taken_for_one(one: Data, other: Data) -> None:
     def plain(data: Data) -> str:
         copy = deepcopy(data)
         if copy["role"] == "assistant":
-            copy["content"] = (copy["content"] or "").strip() or None
+            copy["content"] = None if has_random_calls(copy) else (copy["content"] or "").strip() or None
         for call in copy.get("tool_calls", []):
             call["function"]["arguments"] = canonical({"role": "x", "function_call": call["function"]}).hex()
         return json.dumps(copy, sort_keys=True)

@@ -607,11 +607,19 @@ def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answ
     assert ChatMessage.of({"role": "tool", "tool_call_id": "a", "content": "x"}).ids == ("a",)
 
 
-def test_a_message_has_an_earlier_canonical_form() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"role": "assistant", "content": "<think>x</think>hi"},
+        {"role": "assistant", "content": '{"a": 1}'},
+        {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f"}]},
+    ],
+)
+def test_a_message_has_an_earlier_canonical_form(data: dict[str, Any]) -> None:
     spaced = ChatMessage.of({"role": "assistant", "content": "hi "})
     assert spaced.dialect.earlier_canonical(spaced) != spaced.dialect.canonical(spaced)
-    thought = ChatMessage.of({"role": "assistant", "content": "<think>x</think>hi"})
-    assert thought.dialect.earlier_canonical(thought) != thought.dialect.canonical(thought)
-    (read,) = CHAT.requests.parse(b'{"model":"m","messages":[%b]}' % thought.raw).messages
+    message = ChatMessage.of(data)
+    assert message.dialect.earlier_canonical(message) != message.dialect.canonical(message)
+    (read,) = CHAT.requests.parse(b'{"model":"m","messages":[%b]}' % message.raw).messages
     assert read.facts is not None
     assert read.facts.reshaped

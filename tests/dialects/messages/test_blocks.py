@@ -342,6 +342,10 @@ RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         reply(use("Bash", "toolu_01A09q90qw90lq917835lq9", command="cd /home && ls")).data,
         reply(use("Bash", "toolu_01A09q90qw90lq917835lq9", command="ls", background=False)).data,
     ),
+    (
+        reply(text("I look."), use("Bash", "toolu_01A09q90qw90lq917835lq9")).data,
+        reply(use("Bash", "toolu_01A09q90qw90lq917835lq9")).data,
+    ),
     (reply(text("<think>x</think>"), use("f", "a")).data, reply(use("f", "a")).data),
 ]
 """Replies that were others in earlier versions."""
