@@ -6,7 +6,7 @@ place twice is storing it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Final
@@ -72,10 +72,10 @@ def content_hash(message: Message) -> bytes:
     return content
 
 
-def earlier_names(parent: str, messages: Iterable[Message]) -> list[str]:
-    """Return the nodes of `messages` in a row under `parent` as older versions named them."""
-    forms = [(message, message.dialect.earlier_canonical(message)) for message in messages]
-    return names_under(parent, [content_hash(message) if form is None else hash_of(form) for message, form in forms])
+def earlier_names(parent: str, messages: Iterable[Message]) -> Iterator[list[str]]:
+    """Yield the nodes of `messages` in a row under `parent` as each older version named them, the newest first."""
+    for forms in zip(*[message.dialect.earlier_canonicals(message) for message in messages], strict=True):
+        yield names_under(parent, map(hash_of, forms))
 
 
 def body_of(message: Message) -> str:

@@ -905,9 +905,12 @@ class Dialect(ABC):
     def canonical(self, message: Message) -> bytes:
         """Return the form by which a message is recognised when it comes back. Never sent, never raises."""
 
-    def earlier_canonical(self, message: Message) -> bytes | None:  # noqa: ARG002 - most dialects have had one form
-        """Return the form that older versions gave it, where nodes may still have their names by that; else None."""
-        return None
+    def earlier_canonicals(self, message: Message) -> Sequence[bytes]:  # noqa: ARG002 - most dialects have had one form
+        """Return the forms that older versions gave it, the newest first: nodes may still have their names by these.
+
+        All messages of a dialect have as many.
+        """
+        return ()
 
     @abstractmethod
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:

@@ -503,7 +503,7 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
         raise ValueError(f"there is no message with the text {record.body}")
     if record.parent != ROOT and record.parent not in archive.depths:
         raise ValueError(f"its parent {record.parent} does not stand in a line above")
-    if record.node not in earlier_names(record.parent, [body.message]):
+    if [record.node] not in earlier_names(record.parent, [body.message]):
         _same("node", record.node, node_id(record.parent, body.message))
     require_plain(agent=record.agent, policy=record.policy)
     arrival = None

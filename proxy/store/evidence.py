@@ -39,7 +39,7 @@ from proxy.conversation import (
     said,
     squeezed,
 )
-from proxy.dialects import Message
+from proxy.dialects import Message, is_random
 from proxy.store import tree
 from proxy.store.database import StoreConnection
 from proxy.store.records import NodeRow
@@ -156,11 +156,14 @@ def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
     if not any(message.role == "assistant" or message.answered for message in messages):
         return _Inference(connection, request).silent()
     found = _Inference(connection, request).session()
-    if found.session is None and any(each.facts is None or each.facts.reshaped for each in messages):
-        names = earlier_names(ROOT, messages)  # it may have begun under an older version
-        if names != list(request.names):
-            before = _Inference(connection, replace(request, names=names)).session()
-            found = found if before.session is None else before
+    is_reshaped = any(each.facts is None or each.facts.reshaped for each in messages)
+    # It may have begun under an older version. A random id would have told it under any name.
+    if found.session is None and is_reshaped and not any(is_random(name) for each in messages for name in each.ids):
+        for names in earlier_names(ROOT, messages):
+            if names != list(request.names):
+                before = _Inference(connection, replace(request, names=names)).session()
+                if before.session is not None:
+                    return before
     return found
 
 

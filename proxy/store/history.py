@@ -300,12 +300,12 @@ class HistoryReader:
         facts = messages[known].facts
         if facts is not None and not facts.reshaped:
             return ()
-        names = earlier_names(incoming.names[known - 1] if known else ROOT, messages[known:])
-        stored = known_prefix(names, self.depths) if names[0] != incoming.names[known] else 0
-        if not stored:
-            return ()
-        names = [*incoming.names[:known], *names[:stored]]
-        return [*names, *names_under(names[-1], incoming.contents[len(names) :])]
+        for names in earlier_names(incoming.names[known - 1] if known else ROOT, messages[known:]):
+            stored = known_prefix(names, self.depths) if names[0] != incoming.names[known] else 0
+            if stored:
+                there = [*incoming.names[:known], *names[:stored]]
+                return [*there, *names_under(there[-1], incoming.contents[len(there) :])]
+        return ()
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
         """Return the parents of some stored messages with this content."""

@@ -288,7 +288,7 @@ def test_what_a_dialect_need_not_say_has_an_answer() -> None:
     assert not call.has_reasoning
     assert human("hi").begins_turn
     assert not call.begins_turn
-    assert TOY.earlier_canonical(call) is None
+    assert TOY.earlier_canonicals(call) == ()
 
 
 def test_a_question_of_the_proxy_s_own_is_a_system_and_a_user_message() -> None:

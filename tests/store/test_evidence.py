@@ -381,9 +381,24 @@ async def test_a_request_that_parts_from_a_session_is_told_where(store: Store) -
     assert (await infer(store, conversation("never", "heard", "of"))).doubt is None
 
 
-async def test_a_conversation_that_an_older_version_stored_goes_on(store: Store) -> None:
-    messages = conversation("hi", "ok \n", "so", "well")
-    older, newer = earlier_names(ROOT, messages[:3]), chain(ROOT, messages)
+CALL = {"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+LOOKED = ChatMessage.of({"role": "assistant", "content": "I look.\n", "tool_calls": [CALL]})
+SEEN = ChatMessage.of({"role": "tool", "tool_call_id": CALL["id"], "content": "seen"})
+
+
+@pytest.mark.parametrize(
+    ("messages", "version"),
+    [
+        (conversation("hi", "ok \n", "so", "well"), 1),
+        ([said("user", "hi"), LOOKED, SEEN, said("assistant", "well")], 0),
+        ([said("user", "hi"), LOOKED, SEEN, said("assistant", "well")], 1),
+    ],
+    ids=["first", "before, with calls", "first, with calls"],
+)
+async def test_a_conversation_that_an_older_version_stored_goes_on(
+    store: Store, messages: list[Message], version: int
+) -> None:
+    older, newer = list(earlier_names(ROOT, messages[:3]))[version], chain(ROOT, messages)
     assert older[1] != newer[1]
     records: list[dict[str, Any]] = [
         {"record": "session", "format": 1, "created_at": 1, "updated_at": 1, "head": older[-1]}
@@ -402,7 +417,7 @@ async def test_a_conversation_that_an_older_version_stored_goes_on(store: Store)
 
 async def test_a_reply_that_an_older_version_stored_is_found(store: Store) -> None:
     messages = conversation("hi", "ok \n", "so", "well")
-    older = earlier_names(ROOT, messages[:3])
+    older = list(earlier_names(ROOT, messages[:3]))[-1]
     await hold(store, "a", messages[0], said("assistant", "no"))
     await hold(store, "a", messages[3], base=older[0])
 

@@ -16,7 +16,7 @@ what they change without meaning anything by it is left out here, and nothing el
                       content or calls remain; nor does text beside calls that random ids tell (CrewAI and Semantic
                       Kernel leave it out)
 
-Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
+Nodes that are stored keep the names that they got by an earlier form: `canonical` less loosely, or `first_canonical`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class _TooDeep(Exception):
     """Arguments with more than `_MAX_DEPTH` levels."""
 
 
-def canonical(data: Mapping[str, Any]) -> bytes:
+def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys.
 
-    Equal bytes mean the same message. Never raises, whatever JSON values stand in whatever place.
+    Equal bytes mean the same message. Never raises, whatever JSON values stand in whatever place. Without `loosely`,
+    as it was before, text beside any calls counts, and so does how an object is written.
     """
     role, content = data.get("role"), data.get("content")
     if type(content) is str and content and type(role) is str and role:
@@ -67,15 +68,16 @@ def canonical(data: Mapping[str, Any]) -> bytes:
             if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
-            said = _answer(content) if role == "assistant" else content
+            said = _answer(content, loosely=loosely) if role == "assistant" else content
             if said:
                 return write({"content": said, "role": "system" if role == "developer" else role})
     form, reply = _fields(data, role)
     if "content" in form:
-        said, beside = _content(content, is_reply=role == "assistant")
+        said, beside = _content(content, is_reply=role == "assistant", loosely=loosely)
         reply |= beside
         form["content"] = said
-        if _is_empty(said) or (isinstance(said, str) and role == "assistant" and has_random_calls(data)):
+        is_beside = loosely and isinstance(said, str) and role == "assistant" and has_random_calls(data)
+        if is_beside or _is_empty(said):
             del form["content"]
     return _form(form, reply)
 
@@ -90,8 +92,8 @@ def has_random_calls(data: Mapping[str, Any]) -> bool:
     )
 
 
-def earlier_canonical(data: Mapping[str, Any]) -> bytes:
-    """Return the form that messages had in the first versions, by which stored nodes may have their names.
+def first_canonical(data: Mapping[str, Any]) -> bytes:
+    """Return the form that messages had in the first versions.
 
     Several parts of text, and a part of text that had more than that, were no text; white space around the text
     of a reply counted, and so did its parts of reasoning, reasoning before its text, text beside any calls, and how
@@ -142,13 +144,13 @@ def _is_empty(value: Any) -> bool:
     return not value and (value is None or isinstance(value, (str, list, dict)))
 
 
-def _content(value: Any, *, is_reply: bool) -> tuple[Any, dict[str, Any]]:
+def _content(value: Any, *, is_reply: bool, loosely: bool) -> tuple[Any, dict[str, Any]]:
     """Return the form of a content, and of a reply the fields that its parts of reasoning and refusal stand for.
 
     Parts of text alone are one text.
     """
     if isinstance(value, str):
-        return _text(value, is_reply=is_reply)
+        return _text(value, is_reply=is_reply, loosely=loosely)
     if not is_array(value):
         return (_part(value) if is_object(value) else value), {}
     beside: dict[str, Any] = {}
@@ -170,22 +172,22 @@ def _content(value: Any, *, is_reply: bool) -> tuple[Any, dict[str, Any]]:
         parts.append(part)
     if len(texts) < len(parts):
         return parts, beside
-    text, thoughts = _text("".join(texts), is_reply=is_reply)
+    text, thoughts = _text("".join(texts), is_reply=is_reply, loosely=loosely)
     return text, beside | thoughts
 
 
-def _text(text: str, *, is_reply: bool) -> tuple[str, dict[str, Any]]:
+def _text(text: str, *, is_reply: bool, loosely: bool) -> tuple[str, dict[str, Any]]:
     """Return the form of a text, and of a reply that is nothing but reasoning the field that this stands for."""
     if not is_reply:
         return text, {}
-    answer = _answer(text)
+    answer = _answer(text, loosely=loosely)
     return answer, {"thoughts": text.strip()} if not answer and text.strip() else {}
 
 
-def _answer(text: str) -> str:
-    """Return what a reply says, an object however it is written."""
+def _answer(text: str, *, loosely: bool) -> str:
+    """Return what a reply says; loosely, an object however it is written."""
     answer = answer_of(text).strip()
-    form = arguments_form(answer) if answer.startswith("{") else None
+    form = arguments_form(answer) if loosely and answer.startswith("{") else None
     return write(form, sort_keys=True).decode() if is_object(form) else answer
 
 

@@ -38,7 +38,7 @@ from proxy.dialects.base import (
     spans_of,
 )
 from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
-from proxy.dialects.chat.canonical import canonical, earlier_canonical
+from proxy.dialects.chat.canonical import canonical, first_canonical
 from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import ChatMessage, ChatTies
 from proxy.dialects.chat.own_tools import ToolBodyFilter, ToolStreamFilter, add_tools, leaves_room, tool_name
@@ -233,8 +233,8 @@ class ChatDialect(Dialect):
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)
 
-    def earlier_canonical(self, message: Message) -> bytes | None:
-        return earlier_canonical(message.data)
+    def earlier_canonicals(self, message: Message) -> Sequence[bytes]:
+        return canonical(message.data, loosely=False), first_canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         return spans_of(_ties_of(messages))

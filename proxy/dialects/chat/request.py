@@ -27,7 +27,7 @@ from proxy.dialects import (
     hash_of,
 )
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.chat.canonical import canonical, earlier_canonical
+from proxy.dialects.chat.canonical import canonical, first_canonical
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
@@ -208,7 +208,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=has_calls(data),
         content=hash_of(form),
         body=body_id(raw),
-        reshaped=type(content) is list or (data["role"] == "assistant" and form != earlier_canonical(data)),
+        reshaped=type(content) is list or (data["role"] == "assistant" and form != first_canonical(data)),
     )
     return facts, data
 

@@ -13,7 +13,7 @@ What clients change without meaning anything by it is left out, and nothing else
                  `<think>…</think>` before the text) where anything else is there, and text beside calls that random
                  ids tell
 
-Nodes that are stored keep the names that they got by an earlier form: see `earlier_canonical`.
+Nodes that are stored keep the names that they got by an earlier form: `canonical` less loosely, or `first_canonical`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ _DROPPED: Final = frozenset({MARK, UNFINISHED, "caller"})
 _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
 
 
-def canonical(data: JsonObject) -> bytes:
-    """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys. Never raises."""
+def canonical(data: JsonObject, *, loosely: bool = True) -> bytes:
+    """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys. Never raises.
+
+    Without `loosely`, as it was before, the header counts, the input of any call, and text beside any calls.
+    """
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
         blocks = [told for block in blocks_of(data) if (told := _block(block)) is not None]
-        if role == "system" and blocks and _is_text(blocks[0]) and blocks[0]["text"].startswith(HEADER):
+        if loosely and role == "system" and blocks and _is_text(blocks[0]) and blocks[0]["text"].startswith(HEADER):
             del blocks[0]
-        content = _reply(blocks) if role == "assistant" else blocks
+        content = _reply(blocks, loosely=loosely) if role == "assistant" else blocks
     return _form(data, content)
 
 
-def earlier_canonical(data: JsonObject) -> bytes:
-    """Return the form that messages had in the first versions, by which stored nodes may have their names.
+def first_canonical(data: JsonObject) -> bytes:
+    """Return the form that messages had in the first versions.
 
     Each block of text of a reply counted for itself, and so did what the provider ran, and reasoning before the text.
     """
@@ -63,11 +66,13 @@ def _form(data: JsonObject, content: Any) -> bytes:
     return b"messages:" + write(form, sort_keys=True)
 
 
-def _reply(blocks: list[Any]) -> list[Any]:
+def _reply(blocks: list[Any], *, loosely: bool) -> list[Any]:
     """Return what counts of the forms of a reply's blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
-    text, calls = answer_of(said).strip(), [_call(block) for block in blocks if is_call(block)]
-    if text and not (calls and all(is_random(str(call.get("id"))) for call in calls)):
+    text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
+    is_told = loosely and bool(calls) and all(is_random(str(call.get("id"))) for call in calls)
+    calls = [_call(call) for call in calls] if loosely else calls
+    if text and not is_told:
         return [{"type": "text", "text": text}, *calls]
     others = [block for block in blocks if not (_is_text(block) or _is_thinking(block))]
     thoughts = [{"type": "text", "text": said.strip()}] if said.strip() else []

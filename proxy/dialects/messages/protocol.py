@@ -37,7 +37,7 @@ from proxy.dialects.base import (
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
 from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
-from proxy.dialects.messages.canonical import canonical, earlier_canonical
+from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
 from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter, add_tools, leaves_room
 from proxy.dialects.messages.reply import (
@@ -251,8 +251,8 @@ class MessagesDialect(Dialect):
     def canonical(self, message: Message) -> bytes:
         return canonical(message.data)
 
-    def earlier_canonical(self, message: Message) -> bytes | None:
-        return earlier_canonical(message.data)
+    def earlier_canonicals(self, message: Message) -> Sequence[bytes]:
+        return canonical(message.data, loosely=False), first_canonical(message.data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         ties = _ties_of(messages)

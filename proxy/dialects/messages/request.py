@@ -16,7 +16,7 @@ from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
 from proxy.dialects.jsontext import RawFields, is_array, is_object, is_one_of, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
-from proxy.dialects.messages.canonical import canonical, earlier_canonical
+from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
 from proxy.errors import InvalidRequest
 
@@ -195,7 +195,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=any(map(is_call, blocks_of(data))),
         content=hash_of(form),
         body=body_id(raw),
-        reshaped=data["role"] == "assistant" and form != earlier_canonical(data),
+        reshaped=data["role"] == "assistant" and form != first_canonical(data),
     )
     return facts, data
 

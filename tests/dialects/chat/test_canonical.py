@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, earlier_canonical, has_random_calls
+from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, first_canonical, has_random_calls
 
 Data = dict[str, Any]
 
@@ -309,8 +309,8 @@ EARLIER: list[tuple[Data, Data, bool]] = [
 
 @pytest.mark.parametrize(("one", "other", "same"), EARLIER)
 def test_the_earlier_form_tells_what_it_told(one: Data, other: Data, same: bool) -> None:
-    assert (earlier_canonical(one) == earlier_canonical(other)) == same
-    assert earlier_canonical(one) == canonical(one)
+    assert (first_canonical(one) == first_canonical(other)) == same
+    assert first_canonical(one) == canonical(one)
 
 
 NAMES = st.sampled_from(

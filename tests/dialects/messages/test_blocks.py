@@ -384,9 +384,9 @@ def test_what_counted_in_earlier_versions_is_told(one: dict[str, Any], other: di
     assert changed.facts is not None
     assert plain.facts is not None
     assert (changed.facts.reshaped, plain.facts.reshaped) == (True, False)
-    assert MESSAGES.earlier_canonical(changed) != MESSAGES.earlier_canonical(MessagesMessage.of(other))
+    assert MESSAGES.earlier_canonicals(changed)[-1] != MESSAGES.earlier_canonicals(MessagesMessage.of(other))[-1]
     for same in (plain, user(text("hi"), result("a", "x")), MessagesMessage.of({"role": "assistant", "content": 7})):
-        assert MESSAGES.earlier_canonical(same) == MESSAGES.canonical(same)
+        assert MESSAGES.earlier_canonicals(same) == (MESSAGES.canonical(same),) * 2
 
 
 @pytest.mark.parametrize(
