@@ -23,11 +23,12 @@ from proxy.dialects import (
     KnownMessages,
     Message,
     Request,
+    answer_of,
     body_id,
     hash_of,
 )
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.chat.canonical import canonical, first_canonical
+from proxy.dialects.chat.canonical import canonical, has_random_calls
 from proxy.dialects.chat.message import ChatMessage, has_calls
 from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members_of, with_field
 from proxy.errors import InvalidRequest
@@ -200,15 +201,18 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     if isinstance(content, (bool, int, float)):
         raise wrong_type(f"{param}.content", _CONTENT, content)
     own = not data.keys().isdisjoint(OWN_FIELDS)
-    form = canonical(data)
+    calls, is_reply = has_calls(data), data["role"] == "assistant"
     facts = Facts(
         raw=raw,
         role=data["role"],
         has_own_fields=own,
-        has_calls=has_calls(data),
-        content=hash_of(form),
+        has_calls=calls,
+        content=hash_of(canonical(data)),
         body=body_id(raw),
-        reshaped=type(content) is list or (data["role"] == "assistant" and form != first_canonical(data)),
+        # Asked of each new message: its earlier forms are not made for that.
+        reshaped=type(content) is list
+        or (is_reply and type(content) is str and (content[:1] == "{" or content != answer_of(content).strip()))
+        or (calls and bool(content) and has_random_calls(data)),
     )
     return facts, data
 
