@@ -221,7 +221,8 @@ def trim(
     edits: Sequence[BaseEdit] = (_RELEASE, *policy.edits) if draft.hidden else policy.edits
     starts = [span.start for span in parts]
     is_sent = costs is not None and (costs.messages, costs.tokens) == (base.messages, base.tokens)
-    if costs is not None and paying and is_sent and not costs.may_pay(starts, _least(draft, edits, context)):
+    choosing = costs if paying and is_sent else None  # what may be done from some place on, or not at all
+    if choosing is not None and not choosing.may_pay(starts, _least(draft, edits, context)):
         edits = ()
     edited, made, request = _run(draft, edits, context, costs, paying=paying)
     is_new = edited.summary is not None and edited.summary != draft.summary and edited.summary.kind == "model"
@@ -233,9 +234,9 @@ def trim(
         if tight[0].total < edited.total:
             edited, made, request = tight
     piecemeal = {edit.type for edit in edits if edit.piecemeal}
-    if costs is not None and paying and is_sent and made and all(change.edit in piecemeal for change in made):
+    if choosing is not None and made and all(change.edit in piecemeal for change in made):
         # Each change can be made without the others: those that pay are.
-        first = costs.first_place(starts, edited)
+        first = choosing.first_place(starts, edited)
         made = [change for change in made if first is not None and change.position >= first]
         # What is left out may be what something else followed from.
         edited, following = _followed(draft.after(made), edits)

@@ -16,7 +16,8 @@ what they change without meaning anything by it is left out here, and nothing el
                       content or calls remain; nor does text beside calls that random ids tell (CrewAI and Semantic
                       Kernel leave it out)
 
-Nodes that are stored keep the names that they got by an earlier form: `canonical` less loosely, or `first_canonical`.
+Nodes that are stored keep the names that they got by an earlier form: `canonical` with `loosely=False`, or
+`first_canonical`.
 """
 
 from __future__ import annotations

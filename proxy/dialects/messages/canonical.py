@@ -13,7 +13,8 @@ What clients change without meaning anything by it is left out, and nothing else
                  `<think>…</think>` before the text) where anything else is there, and text beside calls that random
                  ids tell
 
-Nodes that are stored keep the names that they got by an earlier form: `canonical` less loosely, or `first_canonical`.
+Nodes that are stored keep the names that they got by an earlier form: `canonical` with `loosely=False`, or
+`first_canonical`.
 """
 
 from __future__ import annotations
