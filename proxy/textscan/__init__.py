@@ -1,16 +1,16 @@
-"""What is in a text, and how the same text is said in less. Pure; it knows no message and no policy.
+"""Reads plain text and JSON: finds values, makes digests, and compacts. Pure; it knows no messages and no policies.
 
-    scan        the values of a text: ids, paths, dates, numbers, names; where they stand; the words near them
-    digest      those that a later step is most likely to need, within so many characters
-    document    JSON read and written so that no value changes; where it stands in a text; its leaves
+    scan        finds the values of a text (ids, paths, dates, numbers, names) and the words near them
+    digest      chooses the values that a later step is most likely to need, up to a number of characters
+    document    reads and writes JSON without changing a value; finds documents inside of texts
 
-Compaction, each of one kind of text:
+Compaction, one module for each kind of text:
 
-    table       records that share their keys, as a table                 nothing is lost
-    preview     a document with its long lists and texts cut              what is lost is marked
-    plaintext   terminal output, logs, bytes as text, HTML as text        what is lost is marked
+    table       writes records that share their keys as a table                 lossless
+    preview     cuts long lists and long texts of a document                    marks what it left out
+    plaintext   shortens terminal output, logs, encoded bytes and HTML          marks what it left out
 
-No function fails on any text, and each takes time in proportion to it.
+No function raises on any text, and each runs in linear time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from proxy.textscan.document import (
     is_items,
     is_members,
     leaves_of,
-    pieces,
-    read,
-    spelled,
-    write,
-    write_lines,
+    read_json,
+    split_documents,
+    string_literal,
+    write_json,
+    write_json_lines,
 )
 from proxy.textscan.plaintext import (
-    condensed,
-    ending,
-    ends,
-    folded,
-    grouped,
+    condense_log,
+    ending_mark,
+    fold_lines,
+    group_lines,
+    head_and_tail,
     is_markup,
     names_ref,
-    omitted,
-    shown,
-    tidied,
+    omission_mark,
+    page_text,
+    strip_noise,
     weight,
     without_blobs,
 )
@@ -59,4 +59,4 @@ from proxy.textscan.scan import (
     values_of,
     words_near,
 )
-from proxy.textscan.table import tabulated, tabulated_lines
+from proxy.textscan.table import as_table, lines_as_table

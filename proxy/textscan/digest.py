@@ -1,17 +1,16 @@
-r"""The values of a text that a later step is most likely to need, within so many characters.
+r"""Digests: the values of a text that a later step is most likely to need, up to a number of characters.
 
     error line; id=A1,A2,A3 title="two words" src/main.c buildDir
 
-Values of one label stand side by side, each verbatim, in the order of the text; what has no label stands
-alone. A value that holds a space or a comma is put between quotation marks.
+Values are verbatim and in the order of the text. Values with the same label share it. A value with a space or a
+comma stands between quotation marks.
 
-Ids, codes and names are used again, descriptions are not; what stands alone under a key is used more than a word
-of prose; what a program defines is used more than what it calls. The numbers below say how much more. They were
-set by hand on real sessions; a little more or less changes little.
+Agents use ids, codes and names again, rarely descriptions. They use a value that stands alone under a key more often
+than a word of prose, and a name that a program defines more often than one it calls. The numbers below say how much
+more often. They were set by hand on real sessions; small changes of them matter little.
 
-The text is read without its wrapping: JSON inside of strings (`\"id\": \"A1\"`, `\\n`), markup, colours. What
-looks like an escape may be a step of a Windows path (`C:\temp\run-42.log`): where that is not clear, the word
-behind it is left out.
+Escapes (JSON inside of strings: `\"id\": \"A1\"`, `\\n`), markup and colours are removed first. What looks like an
+escape may be a step of a Windows path (`C:\temp\run-42.log`). If that is not clear, the word behind it is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from proxy.textscan.document import OPENING, is_dust, read_ends, walk
+from proxy.textscan.document import OPENING, is_mostly_brackets, read_json_ends, walk
 from proxy.textscan.scan import (
     IDENTIFYING,
     Kind,
@@ -44,9 +43,9 @@ from proxy.textscan.scan import (
 HEAD: Final = 24_000  # characters of the beginning that are read
 TAIL: Final = 8_000  # characters of the end that are read
 ARGUMENT: Final = 100_000  # characters of an argument that are read
-_REMEMBERED: Final = 20_000  # characters of the longest text of which it is remembered what was read
-CUT: Final = "…"  # stands where something is left out: what holds it is no value
-_TAGS: Final = 5  # so many closing tags make a page
+_REMEMBERED: Final = 20_000  # readings of texts up to so many characters are cached
+CUT: Final = "…"  # marks an omission; a piece that holds it is not a value
+_TAGS: Final = 5  # a text with so many closing tags is a page
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _BACKSLASHES: Final = re.compile(
@@ -54,9 +53,9 @@ _BACKSLASHES: Final = re.compile(
     r"""(?:[^\\/:*?"'<>|,;\n]{1,255}+\\(?P=drive)(?!\\))*+[^\\\s/:*?"'<>|,;]{0,255}+"""
     r"""|\\*+(?:(?P<mark>["'/])|(?P<letter>[nrt])|(?P<code>u)[0-9a-fA-F]{4}))"""
 )
-"""Backslashes and what they stand before; or those of a path on a drive, as many as are alike.
+"""Backslashes with the escaped character behind them, or a path on a drive with equally many in each place.
 
-It begins with a backslash, so that a search looks for that alone.
+The pattern begins with a literal backslash, which makes the search fast.
 """
 _PATH_CHARACTER: Final = re.compile(r"[\w.%~$()-]")
 _NO_PATH: Final = re.compile(r"[^\w.%~$()-]")
@@ -64,26 +63,26 @@ _STEP: Final = re.compile(r"\\[^\\nrtu]")
 _ESCAPED_LINE: Final = re.compile(r"\\[nrt][A-Z]")
 _SPACE: Final = re.compile(r"\s")
 _CERTAIN: Final = re.compile(r"\\(?<!\\\\)(\\*+)[nr](?:(?![\w.%~$()-])|(?<=[{}\[\],;!?]\\[nr]))")
-"""The end of a line where no path has a step: the text is escaped so many times."""
+"""An escaped line end that cannot be a step of a path: its backslashes tell how often the text was escaped."""
 _PLAIN: Final = re.compile(r"\\(?<!\\\\)(?:\\\\)*+(?!\\)[A-Zac-eg-mo-qsvwyz_.]")
-"""What says that it is not: a backslash before what no escape has."""
+"""A backslash that begins no escape: the text was not escaped."""
 _OPENING: Final = re.compile(r"""(?:^|[=:,(\[{>])\s{0,2}[bru]?["']""", re.MULTILINE)
-"""How a string begins in JSON and in what programs print."""
+"""The beginning of a string in JSON and in the output of programs."""
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _TAG: Final = re.compile(r"<[/A-Za-z!][^<>]{0,400}>")
 _ATTRIBUTE: Final = re.compile(r"""\b(?:href|src|title|alt|content)=["' ]{0,4}([^"'>]{1,200})""")
 _ENTITY: Final = re.compile(r"&(?:[a-z]{2,6}|#\d{1,6});")
 _ARROW: Final = re.compile(r"^([ \t]{0,8}+\d{1,6}+)→", re.MULTILINE)
 _CONTEXT: Final = re.compile(r"^([^\s:/]{0,80}/[^\s:]{1,300}\.\w{1,10})-(\d{1,7})-", re.MULTILINE)
-"""What stands before a line that `grep` shows beside a match: file and number."""
-_CONTEXT_NUMBER: Final = re.compile(r"\.\w{1,10}-\d{1,7}-")  # a part of it that is looked for in a fifth of the time
+"""File and line number in front of a context line of `grep`."""
+_CONTEXT_NUMBER: Final = re.compile(r"\.\w{1,10}-\d{1,7}-")  # a quick test: a part of it
 _UNSEEN: Final = (("<style", "</style>"), ("<script", "</script>"))
 
 
 def ends_of(text: str) -> str:
-    """Return the text, or of a long one its beginning and its end, on two lines.
+    """Return the text; of a long one its beginning and its end.
 
-    No value is cut in two. A line that is cut has a mark where it is.
+    No value is cut in two. A line that is cut is marked with `CUT`.
     """
     if len(text) <= HEAD + TAIL:
         return text
@@ -94,9 +93,9 @@ def ends_of(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text without colours, escapes and tags; of a tag its link or title stays, on a line.
+    """Return the text without colours, escapes and tags. A tag leaves its link or title, on a line of its own.
 
-    After the number of a line stands a space, not an arrow; between file and number a colon.
+    An arrow after a line number becomes a space; a hyphen between file and line number becomes a colon.
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
@@ -117,7 +116,7 @@ def readable(text: str) -> str:
 
 
 def _with_numbered_lines(text: str) -> str:
-    """Return what `grep` found with a colon between file and number, also where it has hyphens: beside a match."""
+    """Return the output of `grep` with `file:number:` in front of context lines too, where it prints `file-number-`."""
     if not _CONTEXT_NUMBER.search(text):
         return text
     files = Counter([found[1] for found in _CONTEXT.finditer(text)])
@@ -125,8 +124,8 @@ def _with_numbered_lines(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return the text with escapes undone, those of JSON inside of JSON too, where they are any for sure."""
-    # How many times the text is surely escaped, in parts of it: the backslashes of a line's end.
+    """Return the text with its escapes undone, also those of JSON inside of JSON; doubtful ones become `CUT`."""
+    # How often parts of the text were certainly escaped, by the backslashes of escaped line ends.
     depths = set[int]() if _PLAIN.search(text) else {len(found[1]) + 1 for found in _CERTAIN.finditer(text)}
     kept: list[str] = []
     end = line_end = opened = deepest = 0
@@ -151,7 +150,7 @@ def _unescaped(text: str) -> str:
             meant = chr(int(text[stop - 4 : stop], 16))
             kept.append(meant if meant.isprintable() or _HALF.match(meant) else " ")
             continue
-        # It stands inside of a string, whose quotation mark has as many backslashes less one.
+        # Inside of a string, whose own quotation mark has one backslash less.
         depth = stop - start - 1 if which == "letter" else len(found["drive"]) + 1
         is_shown = depth in depths and (deepest >= max(1, depth - 1) or (depth == 1 and start >= opened))
         if which == "letter" and (is_shown or _PATH_CHARACTER.match(text, stop) is None):
@@ -165,17 +164,17 @@ def _unescaped(text: str) -> str:
     whole = "".join([*kept, text[end:]])
     if whole.isascii() or not _HALF.search(whole):
         return whole
-    # Two halves that stand side by side are one character; what is left alone is none.
+    # Two adjacent surrogates are one character; a lone one becomes a space.
     return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\ufffd", " ")
 
 
 def _is_path(steps: str) -> bool:
-    """Tell whether steps after a drive are those of a path, not lines of text after a colon."""
+    """Tell whether the steps after a drive letter are a path, not escaped lines of text after a colon."""
     return _STEP.search(steps) is not None or not (_SPACE.search(steps) or _ESCAPED_LINE.search(steps))
 
 
 def _without(text: str, opening: str, closing: str) -> str:
-    """Return the text without what stands between two tags; one that is never closed stays."""
+    """Return the text without the content of an element; an element that is never closed stays."""
     kept: list[str] = []
     start = 0
     while (found := text.find(opening, start)) >= 0 and (stop := text.find(closing, found)) >= 0:
@@ -195,26 +194,26 @@ _WORTH: Final[Mapping[Kind, float]] = {
     "number": 1.5,
     "cjk": 1,
 }
-"""What a value is worth by its shape, where nothing else is known of it."""
-_DEFINED: Final = 11  # what a name is worth that a program defines
+"""What a value is worth by its kind alone."""
+_DEFINED: Final = 11  # a name that a program defines
 _NUMBER_UNDER_KEY: Final = 3.5
-_TERM: Final = 6  # what a CJK term is worth that stands alone, or is short
+_TERM: Final = 6  # a CJK term that is all of a key's value, or short
 _TERM_LETTERS: Final = 4
-_ONE_WORD: Final = 3  # what a leaf of one ordinary word is worth
-_TIME_OF_DAY: Final = 1.5  # what a time is worth, with its date or without
-_MEASURE: Final = 0.1  # what a number is worth that was measured: it has more decimals than these
+_ONE_WORD: Final = 3  # a leaf of one ordinary word
+_TIME_OF_DAY: Final = 1.5  # a time of day, with or without its date
+_MEASURE: Final = 0.1  # a measurement: a number with more decimals than `_PLACES`
 _PLACES: Final = 2
-_WHOLE: Final = 1.3  # by how much more a value is worth that is all that stands under its key
-_NAMES: Final = 1.5  # by how much more one under a key that says it names something
-_TELLS: Final = 0.35  # by how much less one under a key that says it describes something
-_AGAIN: Final = 0.4  # by how much more one that stands there again and again, for each factor e
+_WHOLE: Final = 1.3  # factor for a value that is all of its key's value
+_NAMES: Final = 1.5  # factor for a value under a naming key (`id`, `path`)
+_TELLS: Final = 0.35  # factor for a value under a describing key (`description`, `style`)
+_AGAIN: Final = 0.4  # factor for repetition: added for each e-fold number of occurrences
 
 _LONGEST: Final = 120
-_LONGEST_WORDS: Final = 60  # characters of a string of several words: a longer one is prose
+_LONGEST_WORDS: Final = 60  # a string of several words that is longer is prose
 _MOST_WORDS: Final = 4
-_DENSE: Final = 12  # of a long document so many values are read as if each had so many characters
-_DOCUMENT_ENDS: Final = (2 * HEAD, 2 * TAIL)  # bytes of a document in which they are looked for
-_ALIKE: Final = 3  # with so many lines of one value, their keys are what differs
+_DENSE: Final = 12  # of a long document one value for each so many characters of HEAD and TAIL is read
+_DOCUMENT_ENDS: Final = (2 * HEAD, 2 * TAIL)  # bytes at both ends of a long document that are parsed
+_ALIKE: Final = 3  # if so many lines have the same value, their keys are what matters
 _SHORTEST: Final = 2  # characters of a value, digits of a number
 
 _NAMING: Final = re.compile(
@@ -233,24 +232,24 @@ _IDLE: Final = frozenset(
     {"string", "number", "integer", "object", "boolean", "array", "content", "text", "type"}
     | {"true", "false", "null", "none", "None", "True", "False"}
 )
-"""Leaves that say what something is, in every tool's output."""
+"""Leaves that every tool's output holds: they describe a format."""
 _DEFINES: Final = re.compile(
     r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+)"
 )
 _DEFINES_SO: Final = re.compile(r"(?<![\w$])(?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}\Z")
-"""What may stand before it. To look for both in one takes twice as long: that tries each place of a text."""
-_DEFINES_SO_LONG: Final = 30  # characters of three such words
+"""Modifiers in front of it. One pattern for both would take twice as long, since it is tried at each character."""
+_DEFINES_SO_LONG: Final = 30  # characters of three modifiers
 _LINE: Final = re.compile(
     r"""^[ \t{\[(,>-]*+["'`]?([^\W\d][\w-]{0,40}+)[ ]{0,9}["'`]?[ ]{0,9}[:=](?![:=/\\])"""
     r"[ ]{0,9}([^\s{\[(][^\n]{0,80}+)$",
     re.MULTILINE,
 )
-"""A line that gives a key and its value."""
+"""A line of the form `key: value` or `key = value`."""
 _INLINE: Final = re.compile(
     r"""["']([^\W\d][\w -]{0,40}+)["']\s{0,4}:\s{0,4}"""
     r"""(?:"([^"\n]{1,60}+)"|'([^'\n]{1,60}+)'|([\w.+-]{1,40}+))(?=\s{0,4}[,}\]\n])"""
 )
-"""A key and its value inside of braces, where the whole is no JSON document."""
+"""A key and its value inside of braces in a text that is not JSON."""
 _ENDING: Final = " ,;)}]"
 _QUOTES: Final = "\"'`"
 _QUOTE: Final = re.compile("[\"'`]")
@@ -260,37 +259,37 @@ _DIGIT: Final = re.compile(r"\d")
 
 
 class Candidate(Struct, gc=False, kw_only=True):
-    """A value that may be kept."""
+    """A value that a digest may hold."""
 
     text: str  # the value, verbatim
-    label: str  # the key that it stands under; empty where it stands under none
+    label: str  # its key; empty if it has none
     worth: float
-    place: int  # its place among the candidates of the text
-    kind: Kind | None = None  # how it looks; None for words that say what a program defines
-    times: int = 1  # how often it stands there
-    odds: float = 0  # what it says by itself of its chance to be used again
-    shown: str = ""  # as a digest shows it
+    place: int  # its index among the candidates of the text
+    kind: Kind | None = None  # None for a definition in a program (`def name`)
+    times: int = 1  # occurrences in the text
+    odds: float = 0  # log-odds of its reuse from its own features alone
+    shown: str = ""  # its form in a digest
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What a digest of a text may hold, whatever else is known."""
+    """What a digest of a text may hold, independent of the conversation."""
 
     candidates: Sequence[Candidate]
-    """Each value once, first what is worth most for what it costs. Threads share them: nobody changes them any more."""
-    error: str  # the first line that tells an error; empty where none does
+    """Each value once, the best worth per character first. Shared between threads, so never changed."""
+    error: str  # the first line that reports an error; empty if none does
 
 
 def reading_of(text: str, *, is_argument: bool = False) -> Reading:
-    """Return what a digest of a text may hold; `is_argument`: the agent wrote the text."""
+    """Return what a digest of a text may hold. `is_argument` says that the agent wrote the text."""
     return (read_once if len(text) <= _REMEMBERED else _read)(text, is_argument=is_argument)
 
 
 def _read(text: str, *, is_argument: bool) -> Reading:
     found = _in_document(text)
     if not found:
-        # What an agent writes it wrote for a use: it is read as it is, and more of it.
+        # An agent's own argument is read verbatim, and more of it.
         shown = text[:ARGUMENT] if is_argument else readable(ends_of(text))
-        # What is not wrapped was no document before either.
+        # `_in_document` found no document; only unwrapping may have revealed one.
         values = values_of_text(shown, "numbers") if shown is text else values_of(shown, "numbers")
         _add_text(found, shown, values)
     for candidate in found.values():
@@ -300,11 +299,11 @@ def _read(text: str, *, is_argument: bool) -> Reading:
 
 
 read_once: Final = lru_cache(maxsize=256)(_read)
-"""The same texts come again at each request that a trim is tried out at."""
+"""Cached, because each request that considers a trim reads the same texts."""
 
 
 def _cost(candidate: Candidate) -> float:
-    """Return what is smaller the more a candidate is worth for its length."""
+    """Return the sort key of a candidate: the negative worth per character."""
     worth, times = candidate.worth, candidate.times
     return -(worth * (1 + _AGAIN * log(times)) if times > 1 else worth) / (len(candidate.text) + 2)
 
@@ -363,9 +362,9 @@ def _add_text(found: dict[str, Candidate], text: str, values: Iterable[Value]) -
 
 
 def _defined(text: str) -> dict[str, str]:
-    """Return for each name that a program defines the words that say so, the name among them."""
+    """Return the definition (`def name`) of each name that a program defines, by name."""
     names: dict[str, str] = {}
-    at = end = 0  # of the search, and of the last one that was found
+    at = end = 0  # start of the search; end of the last definition
     while (found := _DEFINES.search(text, at)) is not None:
         at = found.start()
         before = _DEFINES_SO.search(text, max(end, at - _DEFINES_SO_LONG), at)
@@ -377,9 +376,9 @@ def _defined(text: str) -> dict[str, str]:
 
 
 def _declared(text: str, lines: Iterable[re.Match[str]]) -> list[str]:
-    """Return keys, each with its colon, where several lines give the same value: the keys are what they tell.
+    """Return the keys, each with its colon, of lines that share one value.
 
-    So it is with the fields of a type, or with settings that are switched on.
+    Examples are the fields of a type, and settings that are switched on: there the keys matter.
     """
     keys: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for found in lines:
@@ -389,7 +388,7 @@ def _declared(text: str, lines: Iterable[re.Match[str]]) -> list[str]:
 
 
 def _keys(text: str, lines: Iterable[re.Match[str]]) -> dict[str, str]:
-    """Return for each value that is all that stands under a key, on a line or in braces, that key."""
+    """Return the key of each value that is all of a key's value, on a line or in braces, by value."""
     keys: dict[str, str] = {}
     for line in lines:
         key, rest = line.groups()
@@ -405,14 +404,14 @@ def _keys(text: str, lines: Iterable[re.Match[str]]) -> dict[str, str]:
 
 @lru_cache(maxsize=4096)
 def _factor(key: str) -> float:
-    """Return by how much more a value is worth for what its key says of it."""
+    """Return the factor of a value's worth that its key gives."""
     if _TELLING.search(key):
         return _TELLS
     return _NAMES if _NAMING.search(key) else 1
 
 
 def _worth(text: str, kind: Kind, key: str | None) -> float:
-    """Return what a value is worth; 0 where it need not be kept. `key` is what it is all of, if anything."""
+    """Return what a value is worth; 0 if it need not be kept. `key` is set if the value is all of that key's value."""
     if len(text) > _LONGEST or text in _IDLE:
         return 0
     if key is None and kind in IDENTIFYING:
@@ -436,32 +435,32 @@ def _worth(text: str, kind: Kind, key: str | None) -> float:
 _KINDS: Final[Sequence[Kind | None]] = ("email", "path", "date", "id", "url", "quoted", "text", "number", "cjk", None)
 _KIND_FEATURES: Final = {kind: tuple([float(kind == each) for each in _KINDS]) for kind in _KINDS}
 WEIGHTS: Final[Sequence[float]] = (
-    # Of what `features_of` returns.
+    # In the order of `features_of`.
     *(-3.7, 0.27, 0.8, 0.17, 0.1, -0.07, 0.5, -0.3, 0.23, 0.69, 0.11),
     *(-0.27, 0.25, -0.47, 0.3, -0.61, -0.12, -0.75, -0.28, -1.47, -0.3),
 )
-_MENTIONED: Final = slice(1, 6)  # those of them that tell where else a value stands
+_MENTIONED: Final = slice(1, 6)  # the features that depend on the conversation
 _MENTION_WEIGHTS: Final = WEIGHTS[_MENTIONED]
 _OWN_WEIGHTS: Final = (*WEIGHTS[: _MENTIONED.start], *WEIGHTS[_MENTIONED.stop :])
 _by_share: Final = itemgetter(0)
 _by_place: Final = attrgetter("place")
 
-_NEAR: Final = 80  # after so many characters of values their label is said again, so that it stands near each of them
-_LEAST: Final = 4  # with fewer characters left, nothing more is looked for, nor an error line
+_NEAR: Final = 80  # the label is repeated after so many characters of values
+_LEAST: Final = 4  # with fewer characters left, nothing is added
 _ERROR_LONGEST: Final = 300  # characters of an error line
-_ERROR_SHARE: Final = 2  # an error line takes up at most this part (a half) of the characters
-_ERROR_BEGINS: Final = 60  # characters of its line before the word that tells an error
+_ERROR_SHARE: Final = 2  # an error line takes at most this part (one half) of the budget
+_ERROR_BEGINS: Final = 60  # an error word stands within so many characters of its line's start
 
 _ERROR: Final = re.compile(
     r"(?<![\w-])(?:\w{0,60}(?:Error|Exception)|error|ERROR|fatal|FATAL|panic|FAILED|FAIL|Traceback)(?![\w-])"
     r"(?=[^\n:]{0,40}:)(?!\()"
 )
 _ALARM: Final = re.compile("rror|xception|ERROR|fatal|FATAL|panic|FAIL|Traceback")
-"""Of these every error line holds one: other lines need not be looked at more closely."""
+"""A quick test: every line that `_ERROR` finds holds one of these."""
 _CODE_LINE: Final = re.compile(r"[{}=;\"'`]|\b(?:new|throw|catch|raise|except|return|import|class|def|function)\b")
-_CODE_ENDS: Final = ",;{"  # what a line of a program ends with, and no sentence does
+_CODE_ENDS: Final = ",;{"  # a line that ends so is code, not a sentence
 _TO_QUOTE: Final = re.compile(r"[\s,]")
-_WINDOW: Final = 65_536  # characters that are looked at in one step
+_WINDOW: Final = 65_536  # characters scanned in one step
 _RUNS: Final = re.compile(r"[^\s\"'`<>()\[\]{},;|\\]+")
 _SPACED: Final = str.maketrans(dict.fromkeys("\"'`<>()[]{},;|\\", " "))
 _JOINTS: Final = re.compile(r"[./:@?=&#-]+")
@@ -470,15 +469,15 @@ _EDGES: Final = ".:!?"
 
 
 class Mentions:
-    """What a conversation says of its words: in how many messages each stands, and whose these are."""
+    """The words of a conversation: how many messages hold each of them, and whose messages these are."""
 
     def __init__(self) -> None:
-        self.messages: Final = Counter[str]()  # by word the number of messages that hold it
-        self.agent: Final = Counter[str]()  # how many of them are the agent's own: its texts and its calls
-        self.user: Final = set[str]()  # words of the user's
+        self.messages: Final = Counter[str]()  # number of messages that hold a word
+        self.agent: Final = Counter[str]()  # number of the agent's messages among them (texts and calls)
+        self.user: Final = set[str]()  # words of the user's messages
 
     def add(self, role: str, text: str, arguments: Iterable[str]) -> None:
-        """Count the words of a message: of its text, and of its calls' arguments in JSON."""
+        """Count the words of a message, in its text and in its calls' arguments (JSON)."""
         words = set(_runs_in("\n".join([text, *(each.replace("\\n", " ") for each in arguments)])))
         self.messages.update(words)
         if role == "assistant":
@@ -501,8 +500,8 @@ def digest_of(
 ) -> str:
     """Return the values of a text that a later step is most likely to need, in at most `budget` characters.
 
-    `known` are words that stand elsewhere anyway (`words_of`), and need not be said again. A value whose chance to be
-    used again is below `least` for each of its characters is left out. `is_argument`: the agent wrote the text.
+    `known` are words that the view holds elsewhere (`words_of`); they are not repeated. `least` is the lowest chance of
+    reuse per character of a value that is kept. `is_argument` says that the agent wrote the text.
     """
     if budget <= 0:
         return ""
@@ -521,9 +520,9 @@ def digest_of(
 def _ranked(
     candidates: Iterable[Candidate], known: Collection[str], mentions: Mentions, least: float
 ) -> list[Candidate]:
-    """Return those candidates that are worth their characters, first what is most likely to be used again.
+    """Return the candidates with at least `least` chance of reuse per character, the highest first.
 
-    What is said elsewhere is left out.
+    Values that are known from elsewhere are left out.
     """
     found: list[tuple[float, Candidate]] = []
     held, said, users = mentions.messages.get, mentions.agent.get, mentions.user
@@ -540,7 +539,7 @@ def _ranked(
 
 
 def features_of(candidate: Candidate, mentions: Mentions, *, is_argument: bool) -> list[float]:
-    """Return what the chance of a value to be used again depends on, in the order of `WEIGHTS`."""
+    """Return the features that predict whether a value is used again, in the order of `WEIGHTS`."""
     text = candidate.text
     features = _own_features(candidate, is_argument=is_argument)
     place = _MENTIONED.start
@@ -570,7 +569,7 @@ def _odds_of_mentions(held: int, said: int, is_users: bool) -> float:
 
 
 def chance_of(features: Iterable[float], weights: Iterable[float] = WEIGHTS) -> float:
-    """Return how likely a value is to be used again by a later call."""
+    """Return the probability that a later call uses a value."""
     return 1 / (1 + exp(-_sum_of(weights, features)))
 
 
@@ -580,12 +579,12 @@ def _sum_of(weights: Iterable[float], features: Iterable[float]) -> float:
 
 
 def _runs_in(text: str) -> list[str]:
-    """Return the runs of a text as `_RUNS` finds them; of ASCII in a third of the time."""
+    """Return the runs of a text, like `_RUNS` but faster for ASCII."""
     return text.translate(_SPACED).split() if text.isascii() else _RUNS.findall(text)
 
 
 def _runs_of(text: str) -> set[str]:
-    """Return the runs of a text. It is looked at in windows of whole lines: other threads wait for a search to end."""
+    """Return the runs of a text. It is scanned in windows of whole lines, so that other threads get their turn."""
     runs: set[str] = set()
     start = 0
     while start < len(text):
@@ -596,9 +595,9 @@ def _runs_of(text: str) -> set[str]:
 
 
 def words_of(text: str) -> set[str]:
-    """Return the words of a text and their parts (of a path its names), as `digest_of` looks them up.
+    """Return the words of a text and their parts (the names in a path), for the `known` of `digest_of`.
 
-    A word with a colon after it is one of its own, too.
+    A word before a colon is included with and without the colon.
     """
     words: set[str] = set()
     for run in _runs_of(readable(text)):
@@ -615,7 +614,7 @@ def words_of(text: str) -> set[str]:
 
 
 def _error_line(text: str) -> str:
-    """Return the first line that tells an error; else nothing."""
+    """Return the first line that reports an error; empty if none does."""
     if ":" not in text or not _ALARM.search(text):
         return ""
     text = ends_of(_printed(text))
@@ -623,7 +622,7 @@ def _error_line(text: str) -> str:
     while (alarm := _ALARM.search(text, line_end)) is not None:
         line_start = text.rfind("\n", 0, alarm.start()) + 1
         line_end = text.find("\n", alarm.start()) + 1 or len(text)
-        found = _ERROR.search(text, line_start, line_end)  # what stands before it stands before any later one, too
+        found = _ERROR.search(text, line_start, line_end)  # an earlier match rules out a later one
         if found is None or found.start() - line_start > _ERROR_BEGINS:
             continue
         line = text[line_start:line_end].strip()
@@ -633,24 +632,24 @@ def _error_line(text: str) -> str:
 
 
 def _cut(line: str, most: int) -> str:
-    """Return a line that tells an error, cut where it is longer than `most`; nothing where that is next to none."""
+    """Return an error line cut to `most` characters; nothing if `most` is tiny."""
     if most < _LEAST:
         return ""
     if len(line) <= most:
         return line
-    beginning, space, _ = line[:most].rpartition(" ")  # it ends with a word, if there is such a place
+    beginning, space, _ = line[:most].rpartition(" ")  # cut between words if possible
     return f"{beginning.rstrip(CUT) if space else line[: most - 1]}{CUT}"
 
 
 def _printed(text: str) -> str:
-    """Return the texts in a JSON document, one after the other; any other text as it is."""
-    may_be_one = text.lstrip().startswith(OPENING) and not is_dust(text)
-    document = read_ends(text, *_DOCUMENT_ENDS) if may_be_one else None
+    """Return the texts of a JSON document, joined; any other text unchanged."""
+    may_be_one = text.lstrip().startswith(OPENING) and not is_mostly_brackets(text)
+    document = read_json_ends(text, *_DOCUMENT_ENDS) if may_be_one else None
     return text if document is None else "\n".join(leaf.text for leaf in walk(document) if is_text(leaf.text)) or text
 
 
 def _chosen(ranked: Iterable[Candidate], error: str, budget: int) -> list[Candidate]:
-    """Return the first of these that fit into the budget, without what the error's line says."""
+    """Return the first candidates that fit into the budget, without those that the error line holds."""
     chosen: list[Candidate] = []
     labels: set[str] = set()
     said = error
@@ -672,7 +671,7 @@ def _chosen(ranked: Iterable[Candidate], error: str, budget: int) -> list[Candid
 
 
 def _rendered(chosen: Iterable[Candidate]) -> str:
-    """Return the values under their labels, said again before they are too far away, in the order of the text."""
+    """Return the digest's text: values in their order, grouped by label. Long groups repeat the label."""
     groups: dict[str, list[str]] = {}
     for candidate in sorted(chosen, key=_by_place):
         label, value = candidate.label, candidate.shown

@@ -1,11 +1,11 @@
-"""JSON: read and written so that no value changes, found inside of texts, and its leaves.
+"""Reads and writes JSON without changing a value, and finds JSON documents inside of texts.
 
-Numbers keep their digits (1.10, 1e5, twenty digits), objects their order and their duplicate keys, strings
-their characters; only white space and needless escapes go.
+Numbers keep their digits (1.10, 1e5, twenty digits), objects keep their order and duplicate keys, strings keep their
+characters. Only white space and needless escapes are removed.
 
-A document inside a text begins on a line of its own or after a colon and ends where its line ends, or it is
-what a string in quotes holds, as Python writes its objects (`text='{"a": 1}'`). Where the whole text is one
-line, a long text in quotes is found as well, with its escapes undone. What cannot be delimited for sure is text.
+A document inside of a text begins on a line of its own or after a colon, and ends at the end of a line. Or it is the
+content of a quoted string, as in the repr of a Python object (`text='{"a": 1}'`). If the whole text is one line, a
+long quoted text is found too, and its escapes are undone. Whatever has no certain end stays text.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Final, TypeAlias, TypeGuard
 from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 
-DEEPEST: Final = 64  # levels of nesting that are looked into; a deeper text is no document here
+DEEPEST: Final = 64  # levels of nesting; deeper JSON is treated as text
 
 OBJECTS: Final = frozenset({tuple})
 _ARRAYS: Final = frozenset({list})
-CONTAINERS: Final = OBJECTS | _ARRAYS  # what objects and arrays are made of
+CONTAINERS: Final = OBJECTS | _ARRAYS  # the Python types of objects and arrays
 _READ_ITEMS: Final = Decoder(list[Raw])
-_READ_MEMBERS: Final = Decoder(dict[str, Raw])  # each as it is written, so that most of them need not be read
-_BLANK: Final = 1024  # bytes in which the first that is not blank is looked for
+_READ_MEMBERS: Final = Decoder(dict[str, Raw])  # raw members, so that most of them need not be parsed
+_BLANK: Final = 1024  # the first byte that is not white space is looked for in so many
 _CONSTANTS: Final = {None: "null", True: "true", False: "false"}
-OPENING: Final = ("{", "[")  # what a document begins with
+OPENING: Final = ("{", "[")  # the first character of a document
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -50,12 +50,12 @@ Members: TypeAlias = tuple[tuple[str, JsonValue], ...]  # the members of an obje
 
 
 def _members(pairs: list[tuple[str, JsonValue]]) -> Members:
-    """Return what an object of a document is; between two such calls other threads get their turn."""
+    """Make an object of the document. A Python hook lets other threads take their turn while a document is parsed."""
     return tuple(pairs)
 
 
 def _number(text: str) -> Number:
-    """Return what a number of a document is; likewise."""
+    """Make a number of the document, by a Python hook for the same reason."""
     return Number(text)
 
 
@@ -74,15 +74,15 @@ def is_items(value: JsonValue) -> TypeGuard[list[JsonValue]]:
     return isinstance(value, list)
 
 
-def read(text: str) -> list[JsonValue] | Members | None:
-    """Return the object or array that `text` is, white space around it aside; None where it is none."""
+def read_json(text: str) -> list[JsonValue] | Members | None:
+    """Parse a text that is a JSON object or array, with white space around it; None for any other text."""
     stripped = text.strip(" \t\r\n")
-    value, stop = read_at(stripped, 0)
+    value, stop = read_json_at(stripped, 0)
     return value if stop == len(stripped) else None
 
 
-def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, int]:
-    """Return the object or array that begins at `start` and where it stops, or None and how far reading came."""
+def read_json_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, int]:
+    """Parse the object or array that begins at `start`; return it and its end, or None and how far parsing came."""
     if not text.startswith(OPENING, start):
         return None, start
     try:
@@ -91,29 +91,29 @@ def read_at(text: str, start: int) -> tuple[list[JsonValue] | Members | None, in
         return None, error.pos
     except RecursionError:
         return None, len(text)
-    # A document with few brackets is not deep: most lines of a log are such ones.
+    # With few brackets a document cannot be deep. This is the usual case for lines of a log.
     brackets = text.count("{", start, stop) + text.count("[", start, stop)
     return (None, len(text)) if brackets > DEEPEST and _is_deeper(value) else (value, stop)
 
 
-def read_ends(text: str, head: int, tail: int) -> list[JsonValue] | Members | None:
-    """Return what `read` does; of a longer document what stands within so many bytes of its beginning and its end.
+def read_json_ends(text: str, head: int, tail: int) -> list[JsonValue] | Members | None:
+    """Parse like `read_json`, but of a long document only `head` bytes of its beginning and `tail` bytes of its end.
 
-    Nobody looks whether what is left out is deeper than `DEEPEST`, nor for names that stand in one object twice.
+    The part left out is not checked for depth. Of duplicate keys in one object only the last is kept.
     """
     if len(text) <= head + tail or not text.lstrip(" \t\r\n").startswith(OPENING):
-        return read(text)
+        return read_json(text)
     try:
         value = _ends(text.encode(), head, tail)
     except (DecodeError, UnicodeEncodeError, json.JSONDecodeError, RecursionError):
-        return read(text)  # what only Python takes for JSON, or nobody
+        return read_json(text)  # JSON that only Python's parser accepts, or no JSON at all
     return None if _is_deeper(value) else value
 
 
 def _ends(raw: Raw | bytes, head: int, tail: int, depth: int = 0) -> JsonValue:
-    """Return both ends of a value; a string or a number is whole."""
+    """Return both ends of a value; strings and numbers stay whole."""
     if depth > DEEPEST:
-        raise RecursionError  # each level is read anew
+        raise RecursionError  # each level is parsed again, so the depth must be bounded
     opening = bytes(memoryview(raw)[:_BLANK]).lstrip()[:1]
     if opening == b"{":
         members = _READ_MEMBERS.decode(raw)
@@ -125,7 +125,7 @@ def _ends(raw: Raw | bytes, head: int, tail: int, depth: int = 0) -> JsonValue:
 
 
 def _kept(parts: Sequence[Raw], head: int, tail: int, depth: int) -> Iterator[tuple[int, JsonValue]]:
-    """Yield the parts of a value at both ends, with their places; of those that are too long their ends."""
+    """Yield the parts at both ends of a value with their indexes; of parts that are too long, their own ends."""
     first, last = 0, len(parts)
     while first < last and len(parts[first]) <= head:
         head -= len(parts[first])
@@ -147,29 +147,29 @@ def _whole(raw: Raw | bytes) -> JsonValue:
 
 
 def quoted(text: str) -> str:
-    """Return a string as JSON: characters as they are, but those that must be escaped."""
+    """Return a string as JSON; only characters that must be escaped are."""
     encoded = encode_basestring(text)
     if encoded.isascii() or _SURROGATES.search(encoded) is None:
         return encoded
-    # UTF-8 cannot hold a lone surrogate; what was written as an escape stays one.
+    # UTF-8 cannot encode a lone surrogate, so it stays an escape.
     return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
 class _Names(dict[str, str]):
-    """How names of members are written, each made once."""
+    """The JSON of member names, each made once."""
 
     def __missing__(self, name: str) -> str:
         self[name] = written = f"{quoted(name)}:"
         return written
 
 
-def write(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
-    """Return the compact text of a value of a document; `text` is how its strings are written."""
+def write_json(value: JsonValue, text: Callable[[str], str] = quoted) -> str:
+    """Return the compact JSON of a value; `text` writes its strings."""
     return _written([value], text, _Names())[0]
 
 
-def write_lines(values: Iterable[JsonValue]) -> str:
-    """Return the compact text of documents that stand on a line each."""
+def write_json_lines(values: Iterable[JsonValue]) -> str:
+    """Return the compact JSON of documents, one on each line."""
     return "\n".join(_written(values, quoted, _Names()))
 
 
@@ -191,7 +191,7 @@ def _written(values: Iterable[JsonValue], text: Callable[[str], str], names: _Na
 def _written_array(items: list[JsonValue], text: Callable[[str], str], names: _Names) -> str:
     width = len(items[0]) if items and type(items[0]) in _ARRAYS else 0
     if width and _ARRAYS.issuperset(map(type, items)) and set(map(len, items)) == {width}:
-        # The rows of a table: their cells are written all at once.
+        # Rows of equal width: write all their cells at once.
         cells = iter(_written(chain.from_iterable(items), text, names))
         return f"[[{'],['.join(map(','.join, zip(*[cells] * width, strict=True)))}]]"
     return f"[{','.join(_written(items, text, names))}]"
@@ -205,7 +205,7 @@ def _written_object(members: Members, text: Callable[[str], str], names: _Names)
 
 
 def _is_deeper(value: JsonValue) -> bool:
-    """Tell whether a document has more levels than `DEEPEST`, without descending by recursion."""
+    """Tell whether a document has more levels than `DEEPEST`, without recursion."""
     level = [value]
     for _ in range(DEEPEST):
         objects: list[Members] = [item for item in level if type(item) in OBJECTS]
@@ -217,15 +217,15 @@ def _is_deeper(value: JsonValue) -> bool:
     return True
 
 
-FEWEST: Final = 4  # escapes from which on it pays: the quotation marks cost as much
+FEWEST: Final = 4  # triple quotes cost as much as so many escapes
 
 _TRIPLE: Final = '"""'
 _UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\u0085\u2028\u2029]")
-"""What a reader would not see as it is: a carriage return, escapes of a terminal, half of an emoji."""
+"""Characters that would not be visible: carriage returns, terminal escapes, lone surrogates."""
 
 
-def spelled(text: str) -> str:
-    """Return a string as it is between triple quotes, or as JSON where that costs no more."""
+def string_literal(text: str) -> str:
+    """Return a string verbatim between triple quotes, or as JSON if that is no longer."""
     escaped = encode_basestring(text)
     if len(escaped) - len(text) - 2 < FEWEST:
         return escaped if escaped.isascii() else quoted(text)
@@ -235,48 +235,48 @@ def spelled(text: str) -> str:
     return f"{prefix}{_TRIPLE}{text}{_TRIPLE}"
 
 
-SMALLEST: Final = 60  # characters of the smallest document that is looked for between other lines
+SMALLEST: Final = 60  # characters of the smallest document that is found inside of a text
 
 _AHEAD: Final = r"(?=\[\s{0,80}[\[{\"]|\{\s{0,80}\")(?=[^\n]{60}|[^\n]*[{[,]\s*$)"
 _NOT_BRIEF: Final = (
     r"(?!'(?:[^'\\\n]{0,57}+|(?:[^'\\\n]|\\.){0,28}+)'|\"(?:[^\"\\\n]{0,57}+|(?:[^\"\\\n]|\\.){0,28}+)\")"
 )
-"""What begins here is no string in quotes that is too short for a document."""
+"""A lookahead: no quoted string begins here that is too short to hold a document."""
 _BEGINNING: Final = re.compile(rf"\n[ \t]*+{_AHEAD}|: {{1,4}}{_AHEAD}|=(?=['\"]){_NOT_BRIEF}", re.MULTILINE)
-"""Where a document may begin: its line is long enough for one from here on, or ends where one is open.
+"""A place where a document may begin: the rest of its line is long enough, or ends with an open bracket.
 
-Each alternative begins with a character of its own, so that a search passes over all others quickly.
+Each alternative begins with a literal character, which makes the search fast.
 """
-_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)  # the same where the text begins
+_AT_FIRST: Final = re.compile(rf"[ \t]*+{_AHEAD}", re.MULTILINE)  # the same at the beginning of the text
 _LITERAL: Final = re.compile(r"'((?:[^'\\\n]++|\\.)*+)'|\"((?:[^\"\\\n]++|\\.)*+)\"")
 _ESCAPE: Final = re.compile(r"\\(?:([nrt'\"\\])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|)")
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t"}
-_LONG_TEXT: Final = 200  # characters of the shortest text in quotes that is looked for
+_LONG_TEXT: Final = 200  # characters of the shortest quoted text that is found
 _END_OF_LINE: Final = "\\n"
-_TRIES: Final = 4  # places in one line where a document is looked for
-_DUST: Final = 100_000  # of longer texts, those that are little but brackets and commas are not read
-_MARKS_OF_LINES: Final = ",:[{\n"  # of documents on a line each, the end of a line is what a comma is in a list
+_TRIES: Final = 4  # places in one line that are tried
+_DUST: Final = 100_000  # a longer text that is mostly brackets is not parsed
+_MARKS_OF_LINES: Final = ",:[{\n"  # in JSON Lines a line end separates, as a comma does in a list
 _OPEN: Final = ("{", "[", ",")
 
 
 class Embedded(Struct, frozen=True, kw_only=True):
-    """A document, or a text that was in quotes, and the text that it was."""
+    """A document or a quoted text, parsed, with its source."""
 
     source: str
-    value: JsonValue  # the document; where there is one on each line, the list of them; the text
-    is_lines: bool = False  # whether it is a document on each line (JSON Lines)
+    value: JsonValue  # the document, the list of documents (JSON Lines), or the text
+    is_lines: bool = False  # whether it is JSON Lines
 
 
-def is_dust(text: str, marks: str = ",:[{") -> bool:
-    """Tell whether a long text is little but brackets and commas: it is not read as a document."""
+def is_mostly_brackets(text: str, marks: str = ",:[{") -> bool:
+    """Tell whether a long text consists mostly of brackets and commas; it is not parsed as JSON."""
     return len(text) > _DUST and sum(map(text.count, marks)) * 3 > len(text)
 
 
-def pieces(text: str) -> list[str | Embedded]:
-    """Return the text in pieces: documents, and what stands between them. Joined, they are the text."""
-    if is_dust(text):
+def split_documents(text: str) -> list[str | Embedded]:
+    """Split a text into documents and the text between them. Joined, the sources are the text."""
+    if is_mostly_brackets(text):
         return [text]
-    whole = read(text)
+    whole = read_json(text)
     if whole is not None:
         return [Embedded(source=text, value=whole)]
     lines = _json_lines(text)
@@ -286,15 +286,15 @@ def pieces(text: str) -> list[str | Embedded]:
 
 
 def _json_lines(text: str) -> list[JsonValue] | None:
-    """Return the documents of a text that has one on each line, two at least; None for any other text."""
+    """Return the documents of a JSON Lines text of two lines or more; None for any other text."""
     stripped = text.strip()
-    if not stripped.startswith(OPENING) or "\n" not in stripped or is_dust(text, _MARKS_OF_LINES):
+    if not stripped.startswith(OPENING) or "\n" not in stripped or is_mostly_brackets(text, _MARKS_OF_LINES):
         return None
     values: list[JsonValue] = []
     for line in text.split("\n"):
         if not line.strip():
             continue
-        value = read(line)
+        value = read_json(line)
         if value is None:
             return None
         values.append(value)
@@ -304,7 +304,7 @@ def _json_lines(text: str) -> list[JsonValue] | None:
 def _between(text: str) -> list[str | Embedded]:
     found: list[str | Embedded] = []
     last = 0
-    # Documents over several lines may fail late; what is spent on failures is bounded.
+    # A document of several lines may turn out invalid late. The total cost of such attempts is bounded.
     budget = len(text) // 2 + 4096
     end = tries = 0
     first, after = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -318,14 +318,14 @@ def _between(text: str) -> list[str | Embedded]:
             continue
         if text[start] not in "'\"":
             tries += 1
-            # The whole text is no document: `pieces` has looked.
+            # The whole text is not a document: `split_documents` has tried.
             is_whole = start <= first and end >= after
             document, spent = _bare(text, start, end, budget, is_whole=is_whole)
             budget -= spent
         elif is_line or text.startswith(OPENING, start + 1):
             literal = _LITERAL.match(text, start)
             document = _quoted(literal, is_line=is_line) if literal else None
-            # What ends soon has cost nothing.
+            # An attempt that ends soon costs nothing.
             tries += literal is None or text.startswith(OPENING, start + 1)
         else:
             continue
@@ -341,17 +341,17 @@ def _between(text: str) -> list[str | Embedded]:
 
 
 def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tuple[Embedded | None, int]:
-    """Return the document that begins at `start`, None where there is none, and what was spent in vain.
+    """Return the document that begins at `start` (or None), and the characters that were parsed in vain.
 
-    `end` is where its line ends; `is_whole` tells that there is no other line, and that it is no document.
+    `end` is the end of its line. `is_whole` says that this line is the whole text, which is known not to be a document.
     """
     line = text[start:end].rstrip()
-    if len(line) >= SMALLEST and not is_whole and (value := read(line)) is not None:
+    if len(line) >= SMALLEST and not is_whole and (value := read_json(line)) is not None:
         return Embedded(source=line, value=value), 0
     if not line.endswith(_OPEN) or budget <= 0:
         return None, 0
-    value, stop = read_at(text, start)
-    if value is None:  # an error counts the lines before it, too
+    value, stop = read_json_at(text, start)
+    if value is None:  # the error's line number was counted too
         return None, stop - start + start // 64 + 64
     if text[stop : _line_end(text, stop)].strip() or stop - start < SMALLEST:
         return None, stop - start
@@ -359,7 +359,7 @@ def _bare(text: str, start: int, end: int, budget: int, *, is_whole: bool) -> tu
 
 
 def _quoted(literal: re.Match[str], *, is_line: bool) -> Embedded | None:
-    """Return the document that a string in quotes is, or its text where all is one line; else None."""
+    """Return the document in a quoted string, or its text if the whole text is one line; else None."""
     source: str = literal[0]
     if len(source) < SMALLEST:
         return None
@@ -371,15 +371,15 @@ def _quoted(literal: re.Match[str], *, is_line: bool) -> Embedded | None:
     try:
         held = _ESCAPE.sub(_character, inner)
     except (ValueError, OverflowError):
-        return None  # an escape that Python does not write
-    value = read(held) if is_document else None
+        return None  # not an escape that Python writes
+    value = read_json(held) if is_document else None
     if value is not None:
         return Embedded(source=source, value=value)
     return Embedded(source=source, value=held) if is_text else None
 
 
 def _character(escape: re.Match[str]) -> str:
-    """Return what an escape stands for; `ValueError` where Python would not have written it."""
+    """Return the character of an escape. Raises `ValueError` for escapes that Python does not write."""
     letter = escape[1]
     if letter is not None:
         return _LETTERS.get(letter, letter)
@@ -394,23 +394,23 @@ def _line_end(text: str, start: int) -> int:
 class Leaf(Struct, frozen=True, kw_only=True):
     """A string or a number of a JSON document."""
 
-    key: str  # the last name on the way to it; empty where there is none
-    text: str  # the string as it reads, or the number as it is written
+    key: str  # the nearest member name above it; empty if there is none
+    text: str  # the string unescaped, or the number as written
     is_number: bool
 
 
 def leaves_of(text: str) -> list[Leaf] | None:
-    """Return strings and numbers of a JSON object or array in its order; None where the text is none."""
-    document = read(text)
+    """Return the strings and numbers of a JSON object or array in order; None if the text is not one."""
+    document = read_json(text)
     return None if document is None else list(walk(document))
 
 
 def walk(document: JsonValue, name: str = "") -> Iterator[Leaf]:
-    """Yield the leaves of a document in its order; those of an array have the name that it stands under."""
+    """Yield the leaves of a document in order. The items of an array have the array's key."""
     named: Iterable[tuple[str, JsonValue]] = document if is_members(document) else zip(repeat(name), document)
     for key, item in named:
         if isinstance(item, Number):
-            if item[-1].isdigit():  # not NaN or Infinity, which nobody looks for
+            if item[-1].isdigit():  # skip NaN and Infinity
                 yield Leaf(key=key, text=item, is_number=True)
         elif isinstance(item, str):
             yield Leaf(key=key, text=item, is_number=False)

@@ -1,4 +1,4 @@
-"""Text said in less: what a terminal shows and no model reads, bytes, repeated lines of logs, pages of HTML."""
+"""Shortens plain text: terminal noise, encoded bytes, repeated log lines, HTML pages."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import re2  # type: ignore[import-untyped]  # the package ships no types
 from proxy.textscan.document import quoted
 
 _RE2: Final[Any] = re2
-FULL_OUTPUT: Final = "full_output"  # the field of a compacted document that holds the ref
+FULL_OUTPUT: Final = "full_output"  # field of a compacted document that names the ref
 
 
-def omitted(what: str, kinds: str = "") -> str:
-    """Return the mark that stands where something was: `what` is how much, `kinds` are its kinds."""
+def omission_mark(what: str, kinds: str = "") -> str:
+    """Return the mark of an omission: `what` is its amount, `kinds` describes it."""
     return f"… ({what} omitted{f': {kinds}' if kinds else ''})"
 
 
-def ending(ref: str) -> str:
-    """Return the line that ends a text of which something was left out."""
+def ending_mark(ref: str) -> str:
+    """Return the last line of a text with omissions."""
     return f"[... compacted; full output: {ref} ...]"
 
 
 def names_ref(text: str, ref: str) -> bool:
-    """Tell whether a text says that its original is `ref`, by a mark of this package or of a truncation."""
+    """Tell whether a text holds a mark, of a compaction or a truncation, that names `ref` as its original."""
     return f"; full output: {ref} ...]" in text or f"{quoted(FULL_OUTPUT)}:{quoted(ref)}" in text
 
 
@@ -40,19 +40,19 @@ _WORDS: Final = (
     r"|错误|失败|异常|警告|告警|报错|出错|超时|拒绝|致命|崩溃|无法|中断|终止|无效|缺失|未找到|不存在|未授权"
     r"|錯誤|失敗|異常|逾時|拒絕|無法"
 )
-"""Each a literal or nearly so: a search is one pass."""
+"""Literals or nearly so, which makes a search one pass."""
 _WORD: Final = re.compile(_WORDS)
 _WORD_IN_LINES: Final = _RE2.compile(_WORDS.encode())
-"""The same: of a long text it takes a tenth of the time, of a short one it would take longer."""
+"""The same for long texts, where RE2 takes a tenth of the time; for short ones it is slower."""
 
 
-def alarms(text: str) -> bool:
-    """Tell whether a text, rather a short one, holds such a word."""
+def has_alarm(text: str) -> bool:
+    """Tell whether a short text holds an alarm word."""
     return _WORD.search(text.lower()) is not None
 
 
-def alarming(text: str) -> Iterator[int]:
-    """Yield the number of each line that holds such a word; the first line is number 0."""
+def alarming_lines(text: str) -> Iterator[int]:
+    """Yield the number of each line with an alarm word, counted from 0."""
     told = text.lower().encode("utf-8", "surrogatepass")
     number = start = 0
     while (found := _WORD_IN_LINES.search(told, start)) is not None:
@@ -63,58 +63,58 @@ def alarming(text: str) -> Iterator[int]:
             return
 
 
-_TOLD_LINES: Final = 3  # lines telling of something gone wrong that stay of what is left out
-_TOLD_LINE: Final = 160  # characters of such a line at most
-_WORD_ENDS: Final = 24  # characters up to the end of a word, at most, that a cut goes back
+_TOLD_LINES: Final = 3  # lines with an alarm word that are kept of an omission
+_TOLD_LINE: Final = 160  # characters of the longest line that is kept
+_WORD_ENDS: Final = 24  # a cut moves by up to so many characters to fall between words
 
 
-def ends(text: str, size: int) -> str:
-    """Return a text, or the beginning and the end of one of more than `size` characters.
+def head_and_tail(text: str, size: int) -> str:
+    """Return a text; of one longer than `size` characters its head and tail.
 
-    Between them stand a mark that tells how much is left out, and lines of that which tell of something gone wrong.
+    Between them are a mark with the size of the omission, and the omitted lines that hold alarm words.
     """
     if len(text) <= size:
         return text
     head, tail = text[: size - size // 2], text[len(text) - size // 2 :]
     middle = text[len(head) : len(text) - len(tail)]
     lines = middle.split("\n")
-    whole = (lines[number] for number in alarming(middle) if 0 < number < len(lines) - 1)
+    whole = (lines[number] for number in alarming_lines(middle) if 0 < number < len(lines) - 1)
     told = list(islice(dict.fromkeys(line.strip() for line in whole if len(line) <= _TOLD_LINE), _TOLD_LINES))
     for line in told:
         head, tail = head[: len(head) - len(line) // 2], tail[len(line) // 2 :]
     stop, start = head.rfind(" ", len(head) - _WORD_ENDS) + 1, tail.find(" ", 0, _WORD_ENDS) + 1
     head, tail = head[: stop or None].rstrip(), tail[start:].lstrip()
     left = len(text) - len(head) - len(tail) - sum(map(len, told))
-    return "\n".join(filter(None, [head, omitted(f"{left} characters"), *told, tail]))
+    return "\n".join(filter(None, [head, omission_mark(f"{left} characters"), *told, tail]))
 
 
 _PIECE: Final = re.compile(r"[A-Za-z]{1,8}|[0-9]{1,3}|[^\sA-Za-z0-9]{1,3}|\n+")
 
 
 def weight(text: str) -> int:
-    """Return the number of pieces of words, numbers and signs."""
+    """Return the number of short pieces of words, numbers and signs: an estimate that follows the number of tokens."""
     return len(_PIECE.findall(text))
 
 
-_WIDE: Final = 80  # so many blanks in a row are no layout
+_WIDE: Final = 80  # a longer run of blanks is not layout
 
-# Colours, cursor movements, titles of windows; a link (8) holds an address and stays. Each repetition ends
-# where another class of characters begins, so that a search is one pass.
+# Colours, cursor movements and window titles. A link (8) stays, since it holds an address. Each repetition ends
+# where another class of characters begins, so a search is one pass.
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\](?!8;)[^\x07\x1b\n]*(?:\x07|\x1b\\)|[()][0-9A-B])")
 _BLANKS: Final = re.compile(rf"(?<! ) {{{_WIDE},}}")
 _BLANK_ENDS: Final = (" \n", "\t\n")
 _EMPTY_LINES: Final = re.compile(r"(?<!\n)\n{3,}")
 _STATE: Final = re.compile(r"[\d.,:/%|#=<>~*+\-\s\\━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]+")
-"""What changes from one state of a progress bar to the next."""
+"""The characters that differ between two states of a progress bar."""
 _PROGRESS: Final = re.compile(
     r"%|/s\b|(?<![\d./])\d[\d.]*+[A-Za-z ]{0,4}/ ?\d[\d.]*+(?!/)|[━─╸╺█▉▊▋▌▍▎▏░▒▓•●○⠀-⣿]|[|=#]{2}"
 )
-"""What tells a progress bar; elsewhere a carriage return ends a line, as in some tables."""
+"""Signs of a progress bar. In other text a carriage return ends a line, as in some tables."""
 _UNIT: Final = re.compile(r"(?<=#)[A-Za-z?]{1,5}(?=#|$)")  # a unit of measure between two numbers (kB, MiB, eta, s)
 
 
-def tidied(text: str) -> str:
-    """Return the text without escapes, overwritten progress, trailing blanks and runs of empty lines."""
+def strip_noise(text: str) -> str:
+    """Return the text without terminal escapes, overwritten progress bars, trailing blanks and runs of empty lines."""
     if "\x1b" in text:
         text = _ESCAPE.sub("", text)
     if "\r" in text or any(end in text for end in _BLANK_ENDS) or text.endswith((" ", "\t")):
@@ -126,7 +126,7 @@ def tidied(text: str) -> str:
 
 
 def _last_state(line: str) -> str:
-    """Return a line without the states that were overwritten by one of the same kind."""
+    """Return a line without progress states that a later state of the same kind overwrote."""
     states = line.split("\r")
     if _PROGRESS.search(line) is None:
         return "\r".join(filter(None, states))
@@ -142,16 +142,16 @@ def _last_state(line: str) -> str:
 SMALLEST: Final = 200  # characters of the shortest blob
 
 _SAMPLE: Final = 2000
-# One attempt for each run of these characters: it begins where the run begins.
+# Tried once for each run, at its beginning.
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
 _SHORTEST_WRAPPED: Final = 60
-# Of so many lines the last one always fits the end, as a line of a mail does too: else each beginning is tried in vain.
+# The last line may be short, so that a match always ends; otherwise each line would be tried in vain.
 _WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}(?=\r?$)", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
-    """Return the text with a mark in the place of each blob."""
-    longest = max(map(len, text.split()), default=0)  # nearly always no word is as long as a blob
+    """Return the text with a mark in place of each run of encoded bytes."""
+    longest = max(map(len, text.split()), default=0)  # usually no word is long enough
     if longest >= SMALLEST:
         text = _RUN.sub(_marked, text)
     return _WRAPPED.sub(_marked, text) if longest >= _SHORTEST_WRAPPED and "\n" in text else text
@@ -159,11 +159,11 @@ def without_blobs(text: str) -> str:
 
 def _marked(found: re.Match[str]) -> str:
     kind = _kind_of_bytes("".join(found[0][:_SAMPLE].split()))
-    return found[0] if kind is None else omitted(f"{len(found[0])} characters of {kind}")
+    return found[0] if kind is None else omission_mark(f"{len(found[0])} characters of {kind}")
 
 
 def _kind_of_bytes(sample: str) -> str | None:
-    """Return what a run of characters is: base64, hexadecimal, or None where it may be words."""
+    """Return `base64` or `hexadecimal` for encoded bytes; None for a run that may be words."""
     digits = sum(map(sample.count, "0123456789"))
     if digits * 4 > len(sample) and all(character in "0123456789abcdefABCDEF" for character in sample):
         return "hexadecimal" if len(set(sample)) > 8 else None
@@ -173,11 +173,11 @@ def _kind_of_bytes(sample: str) -> str | None:
     return "base64" if mixed and len(set(sample)) > 24 else None
 
 
-FEWEST: Final = 3  # a run of so many lines or more is left out; a mark costs as much as a shorter one
+FEWEST: Final = 3  # the shortest run of lines that a mark replaces
 
-# Tried at the beginning of a word only; letters and digits are two classes: one pass.
+# Tried only at the beginning of a word. Letters and digits are disjoint classes, so a search is one pass.
 _NUMBERED: Final = re.compile(r"\b[^\W\d]*+\d\w*+")
-_NUMBERED_IN_ASCII: Final = re.compile(_NUMBERED.pattern, re.ASCII)  # the same there, in half the time
+_NUMBERED_IN_ASCII: Final = re.compile(_NUMBERED.pattern, re.ASCII)  # the same for ASCII, in half the time
 _DIGIT: Final = re.compile(r"\d")
 _STEP: Final = re.compile(
     r"^([ \t]{0,8}(?:Collecting|Downloading|Using cached|Requirement already satisfied|Installing collected|Obtaining"
@@ -185,7 +185,7 @@ _STEP: Final = re.compile(
     r"|npm (?:http|timing|sill|verb|info)|Compiling|Downloaded|Fetching|Resolving|Get:#)\b)[^\n]*",
     re.MULTILINE,
 )
-"""A step of an installer: such lines differ in the name of a package and are of one kind."""
+"""A step of an installer. Such lines differ only in the name of a package, so they are of one kind."""
 _SHORTEST_KIND: Final = 3
 _KINDS_TOLD: Final = 3
 _KIND_SHOWN: Final = 60
@@ -193,15 +193,15 @@ _TRACE: Final = (" ", "\t")
 _THRICE: Final = b"\1\1"
 
 
-def condensed(text: str, keep: int) -> str:
-    """Return the text with `keep` lines at each end of every kind; the same text where that omits nothing."""
+def condense_log(text: str, keep: int) -> str:
+    """Return the text with only the first and last `keep` lines of each kind; unchanged if nothing is omitted."""
     lines = text.split("\n")
     if len(lines) < 2 * keep + FEWEST:
         return text
     numbered = _NUMBERED_IN_ASCII if text.isascii() else _NUMBERED
     kinds = _STEP.sub(r"\1 #", numbered.sub("#", text)).split("\n") if _DIGIT.search(text) else lines
     repeated = _repeated(lines, kinds, keep)
-    told = frozenset(alarming(text))
+    told = frozenset(alarming_lines(text))
     for place in told:
         repeated[place] = 0
     kept: list[str] = []
@@ -221,9 +221,9 @@ def condensed(text: str, keep: int) -> str:
 
 
 def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
-    """Tell (1) of each line that is one of many of its kind, and neither of the first nor of the last.
+    """Return a flag for each line: 1 if it is one of many of its kind, and not among the first or last of them.
 
-    Lines without a number are a kind only as far as the very same line follows itself.
+    Lines without a number are of one kind only if they are equal and adjacent.
     """
     repeated = bytearray(len(lines))
     total = Counter(kinds)
@@ -251,17 +251,17 @@ def _end(flags: bytes | bytearray, start: int) -> int:
 
 
 def _is_numbered(kind: str) -> bool:
-    """Tell whether lines of a kind differ in numbers, and are more than that."""
+    """Tell whether the lines of a kind differ in numbers, and hold more than numbers."""
     return "#" in kind and len(kind.strip()) >= _SHORTEST_KIND
 
 
 def _told(start: int, stop: int, lines: list[str], kinds: list[str]) -> list[str]:
-    """Return what stands in the place of a run of lines: the lines where they are few."""
+    """Return the mark that replaces a run of lines, or the lines themselves if they are few."""
     if stop - start < FEWEST:
         return lines[start:stop]
     counts = Counter(kinds[start:stop]).most_common(_KINDS_TOLD)
     told = ", ".join(f"{count} x {_short(kind)}" for kind, count in counts)
-    return [omitted(f"{stop - start} lines", told)]
+    return [omission_mark(f"{stop - start} lines", told)]
 
 
 def _short(kind: str) -> str:
@@ -272,18 +272,18 @@ def _short(kind: str) -> str:
 # ----------------------------------------------------------------------------- lists, diffs, traces of calls
 
 UNDER: Final = "== "
-"""How a line begins under which others stand: each of them begins with the rest of it, up to the next such line."""
+"""The prefix of a heading. Each line below it began with the rest of the heading, up to the next heading."""
 
 _SHARED: Final = re.compile(
     r"^(?:([^\s:=][^:\n]{0,400}+:)(?=\d+[:-])"  # grep: the file of a match
     r"|([-bcdlps](?:[-r][-w][-xsStT]){3}[.+@]? +\d+ +\S+ +\S+)(?= ))",  # ls -l: everything before the size
     re.MULTILINE,
 )
-_FEWEST_GROUPED: Final = 4  # lines of a list that is put in groups
+_FEWEST_GROUPED: Final = 4  # lines of the shortest list that is grouped
 
 
-def grouped(text: str) -> str:
-    """Return the text with what lines of `grep -n` or `ls -l` share in a line before them; nothing is lost."""
+def group_lines(text: str) -> str:
+    """Return the text with the shared beginnings of `grep -n` or `ls -l` lines as headings. Lossless."""
     if f"\n{UNDER}" in f"\n{text}":
         return text
     kept: list[str] = []
@@ -292,7 +292,7 @@ def grouped(text: str) -> str:
         found += 1
         start, behind = each.span()
         if start > stop + 1:
-            kept += ([UNDER] if under else []) + [text[stop + 1 : start - 1]]  # lines that share nothing
+            kept += ([UNDER] if under else []) + [text[stop + 1 : start - 1]]  # lines without a shared beginning
             under = ""
         if each[0] != under:
             under = each[0]
@@ -308,7 +308,7 @@ def grouped(text: str) -> str:
     return whole if len(whole) < len(text) else text
 
 
-_CONTEXT: Final = 1  # lines of context that stay beside each change
+_CONTEXT: Final = 1  # context lines that stay beside each change
 _HUNK: Final = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.MULTILINE)
 _LIBRARY: Final = re.compile(
     r"[/\\](?:site-packages|dist-packages|node_modules|lib[/\\]python3?[\d.]*)[/\\]|\(?node:internal/|<frozen "
@@ -316,12 +316,12 @@ _LIBRARY: Final = re.compile(
     re.MULTILINE,
 )
 _LIBRARY_SIGNS: Final = ("-packages", "node_modules", "python", "node:internal/", "<frozen ", " at ", "\tat ")
-"""One of these stands in every text that names a library so: looking for them is faster."""
+"""A quick test: each text with a match of `_LIBRARY` holds one of these."""
 _FRAME: Final = re.compile(r"^\s+(?:at \S|File \"[^\"]*\", line \d)")
 
 
-def folded(text: str) -> str:
-    """Return a diff without the middle of its context, and traces of calls without the frames of libraries."""
+def fold_lines(text: str) -> str:
+    """Return the text without the middle of a diff's context, and without library frames of stack traces."""
     if "@@ -" in text and _HUNK.search(text):
         text = _fold(text, _contexts)
     if not any(sign in text for sign in _LIBRARY_SIGNS) or not _LIBRARY.search(text):
@@ -330,7 +330,7 @@ def folded(text: str) -> str:
 
 
 def _contexts(lines: Sequence[str]) -> tuple[list[bool], str]:
-    """Tell of each line whether it is in the middle of a diff's context."""
+    """Return for each line whether it is in the middle of a diff's context."""
     inside, of_context = False, list[bool]()
     for line in lines:
         inside = line.startswith("@@ ") or (inside and line[:1] in {" ", "+", "-", "\\", ""})
@@ -340,7 +340,7 @@ def _contexts(lines: Sequence[str]) -> tuple[list[bool], str]:
 
 
 def _library_frames(lines: Sequence[str]) -> tuple[list[bool], str]:
-    """Tell of each line whether it is a frame of a library, or its line of code."""
+    """Return for each line whether it is a library frame or the code line of one."""
     frames: list[bool] = []
     for line in lines:
         is_frame = _FRAME.match(line) is not None
@@ -350,19 +350,19 @@ def _library_frames(lines: Sequence[str]) -> tuple[list[bool], str]:
 
 
 def _fold(text: str, which: Callable[[Sequence[str]], tuple[list[bool], str]]) -> str:
-    """Return the text with a mark in the place of each long run of lines that `which` names."""
+    """Return the text with a mark in place of each long run of lines that `which` flags."""
     lines = text.split("\n")
     flags, what = which(lines)
     kept: list[str] = []
     for folds, group in groupby(zip(flags, lines, strict=True), key=itemgetter(0)):
         run = [line for _, line in group]
-        kept += [omitted(f"{len(run)} {what}")] if folds and len(run) >= FEWEST else run
+        kept += [omission_mark(f"{len(run)} {what}")] if folds and len(run) >= FEWEST else run
     return "\n".join(kept)
 
 
 # ----------------------------------------------------------------------------------------------- pages
 #
-# A page is read once, tag by tag, without a tree: the usual parsers take quadratic time on deep nesting.
+# Pages are read tag by tag, without a tree: common parsers take quadratic time on deep nesting.
 
 _TAG: Final = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
 _ATTRIBUTE: Final = re.compile(r"(?<![^\s\"'])([A-Za-z-]+)=(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>]+))")
@@ -379,7 +379,7 @@ _BLOCKS: Final = frozenset(
     "footer form h1 h2 h3 h4 h5 h6 header hr html li main nav ol option p pre section select "
     "summary table tbody tfoot thead title tr ul".split()
 )
-"""Tags that begin a line."""
+"""Elements that begin a line."""
 _CELLS: Final = frozenset({"td", "th"})
 _SHOWN: Final = {
     "a": ("href", "id", "name", "aria-label", "title"),
@@ -393,14 +393,14 @@ _SHOWN: Final = {
     "select": ("id", "name", "aria-label"),
     "textarea": ("id", "name", "placeholder", "aria-label"),
 }
-"""Tags that stay, with the attributes that do."""
+"""Tags that are kept, with their kept attributes."""
 _FLAGS: Final = frozenset({"checked", "disabled", "selected"})
 _FLAGGED: Final = frozenset(name for name, shown in _SHOWN.items() if not _FLAGS.isdisjoint(shown))
 _LONGEST_VALUE: Final = 300
 
 
 def is_markup(text: str) -> bool:
-    """Tell whether a text is a page or a part of one: it begins with a tag and is full of them."""
+    """Tell whether a text is an HTML page or a part of one: it begins with a tag and has many."""
     start = text[:2000].lstrip().lower()
     if start.startswith(_PAGE):
         return True
@@ -410,8 +410,8 @@ def is_markup(text: str) -> bool:
     return closings >= _FEWEST_CLOSINGS and closings * _DENSITY >= len(text)
 
 
-def shown(text: str) -> str:
-    """Return what a page shows, a line for each block."""
+def page_text(text: str) -> str:
+    """Return the visible text of a page, a line for each block."""
     title = _TITLE.search(text)
     text = _visible(text)
     lines: list[str] = [_SPACE.sub(" ", _entities(title[1])).strip()] if title is not None else []
@@ -435,7 +435,7 @@ def shown(text: str) -> str:
 
 
 def _once(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a page, with a mark in the place of runs that stood before: menus stand there twice."""
+    """Yield the lines of a page, with a mark in place of repeated runs, such as a second menu."""
     seen: set[str] = set()
 
     def is_again(line: str) -> bool:
@@ -445,7 +445,7 @@ def _once(lines: Sequence[str]) -> Iterator[str]:
 
     for again, group in groupby(lines, key=is_again):
         run = list(group)
-        yield from [omitted(f"{len(run)} lines", "as above")] if again and len(run) >= FEWEST else run
+        yield from [omission_mark(f"{len(run)} lines", "as above")] if again and len(run) >= FEWEST else run
 
 
 def _end_line(line: list[str], lines: list[str]) -> None:
@@ -478,7 +478,7 @@ def _quoted_value(value: str) -> str:
         return value
     value = _entities(_SPACE.sub(" ", value))
     if len(value) > _LONGEST_VALUE:
-        value = value[:_LONGEST_VALUE] + omitted(f"{len(value) - _LONGEST_VALUE} characters")
+        value = value[:_LONGEST_VALUE] + omission_mark(f"{len(value) - _LONGEST_VALUE} characters")
     return value if value.isalnum() else f'"{value}"'
 
 
@@ -487,12 +487,12 @@ def _entities(text: str) -> str:
         return text
     try:
         return unescape(text)
-    except ValueError:  # the number of a character with more digits than Python reads
+    except ValueError:  # a numeric entity with more digits than Python parses
         return text
 
 
 def _visible(text: str) -> str:
-    """Return the page without scripts, styles, drawings and comments; one that never ends stays."""
+    """Return the page without scripts, styles, drawings and comments; an unclosed one stays."""
     kept: list[str] = []
     last = position = 0
     endless: set[str] = set()

@@ -1,8 +1,8 @@
-"""A document with its long lists and long texts cut, so that what it tells can still be told.
+"""Previews of JSON documents: long lists and long texts are cut, their gist stays.
 
-Flags, counts, totals, ids and cursors stay. Of a long list the first and the last items stay, and between
-them those that tell of something gone wrong or are unlike the others; a mark says how many are not shown. The
-list `k` is then `k_preview`, and its object has `"compressed": true`. What is shown is verbatim.
+Flags, counts, totals, ids and cursors stay. Of a long list the first and last items stay, with those in between that
+report an error or differ from the others; a mark gives the number of omitted items. The list `k` is renamed
+`k_preview`, and its object gets `"compressed": true`. Everything that is kept is verbatim.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Final
 from msgspec import Struct
 
 from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
-from proxy.textscan.plaintext import FULL_OUTPUT, alarms, omitted, without_blobs
+from proxy.textscan.plaintext import FULL_OUTPUT, has_alarm, omission_mark, without_blobs
 
 COMPRESSED: Final = "compressed"
 PREVIEW: Final = "_preview"
-ELLIPSIS: Final = "…"  # name of the member that tells how many others are not shown
+ELLIPSIS: Final = "…"  # member that gives the number of omitted ones
 
-_FEWEST_SCALARS: Final = 10  # a list of so many scalars or fewer is short
-_MEMBERS: Final = 40  # an object of more is a map, of which the first and the last members are shown
-_FIELDS: Final = 8  # fields of an item that are shown, those of `_TELLING` not counted
+_FEWEST_SCALARS: Final = 10  # a list of up to so many scalars is short
+_MEMBERS: Final = 40  # an object with more members is a map and is cut like a list
+_FIELDS: Final = 8  # fields that are kept of an item, beside those of `_TELLING`
 _ALARMS: Final = 10
 _OUTLIERS: Final = 5
-_SLACK: Final = 30  # a text that is longer by so little is not worth a mark
-_LINES: Final = 5  # lines telling of something gone wrong that are shown of a text beyond its beginning
-_SHORT: Final = 200  # characters of a text that can be a status or a message; in a longer one any word may stand
+_SLACK: Final = 30  # a text that is longer by less is not cut
+_LINES: Final = 5  # lines with alarm words that are kept of the rest of a text
+_SHORT: Final = 200  # a longer text may hold an alarm word by chance
 _FEW_VALUES: Final = 8
-_FEW_LETTERS: Final = 40  # what holds a status has few values, of few letters
-_LARGEST: Final = 5000  # items of the longest list in which items unlike the others are looked for
-_RARE: Final = 20  # what one in so many items has is rare
+_FEW_LETTERS: Final = 40  # a status has few distinct values, of few letters
+_LARGEST: Final = 5000  # lists longer than this are not searched for outliers
+_RARE: Final = 20  # a value is rare if at most one in so many items has it
 
 _TELLING: Final = re.compile(
     r"(?:^|_)(?:id|ids|uuid|key|ref|name|title|status|state|success|ok|error|errors|message|code|type|kind|count"
     r"|total|size|length|cursor|next|page|url|path|price|amount|date|time)$|(?:Id|Count|Total|Token|Cursor|Url|Name)$"
 )
-"""Names of members that tell what an object is, or how to go on."""
+"""Members that describe an object or say how to continue."""
 _KEY_FIELDS: Final = re.compile(r"^(?:id|uuid|key|name|title|status|state|error)$|_id$|Id$")
-"""Names of members that say which item it is, and how it stands."""
-_FEWEST_FIELDS: Final = 2  # fields of an item that are shown where none has such a name
+"""Members that identify an item and give its state."""
+_FEWEST_FIELDS: Final = 2  # fields that are kept of an item without key fields
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
@@ -51,12 +51,12 @@ _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
 
 
 class _Preview(Struct, kw_only=True):
-    """One cutting of one document."""
+    """One pass over one document."""
 
     keep: int  # items at each end of a list
     longest: int  # characters of a text
-    asked: frozenset[str] | None = None  # items show their key fields and these, no others; None: fields that tell most
-    lost: bool = False  # whether anything is not shown
+    asked: frozenset[str] | None = None  # keep key fields and fields with these names; None: the most telling ones
+    lost: bool = False  # whether anything was omitted
 
     def value(self, value: JsonValue) -> JsonValue:
         if is_members(value):
@@ -85,7 +85,7 @@ class _Preview(Struct, kw_only=True):
         return tuple(made)
 
     def _chosen_members(self, members: Members) -> set[int]:
-        """Return which members of an object are shown: of a map some, of any other all."""
+        """Return the indexes of the members that are kept: some of a map, all of any other object."""
         if len(members) <= max(_MEMBERS, 2 * self.keep):
             return set(range(len(members)))
         chosen = {*range(self.keep), *range(len(members) - self.keep, len(members))}
@@ -101,7 +101,7 @@ class _Preview(Struct, kw_only=True):
         """Tell whether a list is to be cut."""
         if len(items) <= 2 * self.keep + 1:
             return False
-        # Few short scalars are read as one thing; as records they would be many.
+        # A few scalars are short; the same number of records is not.
         return len(items) > _FEWEST_SCALARS or any(isinstance(item, (tuple, list)) for item in items)
 
     def items(self, items: Sequence[JsonValue]) -> list[JsonValue]:
@@ -119,7 +119,7 @@ class _Preview(Struct, kw_only=True):
             count = place - last - 1
             last = place
             if count:
-                made.append(omitted(str(count)))
+                made.append(omission_mark(str(count)))
             if place < len(items):
                 made.append(self.item(items[place]))
         if untold:
@@ -127,7 +127,7 @@ class _Preview(Struct, kw_only=True):
         return made
 
     def item(self, item: JsonValue) -> JsonValue:
-        """Return an item of a list as it is shown: without what it has beside the fields that tell most."""
+        """Return the preview of a list's item: its most telling fields."""
         if is_members(item) and self.asked is not None:
             return self._key_fields(item, self.asked)
         if not is_members(item) or len(item) <= _FIELDS + 2:
@@ -153,7 +153,7 @@ class _Preview(Struct, kw_only=True):
         return ELLIPSIS, f"({count} {what} omitted)"
 
     def text(self, text: str) -> str:
-        """Return a text as it is shown: its beginning, and what it says of errors."""
+        """Return the preview of a text: its beginning, and its lines with alarm words."""
         if len(text) <= self.longest + _SLACK:
             return text
         self.lost = True
@@ -161,18 +161,18 @@ class _Preview(Struct, kw_only=True):
         if len(text) <= self.longest + _SLACK:
             return text
         head, rest = text[: self.longest], text[self.longest :]
-        told = [line for line in rest.split("\n")[1:] if len(line) <= _SHORT and alarms(line)][:_LINES]
+        told = [line for line in rest.split("\n")[1:] if len(line) <= _SHORT and has_alarm(line)][:_LINES]
         left = len(rest) - sum(map(len, told))
-        return "\n".join([head + omitted(f"{left} characters"), *told])
+        return "\n".join([head + omission_mark(f"{left} characters"), *told])
 
 
 def preview(
     value: JsonValue, keep: int, longest: int, ref: str | None = None, *, asked: frozenset[str] | None = None
 ) -> JsonValue | None:
-    """Return a document as it is shown; None where nothing of it is left out.
+    """Return the preview of a document; None if nothing would be omitted.
 
-    Of a long list `keep` items stay at each end, of a long text `longest` characters. `ref` is named in it. With
-    `asked`, items show only the fields that say which they are, and those of these names (in small letters).
+    A long list keeps `keep` items at each end, a long text `longest` characters. `ref` names the full output. With
+    `asked`, items keep only their key fields and the fields with these names (in lower case).
     """
     cutting = _Preview(keep=keep, longest=longest, asked=asked)
     if is_items(value):
@@ -192,7 +192,7 @@ def _is_trouble(item: JsonValue) -> bool:
     if is_members(item) and item:
         inner = [member for _, held in item if is_members(held) for member in held]
         return _tells_of_trouble(item) or _tells_of_trouble(inner)
-    return isinstance(item, str) and len(item) <= _SHORT and alarms(item)
+    return isinstance(item, str) and len(item) <= _SHORT and has_alarm(item)
 
 
 def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
@@ -206,13 +206,13 @@ def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
         if isinstance(value, Number):
             if name.lower() in {"status", "code", "status_code", "statuscode"} and _HTTP_ERROR.fullmatch(value):
                 return True
-        elif isinstance(value, str) and len(value) <= _SHORT and alarms(value):
+        elif isinstance(value, str) and len(value) <= _SHORT and has_alarm(value):
             return True
     return False
 
 
 def _outliers(items: Sequence[JsonValue]) -> list[int]:
-    """Return which items have other keys than nearly all, or a value that is rare where few values occur."""
+    """Return the indexes of items with unusual keys, or with a rare value in a field of few distinct values."""
     if not _RARE // 2 <= len(items) <= _LARGEST or not all(map(is_members, items)):
         return []
     records = [dict(item) for item in items]
@@ -224,7 +224,7 @@ def _outliers(items: Sequence[JsonValue]) -> list[int]:
     for name in records[0]:
         if not all(name in fields for fields in records):
             continue
-        # Truth values and short texts are compared.
+        # Compare booleans and short texts only.
         values = [
             value if isinstance(value, bool) or (isinstance(value, str) and len(value) <= _FEW_LETTERS) else None
             for value in (fields[name] for fields in records)

@@ -1,7 +1,7 @@
-"""What in a text a later step may need verbatim: ids, paths, addresses, dates, numbers, names, terms.
+"""Finds the values of a text: what a later step may need verbatim, such as ids, paths, dates, numbers and names.
 
-A value is what has the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are none.
-Each function takes time in proportion to the text: nothing looks further than a fixed number of characters.
+A value is a piece with the shape of one, a quoted string, or a leaf of a JSON document. Ordinary words are not values.
+Every function runs in linear time: none looks ahead further than a fixed number of characters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from proxy.textscan.document import OPENING, JsonValue, is_dust, read, read_ends, walk
+from proxy.textscan.document import OPENING, JsonValue, is_mostly_brackets, read_json, read_json_ends, walk
 
 Kind: TypeAlias = Literal["url", "email", "path", "date", "number", "id", "quoted", "cjk", "text"]
 """How a value looks. `id` is an identifier of any sort (HAT136, user_id, buildDir, v1.2.3, a hash),
@@ -31,17 +31,17 @@ CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 CJK_CHARACTER: Final = re.compile(f"[{CJK}]")
 _CJK_TERM: Final = re.compile(f"[{CJK}]+")
 _CJK_EMPTY: Final = re.compile("[的了是在和与及或对把被为从到将等这那有个也就都而且其于以之请您我你他她它们吗呢吧]")
-"""Characters that join terms and belong to none: a run is divided at them, for want of a dictionary."""
+"""Characters that join terms. Without a dictionary, a run of CJK characters is split at them."""
 _CJK_LONGEST: Final = 12  # a longer run is a sentence without punctuation, not a term
 
 TRIVIA: Final = frozenset(
     "true false null none nil undefined yes no on off ok n/a na nan auto default all any "  # noqa: SIM905 - readable
     "True False None NULL TRUE FALSE N/A NaN OK e.g i.e etc a.m p.m vs utf-8 UTF-8".split()
 )
-"""What has the shape of an atom and means nothing alone."""
+"""These look like values and mean nothing by themselves."""
 
-TELLING: Final = re.compile(r"[^\W_]")  # what a piece must hold to say anything
-JOINTS: Final = re.compile(r"[=:&]+")  # what stands between a name and its value
+TELLING: Final = re.compile(r"[^\W_]")  # a piece without a letter or a digit says nothing
+JOINTS: Final = re.compile(r"[=:&]+")  # separates a name from its value
 
 _DIGIT: Final = re.compile(r"\d")
 _LETTER: Final = re.compile(r"[^\W\d_]")
@@ -62,7 +62,7 @@ _GROUPED: Final = 6  # characters of the shortest number in groups (555-0199) th
 
 
 def kind_of(piece: str) -> Kind | None:
-    """Return what a piece of text without surrounding space has the shape of; None for ordinary words."""
+    """Return the kind of a piece of text without surrounding space; None for ordinary words."""
     if not SHORTEST <= len(piece) <= LONGEST:
         return None
     if _SPACE.search(piece):
@@ -74,7 +74,7 @@ def kind_of(piece: str) -> Kind | None:
 
 
 def shape_of(piece: str) -> Kind | None:
-    """Return the shape of a run of characters without space and CJK; None for ordinary words."""
+    """Return the kind of a run of characters without spaces and CJK characters; None for ordinary words."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return None
     if piece.isalpha():
@@ -93,13 +93,13 @@ def shape_of(piece: str) -> Kind | None:
             return "id"
     if not digits:
         return "id" if "_" in piece.rstrip("_") or INNER_CAPITAL.search(piece) else None
-    # With letters, with a mark before it (#1042), or long enough for a number in groups (555-0199).
+    # An id has letters, a mark in front (#1042), or enough characters for a number in groups (555-0199).
     named = piece[0] in "#@" or _LETTER.search(piece) is not None
     return "id" if named or ("-" in piece and len(piece) >= _GROUPED) else None
 
 
 def _address(piece: str) -> Kind | None:
-    """Return the shape of a run with one of the marks that addresses have; None where it is none."""
+    """Return the kind of a run that holds a character typical of addresses; None if it is not an address."""
     if _URL.fullmatch(piece):
         return "url"
     if _EMAIL.fullmatch(piece):
@@ -111,21 +111,21 @@ def _address(piece: str) -> Kind | None:
 
 
 def terms_of(run: str) -> Iterator[str]:
-    """Yield the terms of a run of CJK characters: what lies between joining ones."""
+    """Yield the terms of a run of CJK characters: the parts between joining characters."""
     for term in _CJK_EMPTY.split(run):
         if SHORTEST <= len(term) <= _CJK_LONGEST:
             yield term
 
 
 _VALUES: Final = 5000
-_DENSEST: Final = 16  # so many values of a text are told, and one more for each so many of its characters
-_HEAD: Final = 150_000
-_TAIL: Final = 50_000  # characters of the beginning and of the end of a longer text that are read
+_DENSEST: Final = 16  # a text may give `_VALUES`, and one more for each so many characters
+_HEAD: Final = 150_000  # characters read at the beginning of a long text
+_TAIL: Final = 50_000  # characters read at its end
 _BREAKS: Final = r"""\s"'`<>()\[\]{},;|*“”‘’，。、；：？！（）《》【】「」…·\\"""
-"""Characters, inside of a class, that no piece holds, unless it is quoted."""
+"""Characters (for use in a regex class) that separate pieces; only a quoted piece may hold them."""
 _SPACES: Final = _BREAKS.replace("\"'`", "")  # the same without quotation marks
 _PIECES: Final = re.compile(
-    # Ordinary words are passed over here: most of a text is these, and nothing is to be done about them.
+    # Skip ordinary words: most of a text consists of them.
     rf"(?:(?:[A-Za-z]?[a-z]*+|[^\W\d_A-Za-z{CJK}]++)[.:!?]*+[{_SPACES}]++|\"{{2,}}+|'{{2,}}+|`{{2,}}+)*+"
     r'((?<!\w)"[^"\n]{2,200}+"(?!\w)'
     r"|(?<!\w)'[^'\n]{2,200}+'(?!\w)"
@@ -135,56 +135,56 @@ _PIECES: Final = re.compile(
     r"|.)?+",
     re.DOTALL,
 )
-"""What comes next that may be a value: a quoted string, a run of CJK characters, any other run without space.
+"""The next piece that may be a value: a quoted string, a run of CJK characters, or any other run without spaces.
 
-It matches everywhere and gives nothing back, so that each character is passed once; but a quotation mark that
-is not closed costs what stands before the next one.
+It matches at every position and never backtracks, so each character is read once. The exception is an unclosed
+quotation mark: the text up to the next one is read twice.
 """
 _RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
-_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut: rather at white space
+_BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut, the preferred place first
 _PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
 _QUOTES: Final = frozenset("\"'`")
-_PADDING: Final = " \t\\"  # may stand between a quotation mark and the quoted string (JSON inside of JSON)
+_PADDING: Final = " \t\\"  # allowed between a quotation mark and its string (JSON inside of JSON)
 _JOINING: Final = frozenset(":=")
 _EDGES_OF_PATHS: Final = ".:!?=&@$^+"
-_EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation that may stand beside a piece and is none of it
-_RUN_LONGEST: Final = 2 * LONGEST  # a longer run without space is encoded data, not a name with its value
-_SEEN: Final = 48  # characters of a piece of which it is not remembered what is in it
+_EDGES: Final = _EDGES_OF_PATHS + "#~/-"  # punctuation beside a piece that does not belong to it
+_RUN_LONGEST: Final = 2 * LONGEST  # a longer run without spaces is encoded data, not a name with its value
+_SEEN: Final = 48  # a piece of this length or more is not cached
 _SEEN_MOST: Final = 16_384
-_LINES: Final = 3  # ends of lines in a string that is a text
-_NESTED: Final = 3  # how many times JSON inside of JSON is opened
+_LINES: Final = 3  # line breaks that make a string a text
+_NESTED: Final = 3  # levels of JSON inside of JSON that are read
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPED: Final = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half an emoji
 
 _LABELS: Final = re.compile(r"[^\W\d][\w-]*+")
 _NAMES: Final = re.compile(r"[^\W_]|[:=\n]")
-_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})  # what often stands between two values of a row
-_LABEL_REACH: Final = 60  # characters before a value in which its label is looked for
-_ROW: Final = 8  # characters between two values of one row, at most: they have one label
+_BETWEEN: Final = frozenset({" ", ",", ", ", "\t", "', '", '", "'})  # common separators of the values of a row
+_LABEL_REACH: Final = 60  # a label is looked for in so many characters before its value
+_ROW: Final = 8  # at most so many characters separate two values of a row; a row shares one label
 
 
-Labels: TypeAlias = Literal["all", "numbers", "none"]  # which values get the key or word before them
+Labels: TypeAlias = Literal["all", "numbers", "none"]  # which values get a label: the key or word before them
 
 
 class Value(Struct, frozen=True, gc=False, kw_only=True):
     """A piece of a text that a later step may need verbatim."""
 
-    text: str  # the piece, verbatim (of a JSON document: the leaf as it reads, not as it was escaped)
+    text: str  # the piece, verbatim (a JSON leaf: unescaped)
     kind: Kind
     label: str = ""  # the key or word before it; may be empty
-    is_leaf: bool = False  # whether it is the first value of a leaf of a JSON document, most often the leaf itself
+    is_leaf: bool = False  # whether it is the first value of a JSON leaf, usually the leaf itself
 
 
 def values_of(text: str, labels: Labels = "all") -> list[Value]:
-    """Return the values of any text in the order of its own: the leaves of JSON, or what has a value's shape.
+    """Return the values of a text in their order: the leaves of a JSON document, or the pieces that look like values.
 
-    Of a JSON document each number and each string comes with its key; a string of several words is followed by what
-    has a shape inside of it, one that is JSON by its own leaves. The same value comes as often as it stands there.
-    What holds half an emoji (a lone surrogate) is no value. `labels` says which values get one that is no key.
+    Each number and string of a JSON document has its key as label. After a string of several words come the values
+    inside of it; after a string that is JSON, its leaves. A value that occurs twice is returned twice. A piece with a
+    lone surrogate (half an emoji) is not a value. `labels` says which values outside of JSON get a label.
 
-    Of a text (or a string inside of JSON) of more than 200,000 characters the first 150,000 and the last 50,000 are
-    read, JSON of more than 100,000 that is little but brackets and commas is a text like any other, and no more than
-    5000 values come, with one more for each 16 characters.
+    Limits: of a text or a JSON string longer than 200,000 characters the first 150,000 and the last 50,000 are read.
+    JSON longer than 100,000 characters that is mostly brackets and commas is read as plain text. At most 5000 values
+    are returned, plus one for each 16 characters.
     """
     reading = _Reading(text, labels)
     reading.add(text, "", _NESTED)
@@ -192,12 +192,12 @@ def values_of(text: str, labels: Labels = "all") -> list[Value]:
 
 
 def identifiers(text: str) -> list[str]:
-    """Return the values of a text that name something: ids, paths, addresses. One may come several times."""
+    """Return the ids, paths and addresses of a text. The same one may be returned several times."""
     return [value.text for value in values_of(text, "none") if value.kind in IDENTIFYING]
 
 
 def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
-    """Return what `values_of` does of a text that is no JSON document; nobody looks whether it is."""
+    """Return the values of a text that is known not to be a JSON document."""
     reading = _Reading(text, labels)
     reading.add_text(text, "")
     return reading.taken()
@@ -206,12 +206,12 @@ def values_of_text(text: str, labels: Labels = "all") -> list[Value]:
 def values_of_document(
     text: str, labels: Labels = "all", ends: tuple[int, int] | None = None
 ) -> tuple[list[Value], list[str]]:
-    """Return what `values_of` does of a JSON document, and the texts in it; nothing for any other text.
+    """Return the values of a JSON document and the texts in it; empty lists for anything else.
 
-    A text is a string of several lines, such as what a program printed: its values are not among those that come.
-    Of a longer document than both `ends` are together, what stands in so many bytes of its beginning and of its end.
+    A text is a string of several lines, such as a program's output. Its values are not included.
+    `ends` are two numbers of bytes: of a longer document only that much is read at its beginning and its end.
     """
-    if is_dust(text):
+    if is_mostly_brackets(text):
         return [], []
     document = _read(text, ends)
     if document is None:
@@ -228,19 +228,19 @@ def is_text(leaf: str) -> bool:
 
 
 def _read(text: str, ends: tuple[int, int] | None) -> JsonValue:
-    """Return the document that a text is, or both `ends` of it; None where it is none."""
-    return read(text) if ends is None else read_ends(text, *ends)
+    """Return the parsed document, or both `ends` of it; None if the text is not one."""
+    return read_json(text) if ends is None else read_json_ends(text, *ends)
 
 
 class _Reading:
-    """One reading of one text: what was found so far."""
+    """One pass over one text, and the values found so far."""
 
     def __init__(
         self, text: str, labels: Labels, texts: list[str] | None = None, ends: tuple[int, int] | None = None
     ) -> None:
         """Begin to read `text`; `labels` says which values get one.
 
-        `texts` takes the texts in a document; of a long document in a string both `ends` are read.
+        The texts of a document are appended to `texts`. Of a long document inside of a string both `ends` are read.
         """
         self._texts = texts
         self._ends = ends
@@ -258,15 +258,15 @@ class _Reading:
         return values[: self._most] if len(values) > self._most else values
 
     def add(self, text: str, label: str, nested: int, *, is_leaf: bool = False) -> None:
-        """Add the values of a text that may be JSON, `nested` times inside of JSON; of a leaf, if it is one."""
-        document = _read(text, self._ends) if nested and not is_dust(text) else None
+        """Add the values of a text that may be JSON. `nested` is how many more levels of JSON may be opened."""
+        document = _read(text, self._ends) if nested and not is_mostly_brackets(text) else None
         if document is None:
             self.add_text(text, label, is_leaf=is_leaf)
         else:
             self.add_document(document, label, nested)
 
     def add_document(self, document: Any, label: str, nested: int) -> None:
-        """Add the leaves of a document, and the values inside of the longer ones."""
+        """Add the leaves of a document, and the values inside of longer leaves."""
         values, most = self._values, self._most
         for leaf in walk(document):
             if len(values) >= most:
@@ -286,9 +286,9 @@ class _Reading:
                 self.add_text(leaf.text, named, is_leaf=kind is None)
 
     def add_text(self, text: str, label: str, *, is_leaf: bool = False) -> None:  # noqa: C901  one loop: a call for each piece costs a third of its time
-        """Add what has a value's shape in a text, with the key or word before it on its line, else `label`.
+        """Add the values of plain text. Each is labelled with the key or word before it on its line, else with `label`.
 
-        With `is_leaf` the first value stands for the leaf that the text is.
+        With `is_leaf` the text is a JSON leaf, and its first value is marked as such.
         """
         if self._texts is not None and is_text(text):
             self._texts.append(text)
@@ -331,14 +331,14 @@ class _Reading:
 
 
 def _without_halves(values: Iterable[Value]) -> Iterator[Value]:
-    """Yield the values without a lone surrogate; a label with one names nothing."""
+    """Yield the values without a lone surrogate; a label with one is dropped."""
     for value in values:
         if not _HALF.search(value.text):
             yield replace(value, label="") if _HALF.search(value.label) else value
 
 
 def _pieces(text: str) -> Iterable[re.Match[str]]:
-    """Return what may be values: of a long text those of its beginning and its end, none of them cut."""
+    """Return the pieces that may be values. A long text is read at its beginning and its end; no piece is cut."""
     end = len(text)
     if end <= _HEAD + _TAIL:
         return _PIECES.finditer(text)
@@ -354,9 +354,9 @@ def _names_tag(text: str, match: re.Match[str]) -> bool:
 
 
 def _row(text: str, matches: Sequence[re.Match[str]], last: int, row: int) -> int:
-    """Return where the row begins in which the newest of the values found so far stands.
+    """Return the start of the row that holds the newest value.
 
-    `last` is the index of a value whose row is known to begin at `row`; less than 0 without one.
+    `last` is the index of a value whose row begins at `row`; negative if there is none.
     """
     place, first = len(matches) - 1, max(last, 0)
     while place > first and not _is_new_row(text, matches[place - 1].end(1), matches[place].start(1)):
@@ -365,13 +365,13 @@ def _row(text: str, matches: Sequence[re.Match[str]], last: int, row: int) -> in
 
 
 def _is_new_row(text: str, last: int, start: int) -> bool:
-    """Tell whether what begins at `start` has another label than the value that ends at `last`."""
+    """Tell whether the value at `start` needs another label than the value that ends at `last`."""
     between = text[last:start]
     return between not in _BETWEEN and (start - last > _ROW or _NAMES.search(between) is not None)
 
 
 def _in_leaf(stripped: str) -> tuple[Kind | None, bool]:
-    """Return the kind of a leaf, None where it is no value, and whether there is more inside of it."""
+    """Return the kind of a leaf (None: not a value), and whether it may hold further values."""
     kind = kind_of(stripped)
     is_value = bool(stripped) and len(stripped) <= LONGEST and "\n" not in stripped
     told = (kind or "text") if is_value and TELLING.search(stripped) else None
@@ -382,7 +382,7 @@ _leaf_seen: Final = lru_cache(_SEEN_MOST)(_in_leaf)
 
 
 def _in_quoted(inner: str) -> tuple[Value, ...]:
-    """Return a quoted string, then what has a shape inside of it, where it has none itself."""
+    """Return a quoted string as a value; if it has no kind of its own, the values inside of it too."""
     if len(inner) < SHORTEST or inner in TRIVIA or not TELLING.search(inner):
         return ()
     kind = kind_of(inner)
@@ -395,7 +395,7 @@ def _in_quoted(inner: str) -> tuple[Value, ...]:
 
 
 def _in_run(run: str) -> tuple[Value, ...]:
-    """Return the values of a run of characters without space; of `name=value` and `file:12` each side."""
+    """Return the values of a run without spaces; `name=value` and `file:12` give both sides."""
     if run.isalpha() and run.isascii():
         return (Value(text=run, kind="id"),) if INNER_CAPITAL.search(run) and len(run) <= LONGEST else ()
     if CJK_CHARACTER.match(run):
@@ -418,7 +418,7 @@ def _in_run(run: str) -> tuple[Value, ...]:
 
 
 def _in_piece(piece: str) -> tuple[tuple[Value, ...], bool, bool]:
-    """Return the values of a quoted string or of a run, whether the first has no shape, whether one is a number."""
+    """Return the values of a piece, whether it is a quoted string, and whether it holds a number without a label."""
     values = _in_quoted(piece[1:-1].strip(_PADDING)) if piece[0] in _QUOTES else _in_run(piece)
     if not values:
         return values, False, False
@@ -427,11 +427,11 @@ def _in_piece(piece: str) -> tuple[tuple[Value, ...], bool, bool]:
 
 
 _in_piece_seen: Final = lru_cache(_SEEN_MOST)(_in_piece)
-"""The outputs of one session say the same names again and again."""
+"""The outputs of one session repeat the same names."""
 
 
 def _label(text: str, start: int) -> str:
-    """Return the key before a place on its line, else the word before it; empty where there is neither."""
+    """Return the key before a position on its line, else the word before it; empty if there is neither."""
     line = text[max(0, start - _LABEL_REACH) : start].rpartition("\n")[2]
     key = max(line.rfind(":"), line.rfind("="))
     found: list[str] = _LABELS.findall(line, 0, key if key > 0 else len(line))
@@ -439,9 +439,9 @@ def _label(text: str, start: int) -> str:
 
 
 def beginning_of(text: str, most: int) -> str:
-    """Return the beginning of a text, at most so many characters, in which no value is cut in two.
+    """Return at most `most` characters of the beginning of a text, without cutting a value in two.
 
-    It ends with a line; where the line is long, at white space, or else before what ends a piece.
+    The cut is at the end of a line if possible, else at white space, else between two pieces.
     """
     if len(text) <= most:
         return text
@@ -452,7 +452,7 @@ def beginning_of(text: str, most: int) -> str:
 
 
 def end_of(text: str, most: int) -> str:
-    """Return the end of a text, as `beginning_of` does its beginning."""
+    """Return at most `most` characters of the end of a text, cut like `beginning_of`."""
     if len(text) <= most:
         return text
     start = len(text) - most - 1
@@ -463,9 +463,9 @@ def end_of(text: str, most: int) -> str:
     return text[start + border + 1 :]
 
 
-MOST: Final = 400  # atoms of one call at most: of a whole file that is written, the first ones stand for the others
-NEAR: Final = 120  # characters around an occurrence in which words still name it
-SMALLEST_NUMBER: Final = 10  # numbers below are everywhere: finding one again says nothing
+MOST: Final = 400  # atoms of one call; for a whole file that is written, the first ones suffice
+NEAR: Final = 120  # words within so many characters of an occurrence may name it
+SMALLEST_NUMBER: Final = 10  # smaller numbers are everywhere: finding one again proves nothing
 
 _EMPTY_WORDS: Final = frozenset(
     "the and for with from that this are was were has have had not but you your our "  # noqa: SIM905 - readable
@@ -474,23 +474,23 @@ _EMPTY_WORDS: Final = frozenset(
     "other about after before over under between through please true false null none here out off per via "
     "use used using of to in is it on by as at an or be we if no do so my up he me us am go".split()
 )
-"""Words that name nothing: they label no value."""
+"""Words that cannot be labels."""
 
 _STEPPED: Final = frozenset({"path", "url"})
 _STEP: Final = re.compile(r"[^/?&=#:]+")  # a step of a path or a URL
 CHUNKS: Final = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
-"""The chunks that atoms are made of, with what is no letter, digit or underscore between: wherever an atom
-stands at word boundaries, its chunks are chunks of the text (but for the letter of an escape before it)."""
+"""The chunks of an atom: runs of letters, digits and underscores, and single CJK characters. Wherever an atom occurs at
+word boundaries, its chunks are chunks of the text. (The letter of an escape in front of it is the exception.)"""
 _WORD: Final = re.compile(rf"[{CJK}]{{2,}}|[^\W\d_{CJK}][^\W\d{CJK}]+")
 _KEY: Final = re.compile(r"""([^\W\d][\w-]{1,60}+)\\?["'`]?\s{0,2}[:=](?!//)""")
-_WORD_ESCAPES: Final = frozenset("nrt")  # letters that, after a backslash, stand for white space
+_WORD_ESCAPES: Final = frozenset("nrt")  # after a backslash these letters mean white space
 
 
 def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
-    """Return the atoms of a call's arguments, JSON or free text, each once, in order of appearance.
+    """Return the atoms of a call's arguments (JSON or free text), each once, in order of appearance.
 
-    They are leaves of one line (2 to 200 characters), what has the shape of a value, quoted strings and CJK terms;
-    of a path or URL its steps too, since a listing shows the name of a file alone. Numbers are at least 10.
+    Atoms are JSON leaves of one line (2 to 200 characters) and the values of texts. The steps of a path or URL count
+    too, since a directory listing shows only the name of a file. Numbers below 10 do not count.
     """
     found: dict[str, None] = {}
     for piece in filter(_is_atom, _with_steps(values_of(arguments, "none"))):
@@ -501,7 +501,7 @@ def atoms_of_arguments(arguments: str) -> tuple[str, ...]:
 
 
 def _with_steps(values: Iterable[Value]) -> Iterator[str]:
-    """Yield each value, and after a path or a URL those of its steps that have a shape."""
+    """Yield each value; after a path or URL also those of its steps that are values."""
     for value in values:
         yield value.text
         if value.kind in _STEPPED:
@@ -509,7 +509,7 @@ def _with_steps(values: Iterable[Value]) -> Iterator[str]:
 
 
 def find(atom: str, text: str) -> Iterator[int]:
-    """Yield where `atom` begins in `text`, at word boundaries; an empty atom is nowhere."""
+    """Yield each position where `atom` occurs in `text` at word boundaries; none for an empty atom."""
     start = text.find(atom) if atom else -1
     while start >= 0:
         if stands_alone(text, start, start + len(atom)):
@@ -518,15 +518,15 @@ def find(atom: str, text: str) -> Iterator[int]:
 
 
 def occurs(atom: str, text: str) -> bool:
-    """Tell whether `text` holds `atom` at word boundaries."""
+    """Tell whether `atom` occurs in `text` at word boundaries."""
     return next(find(atom, text), None) is not None
 
 
 def stands_alone(text: str, start: int, stop: int) -> bool:
     """Tell whether text[start:stop], which must not be empty, begins and ends at word boundaries.
 
-    Its neighbours are no letters, digits or underscores, but for CJK characters and the letter of an escape.
-    A digit does not end at a decimal point with a digit behind it.
+    Its neighbours must not be letters, digits or underscores. CJK characters and the letter of an escape are allowed.
+    Between a digit and a decimal point that a digit follows there is no boundary.
     """
     if start:
         before, first = text[start - 1], text[start]
@@ -550,10 +550,10 @@ def stands_alone(text: str, start: int, stop: int) -> bool:
 
 
 def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
-    """Return the words that name what stands at text[start:stop], in small letters.
+    """Return the words that name text[start:stop], in lower case.
 
-    They are the keys (words before a colon or an equals sign) within 120 characters of it; where there are none, the
-    words of its line within that distance.
+    They are the keys (words before a colon or an equals sign) within 120 characters. Without keys, they are the words
+    of its line within that distance.
     """
     before, after = text[max(0, start - NEAR) : start], text[stop : stop + NEAR]
     keys = naming_words(" ".join([*_KEY.findall(before), *_KEY.findall(after)]))
@@ -563,12 +563,12 @@ def labels_of(text: str, start: int, stop: int) -> frozenset[str]:
 
 
 def words_near(text: str, start: int, stop: int) -> frozenset[str]:
-    """Return all words within 120 characters of text[start:stop] that may name something, small letters."""
+    """Return all words within 120 characters of text[start:stop] that may name it, in lower case."""
     return naming_words(text[max(0, start - NEAR) : start]) | naming_words(text[stop : stop + NEAR])
 
 
 def naming_words(text: str) -> frozenset[str]:
-    """Return the words of a short text that may name something, in small letters, CJK terms among them."""
+    """Return the words and CJK terms of a short text that may name something, in lower case."""
     words: set[str] = set()
     for word in _WORD.findall(text):
         if CJK_CHARACTER.match(word):
@@ -579,7 +579,7 @@ def naming_words(text: str) -> frozenset[str]:
 
 
 def _is_atom(piece: str) -> bool:
-    """Tell whether a value, or a step of one, is an atom: long enough, short enough, and not everywhere."""
+    """Tell whether a value or a step of one is an atom: of fitting length, and not found everywhere."""
     if not SHORTEST <= len(piece) <= LONGEST or piece in TRIVIA:
         return False
     if not NUMBER.fullmatch(piece):

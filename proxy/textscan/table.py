@@ -1,4 +1,4 @@
-"""Records that share their keys, as a table: the keys once, then a row of values for each.
+"""Writes records that share their keys as a table: the keys once, then a row of values for each record.
 
     {"seats": [{"id": 1, "at": {"x": 2, "y": 3}, "ok": true}, {"id": 4, "at": {"x": 5, "y": 6}, "ok": true}]}
 
@@ -6,19 +6,18 @@ becomes
 
     {"seats{id,at{x,y},ok=true}": [[1, [2, 3]], [4, [5, 6]]]}
 
-What follows a list's name in braces is what each of its rows holds. In it
+The braces after a list's name describe its rows:
 
     price           a cell of the row
-    price=3         the same in every row, where it has no cell; a text stands bare
-    at{x,y}         an object: its cells are a list, and there is none where all of it is the same
-    items[]{x,y}    a list of records: of each a list of its cells
-    note?           what some records lack: null, in a column where nothing else is null
-    id=<key>        the key of the row, where rows have keys (`{"seats{id=<key>,x}": {"A1": [2]}}`)
+    price=3         the same value in every row, without a cell; strings are not quoted
+    at{x,y}         an object: its cells are a list, absent if all its values are constant
+    items[]{x,y}    a list of records, each a list of cells
+    note?           an optional key: null means absent (no other null is in the column)
+    id=<key>        the key of the row, if rows have keys (`{"seats{id=<key>,x}": {"A1": [2]}}`)
 
-A list without a name is an object with nothing before the braces (`{"{id,x}": [[1, 2], [4, 5]]}`), and
-records that were a line each have `per line` behind them. An object at the end of a row holds what few records
-have. Nothing is lost but the order of keys. A document that has such a name already is left alone. What pays is
-judged by length.
+A list without a name becomes an object with nothing before the braces (`{"{id,x}": [[1, 2], [4, 5]]}`). JSON Lines
+have `per line` after the braces. Keys that few records have stand in an object at the end of the row. Only the order
+of keys is lost. A document that already has such a name stays as it is. A table is made only if it is shorter.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from msgspec import Struct
 
 from proxy.textscan.document import CONTAINERS, OBJECTS, JsonValue, Members, Number, is_items, is_members
 
-KEY: Final = "<key>"  # stands for the key of a row
-PER_LINE: Final = " per line"  # ends the heading of records that were a line each
+KEY: Final = "<key>"  # in a heading: the key of the row
+PER_LINE: Final = " per line"  # ends the heading of JSON Lines
 
-_ENDS: Final = ("\\", '}"', f'{PER_LINE}"')  # a document with a heading has one of these in its text
+_ENDS: Final = ("\\", '}"', f'{PER_LINE}"')  # a document that already has a heading contains one of these
 _NAME: Final = re.compile(r"[^\s,{}\[\]=?<>\"\\](?:[^,{}\[\]=?<>\"\\\x00-\x1f\ud800-\udfff]*[^\s,{}\[\]=?<>\"\\])?")
 """A name that can stand in a heading."""
 _BARE: Final = re.compile(r"(?:[^\s,{}\[\]<>\"\\](?:[^,{}<>\"\\\x00-\x1f\ud800-\udfff]{0,98}[^\s,{}<>\"\\])?)?")
-"""A text that can stand there; a longer one stays with what it tells of."""
+"""A string that can stand in a heading; a longer one stays in the rows."""
 _LITERAL: Final = re.compile(r"null|true|false|NaN|-?(?:Infinity|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
-"""A text that would be taken for something else."""
+"""A string that would read as another type."""
 _TABLE_COST: Final = 8
 _NESTED_COST: Final = 6
-_KEY_COST: Final = 3  # characters that a form needs beside its names and values; a key has quotes and a colon
-_ABSENT_COST: Final = 5  # characters of a cell for what is not there
+_KEY_COST: Final = 3  # characters beside names and values; a key has quotes and a colon
+_ABSENT_COST: Final = 5  # characters of a cell for an absent value
 
 
 _Fields: TypeAlias = "dict[str, JsonValue]"  # the members of one record
-_Held: TypeAlias = "dict[str, list[JsonValue]]"  # by name what each record has of it
+_Held: TypeAlias = "dict[str, list[JsonValue]]"  # the values of all records, by name
 _name_of: Final = itemgetter(0)
 _value_of: Final = itemgetter(1)
 
@@ -60,20 +59,20 @@ class _Column(Struct, frozen=True, kw_only=True):
     """One key of records."""
 
     name: str
-    values: list[JsonValue]  # what each record has of it; None where it is absent
-    constant: str | None = None  # what all records have, as it is written in the heading; None where they differ
-    inner: tuple[_Column, ...] = ()  # where every value is an object with the same keys, or a list of such: these
+    values: list[JsonValue]  # one for each record; None if absent
+    constant: str | None = None  # the shared value as the heading writes it; None if values differ
+    inner: tuple[_Column, ...] = ()  # columns of nested objects with equal keys, or of lists of them
     is_list: bool = False
     is_optional: bool = False
-    cells: tuple[_Column, ...] = ()  # of the inner ones those that a row holds anything of
+    cells: tuple[_Column, ...] = ()  # the inner columns that have cells
 
     @property
     def has_cell(self) -> bool:
-        """Whether a row holds anything of it."""
+        """Whether rows have a cell for it."""
         return self.constant is None and (self.is_list or not self.inner or bool(self.cells))
 
     def heading(self) -> str:
-        """Return how the column is announced."""
+        """Return the column's part of the heading."""
         if self.constant is not None:
             return f"{self.name}={self.constant}"
         if self.inner:
@@ -81,16 +80,16 @@ class _Column(Struct, frozen=True, kw_only=True):
         return f"{self.name}?" if self.is_optional else self.name
 
 
-def tabulated(value: JsonValue, source: str | None = None) -> JsonValue | None:
-    """Return the document with tables where they pay; None where none does. `source` is its text, if there is one."""
+def as_table(value: JsonValue, source: str | None = None) -> JsonValue | None:
+    """Return the document with tables in it; None if no table makes it shorter. `source` is its text, if known."""
     if (source is None or any(end in source for end in _ENDS)) and _has_table(value):
         return None
     table = _tabulated(value)
     return table if _has_table(table) else None
 
 
-def tabulated_lines(values: list[JsonValue]) -> Members | None:
-    """Return documents that stood on a line each as one table; None where that does not pay."""
+def lines_as_table(values: list[JsonValue]) -> Members | None:
+    """Return the documents of JSON Lines as one table; None if that is not shorter."""
     table = None if _has_table(values) else _table(values)
     return None if table is None else ((f"{table[0]}{PER_LINE}", table[1]),)
 
@@ -123,16 +122,16 @@ def _table_of(value: JsonValue) -> JsonValue | _Table:
 
 
 def _member(name: str, held: JsonValue) -> tuple[str, JsonValue]:
-    """Return a member of an object, the heading of its table behind its name."""
+    """Return a member of an object; the heading of its table follows its name."""
     made = _table_of(held)
     if not isinstance(made, _Table):
         return name, made
-    # Nothing before the braces says that there is no name; and where it ends must be plain.
+    # An empty name would read as a list without a name; a name with a brace would have no clear end.
     return (f"{name}{made[0]}", made[1]) if name and "{" not in name else (name, (tuple(made),))
 
 
 def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | None:
-    """Return the table of records; None where they are none, or where it would not be shorter."""
+    """Return the table of records; None if they are not records, or a table would not be shorter."""
     if len(records) < 2:
         return None
     held = _by_name(records)
@@ -142,7 +141,7 @@ def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | 
     first = held if held is not None else objects[0]
     everywhere = first if held is not None else set(first).intersection(*objects[1:])
     shared = [name for name in first if name in everywhere and _NAME.fullmatch(name)]
-    # Asked first: what is inside of it is looked into once.
+    # Checked first, so that nested values are visited only once.
     if not _pays(len(records), shared, _TABLE_COST):
         return None
     if held is None:
@@ -159,9 +158,9 @@ def _table(records: Sequence[JsonValue], names: Sequence[str] = ()) -> _Table | 
 
 
 def _by_name(records: Sequence[JsonValue]) -> _Held | None:
-    """Return the values of records by name, where all have the names of the first one, each once; else None.
+    """Return the values of records by name, if all have the same names without duplicates; else None.
 
-    Where they have them in the same order, as most have, nothing is done record by record.
+    If the names have the same order, the usual case, no record is looked at by itself.
     """
     first = records[0] if records else None
     if type(first) not in OBJECTS or not first or not OBJECTS.issuperset(map(type, records)):
@@ -180,7 +179,7 @@ def _by_name(records: Sequence[JsonValue]) -> _Held | None:
 
 
 def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
-    """Return the fields of each value; None where one is no object, an empty one or has a key twice."""
+    """Return the fields of each value; None if one is not an object, is empty, or has a duplicate key."""
     objects: list[_Fields] = []
     for value in values:
         if type(value) not in OBJECTS or not value:
@@ -193,7 +192,7 @@ def _objects(values: Sequence[JsonValue]) -> list[_Fields] | None:
 
 
 def _pays(records: int, names: Iterable[str], cost: int) -> bool:
-    """Tell whether saying the names once saves more characters than it costs."""
+    """Tell whether writing the names once saves more characters than it costs."""
     return (records - 1) * sum(len(name) + _KEY_COST for name in names) > cost
 
 
@@ -212,7 +211,7 @@ def _column(name: str, values: list[JsonValue], keys: Sequence[str]) -> _Column:
 
 
 def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
-    """Return the columns of values that are objects with the very same keys; none where they are not."""
+    """Return the columns of values that are objects with equal keys; an empty tuple otherwise."""
     held = _by_name(values) if len(values) > 1 else None
     if held is None or not _pays(len(values), held, _NESTED_COST) or not all(map(_NAME.fullmatch, held)):
         return ()
@@ -220,7 +219,7 @@ def _inner(values: Sequence[JsonValue]) -> tuple[_Column, ...]:
 
 
 def _constant(values: Sequence[JsonValue]) -> str | None:
-    """Return what all are, as a heading says it; None where they differ or it cannot say it."""
+    """Return the shared value as a heading writes it; None if values differ or a heading cannot hold it."""
     first = values[0]
     if values.count(first) < len(values) or any(type(value) is not type(first) for value in values):
         return None
@@ -232,7 +231,7 @@ def _constant(values: Sequence[JsonValue]) -> str | None:
 
 
 def _optional(objects: Sequence[_Fields], shared: Iterable[str]) -> list[_Column]:
-    """Return the keys that so many have that a cell in every row is shorter."""
+    """Return the keys for which a cell in every row is shorter than the key in the records that have it."""
     told = frozenset(shared)
     counts = Counter(name for fields in objects for name in fields if name not in told)
     return [
@@ -253,7 +252,7 @@ def _with_cells(columns: Iterable[_Column]) -> tuple[_Column, ...]:
 
 
 def _rows(columns: Sequence[_Column], count: int) -> list[list[JsonValue]]:
-    """Return what each of so many records holds of the columns; column by column, which is faster than row by row."""
+    """Return the rows. They are built column by column, which is faster."""
     if not columns:
         return [[] for _ in range(count)]
     return list(map(list, zip(*map(_cells, columns), strict=True)))
@@ -272,7 +271,7 @@ def _cells(column: _Column) -> list[JsonValue]:
 
 
 def _has_table(value: JsonValue) -> bool:
-    """Tell whether somewhere a name has the form of a heading."""
+    """Tell whether any name in the document has the form of a heading."""
     left = [value]
     while left:
         value = left.pop()

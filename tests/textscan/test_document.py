@@ -17,13 +17,13 @@ from proxy.textscan.document import (
     Embedded,
     Leaf,
     leaves_of,
-    pieces,
-    read,
-    read_at,
-    read_ends,
-    spelled,
-    write,
-    write_lines,
+    read_json,
+    read_json_at,
+    read_json_ends,
+    split_documents,
+    string_literal,
+    write_json,
+    write_json_lines,
 )
 
 # ---------------------------------------------------------------------------------------- document
@@ -42,9 +42,9 @@ def verbatim(text: str) -> Any:
 
 def rewritten(text: str) -> str:
     """Return a document as it is written after it was read."""
-    document = read(text)
+    document = read_json(text)
     assert document is not None
-    return write(document)
+    return write_json(document)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_a_document_is_written_as_it_was(text: str, compact: str) -> None:
     ],
 )
 def test_what_is_no_document(text: str) -> None:
-    assert read(text) is None
+    assert read_json(text) is None
 
 
 def test_documents_are_written_on_a_line_each() -> None:
-    values = [read('{"a": 1}'), read('{"a": [2]}')]
+    values = [read_json('{"a": 1}'), read_json('{"a": [2]}')]
     assert None not in values
-    assert write_lines(values) == '{"a":1}\n{"a":[2]}'
+    assert write_json_lines(values) == '{"a":1}\n{"a":[2]}'
 
 
 def test_the_deepest_document() -> None:
     text = "[" * DEEPEST + "[]" + "]" * DEEPEST
     assert rewritten(text) == text
-    assert read(f"[{text}]") == read(f"[{text}]")
-    assert read("[" * (DEEPEST + 2) + "1" + "]" * (DEEPEST + 2)) is None
+    assert read_json(f"[{text}]") == read_json(f"[{text}]")
+    assert read_json("[" * (DEEPEST + 2) + "1" + "]" * (DEEPEST + 2)) is None
 
 
 def test_a_document_is_rewritten_with_its_numbers_as_they_were() -> None:
@@ -119,16 +119,16 @@ RECORDS = [{"id": f"A-{at:02}", "n": at} for at in range(40)]
     ],
 )
 def test_of_a_long_document_both_ends_are_read(text: str, head: int, tail: int, left: str) -> None:
-    document = read_ends(text, head, tail)
+    document = read_json_ends(text, head, tail)
     assert document is not None
-    assert write(document) == left
+    assert write_json(document) == left
 
 
 def test_both_ends_of_records_are_as_they_are_written() -> None:
     text = json.dumps({"of": "all", "records": RECORDS, "next": None}, indent=2)
-    document = read_ends(text, 200, 100)
+    document = read_json_ends(text, 200, 100)
     assert document is not None
-    left = json.loads(write(document))
+    left = json.loads(write_json(document))
     assert left["of"] == "all"
     assert left["records"][:3] == RECORDS[:3]
     assert left["records"][-1] == RECORDS[-1]
@@ -138,27 +138,27 @@ def test_both_ends_of_records_are_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("text", ["words and words", "[1, 2, 3", '{"a": 1}}', "\ud83d", '["\ud83d", 1', "[" * 5000])
 def test_the_ends_of_what_is_no_document(text: str) -> None:
-    assert read_ends(text, 1, 1) is None
+    assert read_json_ends(text, 1, 1) is None
 
 
 def test_ends_that_are_too_deep() -> None:
-    assert read_ends("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), 1, 1) is None
-    assert read_ends("[" * 3000 + "]" * 3000, 1, 1) is None
+    assert read_json_ends("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), 1, 1) is None
+    assert read_json_ends("[" * 3000 + "]" * 3000, 1, 1) is None
     long = '"%s"' % ("a" * 1000)
     nested = "[" * (DEEPEST + 2) + long + "]" * (DEEPEST + 2)
-    assert read_ends(nested, 1, 1) is None
+    assert read_json_ends(nested, 1, 1) is None
 
 
 @pytest.mark.parametrize(
     ("source", "shown"), [('{"a": "b"}', '"b"'), ('{"a": "é"}', '"é"'), (r'{"a": "\n\n\n\n!"}', '"""\n\n\n\n!"""')]
 )
 def test_strings_are_spelled_as_their_document_needs_it(source: str, shown: str) -> None:
-    assert spelled(json.loads(source)["a"]) == shown
+    assert string_literal(json.loads(source)["a"]) == shown
 
 
 def test_how_far_reading_came() -> None:
-    assert read_at('x [1, {"a": 2}] y', 2) == ([*read("[1]"), *read('[{"a": 2}]')], 15)  # type: ignore[misc]
-    assert read_at("[1, 2; 3]", 0) == (None, 5)
+    assert read_json_at('x [1, {"a": 2}] y', 2) == ([*read_json("[1]"), *read_json('[{"a": 2}]')], 15)  # type: ignore[misc]
+    assert read_json_at("[1, 2; 3]", 0) == (None, 5)
 
 
 JSON = st.recursive(
@@ -202,12 +202,12 @@ LINES = "one\ntwo\nthree\nfour\nfive"
     ],
 )
 def test_strings(text: str, shown: str) -> None:
-    assert spelled(text) == shown
+    assert string_literal(text) == shown
 
 
 @given(st.text(st.sampled_from("ab \"'\\\n\tré京\x1b"), max_size=40))
 def test_python_reads_it_as_it_was_and_it_is_not_longer(text: str) -> None:
-    shown = spelled(text)
+    shown = string_literal(text)
     read = ast.literal_eval(shown) if shown.startswith(("r", '"""')) else json.loads(shown)
     assert read == text
     assert len(shown) <= len(json.dumps(text, ensure_ascii=False)) + 1
@@ -224,9 +224,9 @@ PYTHON = repr(json.dumps(RECORD, indent=2, ensure_ascii=False))
 
 def told(text: str) -> list[str]:
     """Return the pieces of a text: a document as `<compact>`."""
-    found = pieces(text)
+    found = split_documents(text)
     assert "".join(piece if isinstance(piece, str) else piece.source for piece in found) == text
-    return [piece if isinstance(piece, str) else f"<{write(piece.value)}>" for piece in found]
+    return [piece if isinstance(piece, str) else f"<{write_json(piece.value)}>" for piece in found]
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_what_cannot_be_delimited_is_text(text: str) -> None:
 
 
 def test_a_long_text_in_quotes_is_found_where_all_is_one_line() -> None:
-    before, found, after = pieces("meta=None text='" + "it\\'s a line\\n" * 30 + "', more='x'\n")
+    before, found, after = split_documents("meta=None text='" + "it\\'s a line\\n" * 30 + "', more='x'\n")
     assert (before, after) == ("meta=None text=", ", more='x'\n")
     assert isinstance(found, Embedded)
     assert found.value == "it's a line\n" * 30
 
 
 def test_what_was_a_line_each_is_told() -> None:
-    (found,) = pieces(f"{LINE}\n{LINE}")
+    (found,) = split_documents(f"{LINE}\n{LINE}")
     assert isinstance(found, Embedded)
     assert found.is_lines
 
@@ -305,10 +305,10 @@ def test_the_pieces_are_the_text(parts: list[str]) -> None:
 @pytest.mark.parametrize("line", ["[]", "{}", "[[]]", '{"a":1}'])
 def test_a_million_tiny_documents_on_a_line_each_are_a_text(line: str) -> None:
     few, many = "\n".join([line] * 1000), "\n".join([line] * 60_000)
-    (found,) = pieces(few)
+    (found,) = split_documents(few)
     assert isinstance(found, Embedded)
     assert found.is_lines
-    assert pieces(many) == [many]
+    assert split_documents(many) == [many]
 
 
 @pytest.mark.parametrize("brief", ["=''", '=""', "='a, b'", "='{}'", r"='it\'s'", r'="\\\"\\"', "='" + "x" * 57 + "'"])
@@ -360,7 +360,7 @@ def test_numbers_stay_as_they_are_written() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", '"text"', "null", "{", "[1,]", "[007]", "plain {text}", "[" * 100_000])
 def test_what_is_no_document_has_no_leaves(text: str) -> None:
-    assert read(text) is None
+    assert read_json(text) is None
     assert leaves_of(text) is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.plaintext import is_markup, shown
+from proxy.textscan.plaintext import is_markup, page_text
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ from proxy.textscan.plaintext import is_markup, shown
     ],
 )
 def test_what_a_page_shows(page: str, text: str) -> None:
-    assert shown(page) == text
+    assert page_text(page) == text
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_which_texts_are_pages(text: str, is_page: bool) -> None:
     ],
 )  # fmt: skip
 def test_hostile_pages(page: str) -> None:
-    assert len(shown(page)) <= len(page) + 1000
+    assert len(page_text(page)) <= len(page) + 1000
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(["<p>", "</p>", "<a href=x>", "word ", "&lt;", "<b>", "</td>", '"', "\n"])))
 def test_no_word_is_lost(parts: list[str]) -> None:
-    text = shown("".join(parts))
+    text = page_text("".join(parts))
     assert text.count("word") == parts.count("word ")
     assert text.count('"') == parts.count('"')
     assert "<p>" not in text

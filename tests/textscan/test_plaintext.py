@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.document import read, write
+from proxy.textscan.document import read_json, write_json
 from proxy.textscan.plaintext import (
     UNDER,
-    alarming,
-    alarms,
-    condensed,
-    ending,
-    ends,
-    folded,
-    grouped,
+    alarming_lines,
+    condense_log,
+    ending_mark,
+    fold_lines,
+    group_lines,
+    has_alarm,
+    head_and_tail,
     names_ref,
-    omitted,
-    shown,
-    tidied,
+    omission_mark,
+    page_text,
+    strip_noise,
     weight,
     without_blobs,
 )
-from proxy.textscan.table import tabulated
+from proxy.textscan.table import as_table
 from proxy.tokens import TokenCounter
 
 # -------------------------------------------------------------------------------------- whitespace
@@ -58,17 +58,17 @@ from proxy.tokens import TokenCounter
     ],
 )
 def test_what_goes(text: str, tidy: str) -> None:
-    assert tidied(text) == tidy
-    assert tidied(tidy) == tidy
+    assert strip_noise(text) == tidy
+    assert strip_noise(tidy) == tidy
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet=st.sampled_from("ab1%\r\n \t#\x1b[m]0;8")))
 def test_no_letter_is_lost(text: str) -> None:
-    tidy = tidied(text)
+    tidy = strip_noise(text)
     if "\x1b" not in text and "\r" not in text:
         assert tidy.split() == text.split()
-    assert tidied(text) == tidy
+    assert strip_noise(text) == tidy
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_no_letter_is_lost(text: str) -> None:
     ],
 )  # fmt: skip
 def test_hostile_texts(text: str) -> None:
-    assert len(tidied(text)) <= len(text)
+    assert len(strip_noise(text)) <= len(text)
 
 
 # -------------------------------------------------------------------------------------------- blob
@@ -197,7 +197,7 @@ TRACE = ["Traceback (most recent call last):", '  File "a1.py", line 3', "    ru
     ],
 )  # fmt: skip
 def test_what_is_counted(before: list[str], after: list[str] | None) -> None:
-    shown = condensed("\n".join(before), 2).split("\n")
+    shown = condense_log("\n".join(before), 2).split("\n")
     if after is not None:
         assert shown == after
         return
@@ -221,7 +221,7 @@ def test_what_is_counted(before: list[str], after: list[str] | None) -> None:
     ],
 )
 def test_what_stays(text: str) -> None:
-    assert condensed(text, 2) == text
+    assert condense_log(text, 2) == text
 
 
 @settings(deadline=None, max_examples=60)
@@ -233,14 +233,14 @@ def test_what_stays(text: str) -> None:
     st.integers(1, 3),
 )  # fmt: skip
 def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(given_lines: list[str], keep: int) -> None:
-    shown = condensed("\n".join(given_lines), keep).split("\n")
+    shown = condense_log("\n".join(given_lines), keep).split("\n")
     rest = iter(given_lines)
     count = 0
     for line in shown:
         if line.startswith("… ("):
             omitted = int(line.removeprefix("… (").split(" ")[0])
             skipped = [next(rest) for _ in range(omitted)]
-            assert not any(map(alarms, skipped))
+            assert not any(map(has_alarm, skipped))
             count += omitted
         else:
             assert next(rest, "") == line
@@ -254,7 +254,7 @@ def test_what_is_shown_is_verbatim_and_in_order_and_the_rest_is_counted(given_li
     ids=["words", "one word", "short lines", "numbers", "a hundred thousand lines"],
 )
 def test_hostile_logs_take_linear_time(text: str) -> None:
-    assert len(condensed(text, 2)) <= len(text)
+    assert len(condense_log(text, 2)) <= len(text)
 
 
 # ------------------------------------------------------------------------------------------- alarm
@@ -271,12 +271,12 @@ def test_hostile_logs_take_linear_time(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_tells_of_something_gone_wrong(text: str) -> None:
-    assert alarms(text)
+    assert has_alarm(text)
 
 
 @pytest.mark.parametrize("text", ["", "all is well", "200 OK", "已完成", "成功", "x" * 1_000_000])
 def test_what_does_not(text: str) -> None:
-    assert not alarms(text)
+    assert not has_alarm(text)
 
 
 _SAID = st.sampled_from(
@@ -287,24 +287,24 @@ _SAID = st.sampled_from(
 @settings(deadline=None, max_examples=100)
 @given(st.lists(_SAID, max_size=20).map("".join))
 def test_which_lines_tell_of_something_gone_wrong(text: str) -> None:
-    assert list(alarming(text)) == [number for number, line in enumerate(text.split("\n")) if alarms(line)]
+    assert list(alarming_lines(text)) == [number for number, line in enumerate(text.split("\n")) if has_alarm(line)]
 
 
 # -------------------------------------------------------------------------------------------- mark
 
 
 def test_what_a_mark_says() -> None:
-    assert omitted("15") == "… (15 omitted)"
-    assert omitted("3 lines", "2 x a #") == "… (3 lines omitted: 2 x a #)"
+    assert omission_mark("15") == "… (15 omitted)"
+    assert omission_mark("3 lines", "2 x a #") == "… (3 lines omitted: 2 x a #)"
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (f"some lines\n{ending('node_1')}", True),
+        (f"some lines\n{ending_mark('node_1')}", True),
         ('{"compressed":true,"full_output":"node_1"}', True),
         ("[... 1 line (5 bytes) omitted of 2 (9 bytes); full output: node_1 ...]\nend", True),
-        (ending("node_12"), False),
+        (ending_mark("node_12"), False),
         ('{"full_output":"node_12"}', False),
         ("node_1", False),
     ],
@@ -329,7 +329,7 @@ def test_what_a_text_weighs(text: str, pieces: int) -> None:
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_table_weighs_what_it_costs(indent: int | None) -> None:
     text = json.dumps(RECORDS, indent=indent)
-    table = write(tabulated(read(text)) or [])
+    table = write_json(as_table(read_json(text)) or [])
     counter = TokenCounter()
     estimate = counter.text(text, "gpt-4o") * weight(table) / weight(text)
     assert estimate == pytest.approx(counter.text(table, "gpt-4o"), rel=0.15)
@@ -359,21 +359,21 @@ LISTING = ".:\ntotal 8\n" + "\n".join(f"-rw-r--r-- 1 me staff {size:6} Jan  1 12
 
 @pytest.mark.parametrize("text", [GREP, LISTING, f"no match\n{GREP}\n--\nlast"])
 def test_what_lines_of_a_list_share_is_said_once(text: str) -> None:
-    short = grouped(text)
+    short = group_lines(text)
     assert len(short) < 0.9 * len(text)
     assert ungrouped(short) == text
 
 
 @pytest.mark.parametrize("text", ["", "a\nb", GREP[:100], f"{UNDER}x\n{GREP}", "a:1:\nb:1:\n" * 20])
 def test_what_is_no_list_or_looks_like_a_grouped_one_stays(text: str) -> None:
-    assert grouped(text) == text
+    assert group_lines(text) == text
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.sampled_from(["a.py:1:x", "a.py:2:", "b/c.py:7:== y", "== z", "", "-rw-r--r-- 1 a b 3 x", "w"])))
 def test_a_grouped_list_is_read_back(lines: list[str]) -> None:
     text = "\n".join(lines)
-    short = grouped(text)
+    short = group_lines(text)
     assert short == text or ungrouped(short) == text
 
 
@@ -398,7 +398,7 @@ no more of the diff"""
 
 
 def test_the_middle_of_context_is_left_out_of_a_diff() -> None:
-    assert folded(DIFF).split("\n") == [
+    assert fold_lines(DIFF).split("\n") == [
         "diff --git a/x.py b/x.py",
         "--- a/x.py",
         "+++ b/x.py",
@@ -419,7 +419,7 @@ def test_the_middle_of_context_is_left_out_of_a_diff() -> None:
 def test_frames_of_libraries_are_left_out_of_a_trace() -> None:
     python = 'Traceback (most recent call last):\n  File "app.py", line 3, in main\n    run()\n'
     python += '  File "/v/lib/python3.11/site-packages/x/y.py", line 9, in f\n    g()\n' * 4 + "ValueError: no"
-    assert folded(python).split("\n")[1:] == [
+    assert fold_lines(python).split("\n")[1:] == [
         '  File "app.py", line 3, in main',
         "    run()",
         "… (8 lines of libraries omitted)",
@@ -430,20 +430,20 @@ def test_frames_of_libraries_are_left_out_of_a_trace() -> None:
         + "\tat org.springframework.C.d(C.java:2)\n" * 5
         + "\tat com.mine.E.f(E.java)"
     )
-    assert "… (5 lines of libraries omitted)" in folded(java)
-    assert folded(java).count("com.mine") == 2
+    assert "… (5 lines of libraries omitted)" in fold_lines(java)
+    assert fold_lines(java).count("com.mine") == 2
 
 
 def test_steps_of_an_installer_are_lines_of_one_kind() -> None:
     log = "\n".join(f"Collecting package{at}\n  Downloading p-{at}.whl (12 kB)" for at in range(40))
-    short = condensed(f"{log}\nERROR: no space\nSuccessfully installed p-1", 2)
+    short = condense_log(f"{log}\nERROR: no space\nSuccessfully installed p-1", 2)
     assert len(short) < len(log) / 3
     assert short.endswith("ERROR: no space\nSuccessfully installed p-1")
 
 
 def test_a_menu_that_stands_on_a_page_twice_is_shown_once() -> None:
     menu = "".join(f"<li><a href='/{name}'>{name}</a></li>" for name in ("Home", "Shop", "Help"))
-    page = shown(f"<html><body><ul>{menu}</ul><p>Text</p><ul>{menu}</ul></body></html>")
+    page = page_text(f"<html><body><ul>{menu}</ul><p>Text</p><ul>{menu}</ul></body></html>")
     assert page.count("Shop") == 2  # its address and its name
     assert page.endswith("Text\n… (3 lines omitted: as above)")
 
@@ -451,7 +451,7 @@ def test_a_menu_that_stands_on_a_page_twice_is_shown_once() -> None:
 def test_a_tag_that_never_ends_takes_time_in_proportion() -> None:
     start = process_time()
     page = f"<html><p>Text</p><{'a' * 200_000}"
-    assert shown(page) == f"Text\n<{'a' * 200_000}"
+    assert page_text(page) == f"Text\n<{'a' * 200_000}"
     assert process_time() - start < 5
 
 
@@ -464,23 +464,23 @@ def test_a_tag_that_never_ends_takes_time_in_proportion() -> None:
 )
 def test_lists_and_diffs_take_time_in_proportion(text: str) -> None:
     start = process_time()
-    grouped(text)
-    folded(text)
-    condensed(text, 2)
+    group_lines(text)
+    fold_lines(text)
+    condense_log(text, 2)
     assert process_time() - start < 5
 
 
 def test_the_ends_of_a_long_text_stand_around_a_mark_and_errors() -> None:
-    assert ends("short", 5) == "short"
+    assert head_and_tail("short", 5) == "short"
     text = "\n".join(
         [*(f"line {at} of many" for at in range(50)), "fatal: gone", *(f"line {at}" for at in range(50, 99))]
     )
-    left = ends(text, 200)
+    left = head_and_tail(text, 200)
     head, mark, told, tail = left.split("… (")[0], "characters omitted)", "fatal: gone", left[-20:]
     assert text.startswith(head.rstrip())
     assert text.endswith(tail.lstrip())
     assert mark in left
     assert told in left
     assert len(left) < 260
-    assert ends("x" * 100, 10) == "xxxxx\n… (90 characters omitted)\nxxxxx"
-    assert ends("x" * 100, 0) == "… (100 characters omitted)"
+    assert head_and_tail("x" * 100, 10) == "xxxxx\n… (90 characters omitted)\nxxxxx"
+    assert head_and_tail("x" * 100, 0) == "… (100 characters omitted)"

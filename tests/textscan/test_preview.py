@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.document import read, write
+from proxy.textscan.document import read_json, write_json
 from proxy.textscan.preview import preview
 
 BLOB = b64encode(b"".join(sha512(bytes([number])).digest() for number in range(20))).decode()
 
 
-def shown(value: Any, keep: int = 2, longest: int = 20, ref: str | None = None) -> Any:
+def page_text(value: Any, keep: int = 2, longest: int = 20, ref: str | None = None) -> Any:
     """Return what is shown of a value; None where all of it is."""
-    made = preview(read(json.dumps(value)), keep, longest, ref)
-    return None if made is None else json.loads(write(made))
+    made = preview(read_json(json.dumps(value)), keep, longest, ref)
+    return None if made is None else json.loads(write_json(made))
 
 
 def items(count: int) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def items(count: int) -> list[dict[str, Any]]:
 
 def test_twenty_items_become_five_entries() -> None:
     value = {"success": True, "total": 20, "items": items(20), "next_cursor": "c"}
-    assert shown(value, ref="node_1") == {
+    assert page_text(value, ref="node_1") == {
         "success": True,
         "total": 20,
         "items_preview": [*items(2), "… (16 omitted)", *items(20)[-2:]],
@@ -40,12 +40,12 @@ def test_twenty_items_become_five_entries() -> None:
 
 
 def test_a_list_by_itself_and_lists_inside() -> None:
-    assert shown(items(20), keep=1) == {
+    assert page_text(items(20), keep=1) == {
         "items_preview": [items(1)[0], "… (18 omitted)", items(20)[19]],
         "compressed": True,
     }
     value = {"data": {"rows": items(9)}, "few": items(5), "numbers": list(range(10)), "more": list(range(12))}
-    assert shown(value) == {
+    assert page_text(value) == {
         "data": {"rows_preview": [*items(2), "… (5 omitted)", *items(9)[-2:]], "compressed": True},
         "few": items(5),
         "numbers": list(range(10)),
@@ -59,7 +59,7 @@ def test_a_list_by_itself_and_lists_inside() -> None:
     [{}, [], items(5), {"a": "short", "b": [1, 2.50, True, None]}, {f"k{number}": number for number in range(40)}],
 )
 def test_what_is_short_is_shown_whole(value: Any) -> None:
-    assert shown(value) is None
+    assert page_text(value) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_short_is_shown_whole(value: Any) -> None:
     ],
 )
 def test_what_tells_of_trouble_is_shown(trouble: Any) -> None:
-    assert shown({"k": [*items(10), trouble, *items(10)]})["k_preview"] == [
+    assert page_text({"k": [*items(10), trouble, *items(10)]})["k_preview"] == [
         *items(2), "… (8 omitted)", trouble, "… (8 omitted)", *items(10)[-2:],
     ]  # fmt: skip
 
@@ -92,11 +92,11 @@ def test_what_tells_of_trouble_is_shown(trouble: Any) -> None:
 )
 def test_what_does_not_tell_of_trouble_is_not(more: dict[str, Any]) -> None:
     value = [{"id": number, **more} for number in range(30)]
-    assert len(shown(value)["items_preview"]) == 5
+    assert len(page_text(value)["items_preview"]) == 5
 
 
 def test_of_many_errors_the_first_are_shown_and_the_others_counted() -> None:
-    made = shown([{"id": number, "error": "x"} for number in range(40)])["items_preview"]
+    made = page_text([{"id": number, "error": "x"} for number in range(40)])["items_preview"]
     assert [item["id"] for item in made if isinstance(item, dict)] == [*range(12), 38, 39]
     assert made[-4:-2] == ["… (26 omitted)", {"id": 38, "error": "x"}]
     assert made[-1] == "… (26 of those omitted tell of errors)"
@@ -107,29 +107,29 @@ def test_items_unlike_the_others_are_shown() -> None:
     value[10]["state"] = "closed"
     value[15]["on"] = False
     value[20]["note"] = "x"
-    made = shown(value)["items_preview"]
+    made = page_text(value)["items_preview"]
     assert [item["id"] for item in made if isinstance(item, dict)] == [0, 1, 10, 15, 20, 28, 29]
 
 
 def test_items_of_many_kinds_are_like_each_other() -> None:
     value: list[Any] = [{f"k{number % 7}": str(number), "n": str(number)} for number in range(30)]
-    assert len(shown(value)["items_preview"]) == 5
+    assert len(page_text(value)["items_preview"]) == 5
     value = [{"state": f"{number % 9}", "text": "x" * (41 + number)} for number in range(30)]
-    assert len(shown(value)["items_preview"]) == 5
-    assert len(shown(items(6000))["items_preview"]) == 5
-    assert len(shown([*items(20), 1])["items_preview"]) == 5
+    assert len(page_text(value)["items_preview"]) == 5
+    assert len(page_text(items(6000))["items_preview"]) == 5
+    assert len(page_text([*items(20), 1])["items_preview"]) == 5
 
 
 def test_fields_beside_those_that_tell_most_go() -> None:
     item = {f"field{number}": number for number in range(12)} | {"inner": {"a": 1}, "url": "u", "status": "s"}
-    made = shown([item, item])["items_preview"][0]
+    made = page_text([item, item])["items_preview"][0]
     assert made == {f"field{number}": number for number in range(6)} | {
         "url": "u",
         "status": "s",
         "…": "(7 fields omitted)",
     }
     telling = {f"a{number}_id": number for number in range(11)}
-    assert shown([telling, "x" * 100])["items_preview"][0] == telling
+    assert page_text([telling, "x" * 100])["items_preview"][0] == telling
 
 
 def test_of_a_map_the_ends_and_what_tells_most_are_shown() -> None:
@@ -137,7 +137,7 @@ def test_of_a_map_the_ends_and_what_tells_most_are_shown() -> None:
     value["k50"] = "it failed"
     value["total"] = 100
     value["last"] = 1
-    made = shown(value)
+    made = page_text(value)
     assert made == {
         "k0": 0,
         "k1": 1,
@@ -147,15 +147,15 @@ def test_of_a_map_the_ends_and_what_tells_most_are_shown() -> None:
         "…": "(97 members omitted)",
         "compressed": True,
     }
-    assert shown(value, keep=80) is None
+    assert page_text(value, keep=80) is None
 
 
 def test_long_texts() -> None:
-    assert shown({"a": "x" * 50}) is None
-    assert shown({"a": "x" * 51})["a"] == "x" * 20 + "… (31 characters omitted)"
-    assert shown({"a": BLOB})["a"] == f"… ({len(BLOB)} characters of base64 omitted)"
+    assert page_text({"a": "x" * 50}) is None
+    assert page_text({"a": "x" * 51})["a"] == "x" * 20 + "… (31 characters omitted)"
+    assert page_text({"a": BLOB})["a"] == f"… ({len(BLOB)} characters of base64 omitted)"
     log = "\n".join(["begins here", *["all well"] * 20, "ERROR: it broke", *["x"] * 20])
-    told = shown({"a": log})["a"]
+    told = page_text({"a": log})["a"]
     assert told.startswith("begins here\nall well… (")
     assert told.endswith(" characters omitted)\nERROR: it broke")
     count = int(told.split("… (")[1].split(" ")[0])
@@ -164,12 +164,12 @@ def test_long_texts() -> None:
 
 def test_names_that_are_taken() -> None:
     value = {"k": items(9), "k_preview": 1, "compressed": False}
-    made = shown(value, ref="r")
+    made = page_text(value, ref="r")
     assert made["output_preview"]["compressed"] is False
     assert made["output_preview"]["k_preview"] == 1
     assert len(made["output_preview"]["k"]) == 5
     assert (made["compressed"], made["full_output"]) == (True, "r")
-    inner = shown({"a": {"k": items(9), "compressed": False}})
+    inner = page_text({"a": {"k": items(9), "compressed": False}})
     assert inner["a"]["compressed"] is False
     assert inner["compressed"] is True
 
@@ -195,11 +195,11 @@ def leaves(value: Any) -> list[Any]:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(VALUES, max_size=30) | st.dictionaries(NAMES, VALUES), st.integers(1, 4))
 def test_what_is_shown_is_verbatim_or_marked(value: Any, keep: int) -> None:
-    made = shown(value, keep, ref="node_1")
+    made = page_text(value, keep, ref="node_1")
     if made is None:
         return
     assert (made["compressed"], made["full_output"]) == (True, "node_1")
-    assert shown(value, keep, ref="node_1") == made
+    assert page_text(value, keep, ref="node_1") == made
     given_leaves = leaves(value)
     for leaf in leaves(made):
         assert leaf in given_leaves or leaf in (True, "node_1") or "omitted" in leaf
@@ -209,13 +209,13 @@ def test_items_show_only_what_names_them_and_what_is_asked_for() -> None:
     items = [{"id": at, "title": "t", "rating": 5, "words": "w"} for at in range(9)]
     asked = frozenset({"rating"})
     made = preview(
-        read(json.dumps({"items": items, "bare": [{"a": [1], "b": [2]}, {"c": 1, "d": 2, "e": 3}, {}, 4]})),
+        read_json(json.dumps({"items": items, "bare": [{"a": [1], "b": [2]}, {"c": 1, "d": 2, "e": 3}, {}, 4]})),
         1,
         90,
         asked=asked,
     )
     assert made is not None
-    assert json.loads(write(made)) == {
+    assert json.loads(write_json(made)) == {
         "items_preview": [
             {"id": 0, "title": "t", "rating": 5, "…": "(1 fields omitted)"},
             "… (7 omitted)",
@@ -224,7 +224,7 @@ def test_items_show_only_what_names_them_and_what_is_asked_for() -> None:
         "bare_preview": [{"a": [1], "…": "(1 fields omitted)"}, "… (2 omitted)", 4],
         "compressed": True,
     }
-    short = preview(read(json.dumps([{"c": 1, "d": 2, "e": 3}, {}, {"id": 1}])), 1, 90, asked=frozenset())
+    short = preview(read_json(json.dumps([{"c": 1, "d": 2, "e": 3}, {}, {"id": 1}])), 1, 90, asked=frozenset())
     assert short is not None
     shown_items = [{"c": 1, "d": 2, "…": "(1 fields omitted)"}, {}, {"id": 1}]
-    assert json.loads(write(short)) == {"items_preview": shown_items, "compressed": True}
+    assert json.loads(write_json(short)) == {"items_preview": shown_items, "compressed": True}

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.textscan.document import read, write
-from proxy.textscan.table import tabulated, tabulated_lines
+from proxy.textscan.document import read_json, write_json
+from proxy.textscan.table import as_table, lines_as_table
 
 
 def compact(text: str) -> str:
-    value = read(text)
+    value = read_json(text)
     assert value is not None
-    table = tabulated(value)
-    return write(value if table is None else table)
+    table = as_table(value)
+    return write_json(value if table is None else table)
 
 
 HEADING = re.compile(r"([^{]*)(\{.*\})( per line)?", re.DOTALL)
@@ -303,13 +303,13 @@ def test_objects_inside_that_differ_or_are_short_stay_objects() -> None:
 
 def test_lines() -> None:
     records = [{"identity": number, "city": f"c{number}"} for number in range(4)]
-    values = [read(json.dumps(each)) for each in records]
-    table = tabulated_lines(values)
+    values = [read_json(json.dumps(each)) for each in records]
+    table = lines_as_table(values)
     assert table is not None
-    assert write(table) == '{"{identity,city} per line":[[0,"c0"],[1,"c1"],[2,"c2"],[3,"c3"]]}'
-    assert decoded(json.loads(write(table))) == records
-    assert tabulated_lines([table, table]) is None
-    assert tabulated_lines(values[:1]) is None
+    assert write_json(table) == '{"{identity,city} per line":[[0,"c0"],[1,"c1"],[2,"c2"],[3,"c3"]]}'
+    assert decoded(json.loads(write_json(table))) == records
+    assert lines_as_table([table, table]) is None
+    assert lines_as_table(values[:1]) is None
 
 
 SCALARS: st.SearchStrategy[Any] = (
@@ -341,7 +341,7 @@ def test_any_document_can_be_read_back(value: Any) -> None:
     assert again == value or decoded(again) == value
     assert compact(table) == table
     assert compact(text) == table
-    assert len(table) <= len(write(read(text) or []))
+    assert len(table) <= len(write_json(read_json(text) or []))
 
 
 def test_a_name_of_nothing_but_braces_takes_time_in_proportion() -> None:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from pydantic import Field, model_validator
 
 from proxy.dialects import Call, Message, Span
-from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read, words_of, write
+from proxy.textscan import JsonValue, Mentions, Number, digest_of, is_items, is_members, read_json, words_of, write_json
 from proxy.trimming.draft import Draft, Result, answered_by, by_id
 from proxy.trimming.edits.edit import REF_DIGITS, REF_PREFIX, BaseEdit, folded_behind, holds_folded, is_stub, stub_of
 from proxy.trimming.model import Change
@@ -401,20 +401,20 @@ def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> in
 
 def shown_call(call: Call) -> str:
     """Return a call on a line: `read path=src/main.c limit=20`; arguments that are no object as they are."""
-    members = None if call.custom else read(call.arguments)
+    members = None if call.custom else read_json(call.arguments)
     shown = [call.arguments]
     if is_members(members):
-        shown = [f"{name}={each if isinstance(each, str) else write(each)}" for name, each in members]
+        shown = [f"{name}={each if isinstance(each, str) else write_json(each)}" for name, each in members]
     return " ".join(" ".join([call.name, *shown]).split())
 
 
 def shorter_arguments(arguments: str, digest: Digest) -> str:
     """Return arguments as JSON, each long string as its digest, if that is shorter."""
-    document = read(arguments)
+    document = read_json(arguments)
     cleared = (
         _shorter(document, digest, _LEVELS) if is_members(document) else (("cleared", shorter_text(arguments, digest)),)
     )
-    shorter = arguments if cleared == document else write(cleared)
+    shorter = arguments if cleared == document else write_json(cleared)
     return shorter if len(shorter) < len(arguments) else arguments
 
 

@@ -1,4 +1,4 @@
-"""`compact_tool_output`: tool output said in less, first without losing anything.
+"""`compact_tool_output`: shortens tool output, first without loss.
 
 The tokens of a shorter form are estimated from those of the original: by bytes, and near the limit by weight.
 """
@@ -15,26 +15,26 @@ from typing import Final, Literal, TypeAlias
 from proxy.dialects import Call, Message
 from proxy.textscan import (
     Embedded,
-    condensed,
-    ending,
-    ends,
-    folded,
-    grouped,
+    as_table,
+    condense_log,
+    ending_mark,
+    fold_lines,
+    group_lines,
+    head_and_tail,
     is_markup,
+    lines_as_table,
     names_ref,
-    omitted,
-    pieces,
+    omission_mark,
+    page_text,
     preview,
-    shown,
-    spelled,
-    tabulated,
-    tabulated_lines,
-    tidied,
+    split_documents,
+    string_literal,
+    strip_noise,
     values_of,
     weight,
     without_blobs,
-    write,
-    write_lines,
+    write_json,
+    write_json_lines,
 )
 from proxy.trimming.draft import answered_by
 from proxy.trimming.edits.edit import Shortened, ToolOutputEdit
@@ -43,31 +43,31 @@ from proxy.trimming.settings import Natural, Positive
 
 Method: TypeAlias = Literal["minify", "table", "preview", "log", "noise"]
 
-_MEDIA_BYTES_PER_TOKEN: Final = 3  # of a result with more than text, whose count tells nothing of the text
+_MEDIA_BYTES_PER_TOKEN: Final = 3  # for results with attachments, whose token count is not that of the text
 
-_HOPELESS: Final = 50  # a table of records has hardly ever less than this part of their size
+_HOPELESS: Final = 50  # a table hardly ever shortens records by a greater factor
 
-_NEAR: Final = 1.4  # bytes tell tokens within this factor; nearer to the limit the weight is asked
-_SURE: Final = 0.85  # part of the limit to which a strict cut goes: tokens are estimated
-_SHORT_TEXT: Final = 80  # characters of a text inside JSON, where more is too much
-_SMALLER: Final = 0.8  # each next cut leaves this part of the one before,
+_NEAR: Final = 1.4  # bytes predict tokens within this factor; closer to the limit the weight decides
+_SURE: Final = 0.85  # a strict cut aims at this part of the limit, since tokens are estimated
+_SHORT_TEXT: Final = 80  # characters of a text inside JSON, at the second attempt of a strict cut
+_SMALLER: Final = 0.8  # each further cut leaves this part of the previous one,
 _LEAST_ROOM: Final = 8  # down to so many characters
-_SHORT_PART: Final = 80  # characters that each part of many may have before others are left out for it
+_SHORT_PART: Final = 80  # each part may have so many characters before other parts are left out
 _NAME: Final = re.compile(r"\w+")
-_BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that a document has and none that is written here
-_REMEMBERED: Final = 20_000  # bytes of the largest result whose shorter form is remembered
-_LARGE: Final = 200_000  # bytes of a result of which the weight is not asked: it is far from the limit
+_BLANK: Final = re.compile(r"[\[{,:]\s")  # white space that our own JSON never has
+_REMEMBERED: Final = 20_000  # shorter forms of results up to so many bytes are cached
+_LARGE: Final = 200_000  # the weight of a larger result is not computed: it is far from the limit
 
 
 class CompactToolOutput(ToolOutputEdit, frozen=True):
-    """Tool output over a limit is put in a shorter form that fits its kind.
+    """Shortens tool output over a limit, in a way that fits its kind.
 
-    First what loses nothing: JSON without white space and escapes, records as a table, lines of `grep -n` and
-    `ls -l` under what they share, text without terminal escapes and blanks. Only where that is still over the limit,
-    what loses something and says so: lists and long texts of JSON cut, lines of a log counted, the context of diffs
-    and library frames of traces folded, HTML as text, bytes written as text left out. A mark names
-    the ref under which the whole output can be read. Each text part of a result is put in form by itself;
-    parts that are no text stay, and so does what would not get shorter.
+    Lossless methods come first: JSON without white space and escapes, records as a table, lines of `grep -n` and
+    `ls -l` under shared headings, text without terminal escapes and blanks. If the result is still over the limit,
+    lossy methods follow: cut lists and long texts of JSON, count repeated log lines, fold the context of diffs and the
+    library frames of stack traces, turn HTML into text, leave out encoded bytes. A mark says what was left out and
+    names the ref of the full output. Each text part of a result is shortened by itself. Parts that are not text stay,
+    and so does a text that would not get shorter.
     """
 
     type: Literal["compact_tool_output"] = "compact_tool_output"
@@ -75,11 +75,11 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
     over_tokens: Natural = 200
     """Only results of more tokens, and nothing is lost once a result is within it."""
     keep_items: Positive = 2
-    """So many items at each end of a long list, and lines at each end of those of one kind."""
+    """Items kept at each end of a long list, and lines at each end of the lines of one kind."""
     max_string: Positive = 200
-    """Characters of a text inside JSON; of a longer one its beginning is shown."""
+    """Characters of a text inside JSON; a longer text is cut to its beginning."""
     methods: tuple[Method, ...] = ("minify", "table", "preview", "log", "noise")
-    """What may be done, what loses less first: their order here does not matter."""
+    """The allowed methods. The one that loses least is tried first, whatever their order here."""
 
     strict: bool = False
     """Whether a result that is still over the limit is cut until it is within: items of lists to the fields that name
@@ -102,7 +102,7 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         size = _size(message.text)
         if message != entry.message:
             if names_ref(message.text, entry.ref):
-                # Something was left out of it before: the original is taken, so that numbers tell of all of it.
+                # It was compacted before: start from the original, so that the counts in marks are right.
                 return self._compacted(entry.message, entry, size, asked)
             again = self._compacted(entry.message, entry, _size(entry.message.text), asked)
             if again is not None and again.message == message:
@@ -110,7 +110,7 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         return self._compacted(message, entry, size, asked)
 
     def _compacted(self, message: Message, entry: Entry, size: int, asked: str) -> Shortened | None:
-        """Return `message` in a shorter form; None where that has `size` bytes or more."""
+        """Return `message` in a shorter form; None if that is not below `size` bytes."""
         texts, per_byte = message.texts, _tokens_per_byte(entry)
         given = sum(map(_size, texts))
         if given * per_byte <= self.over_tokens:
@@ -126,9 +126,9 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
     def shorter(
         self, texts: Sequence[str], per_byte: float, ref: str, asked: str
     ) -> tuple[Sequence[str | None], Sequence[str]]:
-        """Return the texts of a result in a shorter form, None for one that goes, and the methods that made it so.
+        """Return the shorter texts of a result (None for a text that is dropped), and the methods used.
 
-        A byte of them has `per_byte` tokens; `ref` names the result, `asked` are the arguments of its call.
+        A byte has `per_byte` tokens. `ref` names the result. `asked` are the arguments of its call.
         """
         original = _Original(texts, per_byte)
         forms = [_CompactForm(text, self, original.per_byte) for text in original.texts]
@@ -138,14 +138,14 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
                     form.take(step, ref)
         if self.strict:
             self._fit(forms, original, ref, frozenset(_NAME.findall(asked.lower())))
-        # A part of which only blanks are left goes: some refuse it.
+        # Drop parts that became blank: some providers refuse them.
         made = [
             None if form.is_left_out or (form.text != own and not form.text.strip()) else form.text
             for own, form in zip(original.texts, forms, strict=True)
         ]
         if not "".join(filter(None, made)).strip():
-            # Nothing but blanks and noise: an empty result would say nothing of it, and some refuse one.
-            made = [ending(ref), *original.texts[1:]]
+            # Only blanks are left. Some providers refuse an empty result, and it would not say that there was output.
+            made = [ending_mark(ref), *original.texts[1:]]
         return tuple(made), tuple(dict.fromkeys(name for form in forms for name in form.used))
 
     def _fit(self, forms: Sequence[_CompactForm], original: _Original, ref: str, asked: frozenset[str]) -> None:
@@ -163,8 +163,8 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
         texts = [form.unmarked for form in forms]
         room = limit / max(original.most_tokens(forms), 1) * sum(map(len, texts))
         while original.most_tokens(forms) > limit:
-            made = _ends_of(texts, room, len(ending(ref)) + 1)
-            # What is left out of several parts is told once, where the last of it was.
+            made = _ends_of(texts, room, len(ending_mark(ref)) + 1)
+            # Omissions of several parts get one mark, at the last of them.
             last = max([*made, *(at for at, form in enumerate(forms) if form.is_marked)], default=None)
             for at, form in enumerate(forms):
                 form.put(made.get(at, form.unmarked), ref if at == last else None, is_cut=at in made)
@@ -174,14 +174,14 @@ class CompactToolOutput(ToolOutputEdit, frozen=True):
 
 
 _shorter_once: Final = lru_cache(maxsize=256)(CompactToolOutput.shorter)
-"""Newer results come again at each request that a trim is tried out at."""
+"""Cached, because each request that considers a trim shortens the same recent results."""
 
 
 def _ends_of(texts: Sequence[str], room: float, spare: int) -> dict[int, str | None]:
-    """Return by place what is to stand there so that about `room` characters are left of all; None for nothing.
+    """Return by index the new text (None: dropped) of each text that must change so that about `room` characters stay.
 
-    The longest are cut. Of more texts than there is room for, those at both ends stay. Each change makes a text
-    shorter by more than `spare` characters.
+    The longest texts are cut. If there are too many texts, those at both ends stay. Each change saves more than `spare`
+    characters.
     """
     places = [at for at, text in enumerate(texts) if text]
     inwards = list(chain.from_iterable(zip(places, reversed(places), strict=True)))[: len(places)]
@@ -191,18 +191,18 @@ def _ends_of(texts: Sequence[str], room: float, spare: int) -> dict[int, str | N
     longest = _longest([len(texts[at]) for at in inwards[:count]], room)
     for at in inwards[:count]:
         if len(texts[at]) > longest:
-            cut = ends(texts[at], longest)
+            cut = head_and_tail(texts[at], longest)
             if len(cut) + spare < len(texts[at]):
                 made[at] = cut
     left_out = sorted(inwards[count:])
-    mark = omitted(f"{len(left_out)} part{'s' if len(left_out) > 1 else ''}")
+    mark = omission_mark(f"{len(left_out)} part{'s' if len(left_out) > 1 else ''}")
     if len(mark) + spare < sum(len(texts[at]) for at in left_out):
         made |= {at: mark if at == left_out[-1] else None for at in left_out}
     return made
 
 
 def _longest(sizes: Sequence[int], room: float) -> int:
-    """Return to which size the largest must be cut so that all of them together have the size `room`."""
+    """Return the size to which the largest must be cut so that the sum of all is `room`."""
     longest = 0.0
     for place, size in enumerate(sorted(sizes)):
         longest = max(room, 0) / (len(sizes) - place)
@@ -217,7 +217,7 @@ def _names_file(call: Call | None) -> bool:
 
 
 class _Original:
-    """A result before it is put in a shorter form: by its tokens those of the form are estimated."""
+    """The original of a result, from which the tokens of its shorter form are estimated."""
 
     def __init__(self, texts: Sequence[str], per_byte: float) -> None:
         self.texts = texts
@@ -237,7 +237,7 @@ class _Original:
         return self._by_weight(forms) > limit
 
     def most_tokens(self, forms: Sequence[_CompactForm]) -> float:
-        """Return how many tokens the forms may have, by their bytes and by their weight."""
+        """Return an upper estimate of the forms' tokens, by bytes and by weight."""
         return max(self._by_size(forms), self._by_weight(forms))
 
     def _by_size(self, forms: Sequence[_CompactForm]) -> float:
@@ -248,81 +248,81 @@ class _Original:
 
 
 class _CompactForm:
-    """One text on its way to a shorter form."""
+    """One text of a result, and the steps that shorten it."""
 
-    _weight: int | None  # of the text as it is now; None until somebody asks
+    _weight: int | None  # of the current text; None until it is needed
 
     def __init__(self, text: str, edit: CompactToolOutput, per_byte: float) -> None:
-        """Begin with `text`, of `per_byte` tokens a byte; what may be done with it is what `edit` says."""
+        """Begin with `text`, which has `per_byte` tokens a byte. `edit` gives the allowed methods."""
         self._per_byte = per_byte
         self._set(text)
-        self.used: list[str] = []  # the methods that made it shorter, in order
+        self.used: list[str] = []  # the methods that shortened it, in order
         self._edit = edit
         self._is_markup = is_markup(text)
         looks = not self._is_markup and not {"minify", "table", "preview"}.isdisjoint(edit.methods)
-        self._pieces: list[str | Embedded] = pieces(text) if looks else [text]
+        self._pieces: list[str | Embedded] = split_documents(text) if looks else [text]
         self._shown = [piece if isinstance(piece, str) else piece.source for piece in self._pieces]
-        """Each of the pieces as it stands now."""
+        """The current text of each piece."""
 
-        self.is_marked = False  # whether a line at the end must say that something was left out
-        self.is_left_out = False  # whether nothing of it stays, not even its part of the content
+        self.is_marked = False  # whether the last line must say that something was left out
+        self.is_left_out = False  # whether the whole part is dropped
 
     @property
     def unmarked(self) -> str:
-        """The text as its steps left it, without the line at the end."""
+        """The text after the steps so far, without the mark at its end."""
         return "".join(self._shown)
 
     @property
     def weight(self) -> int:
-        """The weight of the text; it is taken once."""
+        """The weight of the text, computed once."""
         if self._weight is None:
             self._weight = weight(self.text)
         return self._weight
 
     def take(self, step: Callable[[_CompactForm, str], None], ref: str) -> None:
-        """Take a step, unless the text would not get shorter by it."""
+        """Take a step, but undo it if the text does not get shorter."""
         shown, used, is_marked = list(self._shown), list(self.used), self.is_marked
         step(self, ref)
         text = self.unmarked
         if self.is_marked:
-            text = f"{text.rstrip()}\n{ending(ref)}"
+            text = f"{text.rstrip()}\n{ending_mark(ref)}"
         if _size(text) < self.size:
             self._set(text)
         else:
             self._shown, self.used, self.is_marked = shown, used, is_marked
 
     def tidy(self, _: str) -> None:
-        """Do what loses nothing."""
+        """Apply the lossless methods."""
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, Embedded):
                 self._tidy_document(place, piece)
                 continue
             if "noise" in self._edit.methods:
-                self._offer(place, "noise", tidied(piece))
+                self._offer(place, "noise", strip_noise(piece))
             if len(self._pieces) == 1 and "table" in self._edit.methods:
-                self._offer(place, "table", grouped(self._shown[place]))
+                self._offer(place, "table", group_lines(self._shown[place]))
 
     def clean(self, _: str) -> None:
-        """Leave out what no model reads, outside of documents."""
+        """Leave out encoded bytes and markup, outside of documents."""
         if "noise" not in self._edit.methods:
             return
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, str) or isinstance(piece.value, str):
-                text = shown(self._shown[place]) if self._is_markup else self._shown[place]
+                text = page_text(self._shown[place]) if self._is_markup else self._shown[place]
                 self.is_marked |= self._offer(place, "noise", without_blobs(text))
 
     def cut(self, ref: str) -> None:
-        """Cut documents and count lines."""
+        """Cut documents and condense lines."""
         for place, piece in enumerate(self._pieces):
             if isinstance(piece, str) or isinstance(piece.value, str):
                 if "log" in self._edit.methods:
-                    text = condensed(folded(self._shown[place]), self._edit.keep_items)
+                    text = condense_log(fold_lines(self._shown[place]), self._edit.keep_items)
                     self.is_marked |= self._offer(place, "log", text)
             else:
                 self._cut_document(place, piece, ref, self._edit.keep_items, self._edit.max_string)
 
     def reduce(self, ref: str, *, keep: int, longest: int, asked: frozenset[str]) -> None:
-        """Cut documents to what says which items there are."""
+        """Cut documents to the fields that identify their items."""
         for place, piece in enumerate(self._pieces):
             if not (isinstance(piece, str) or isinstance(piece.value, str)):
                 self._cut_document(place, piece, ref, keep, longest, asked)
@@ -335,15 +335,15 @@ class _CompactForm:
         alone = len(self._pieces) == 1
         made = preview(piece.value, keep, longest, ref if alone else None, asked=asked)
         if made is not None:
-            table = tabulated(made) if "table" in self._edit.methods else None
-            self.is_marked |= self._offer(place, "preview", write(made if table is None else table)) and not alone
+            table = as_table(made) if "table" in self._edit.methods else None
+            self.is_marked |= self._offer(place, "preview", write_json(made if table is None else table)) and not alone
 
     def put(self, text: str | None, ref: str | None, *, is_cut: bool) -> None:
-        """Put `text` in its place, and a line at the end where a ref is given; None leaves it out."""
+        """Replace the text, with a mark at its end if `ref` is given; None drops the part."""
         if is_cut:
             self._use("preview")
         self.is_left_out = text is None
-        self._set(text or "" if ref is None else f"{(text or '').rstrip()}\n{ending(ref)}")
+        self._set(text or "" if ref is None else f"{(text or '').rstrip()}\n{ending_mark(ref)}")
 
     def _set(self, text: str) -> None:
         self.text = text
@@ -353,27 +353,27 @@ class _CompactForm:
     def _tidy_document(self, place: int, piece: Embedded) -> None:
         if isinstance(piece.value, str):
             if "minify" in self._edit.methods:
-                self._offer(place, "minify", spelled(piece.value))
+                self._offer(place, "minify", string_literal(piece.value))
             return
         if "table" in self._edit.methods and not self._is_hopeless(piece):
-            table = tabulated_lines(piece.value) if piece.is_lines else tabulated(piece.value, piece.source)
+            table = lines_as_table(piece.value) if piece.is_lines else as_table(piece.value, piece.source)
             if table is not None:
                 if "minify" in self._edit.methods and _BLANK.search(piece.source):
                     self._use("minify")
-                self._offer(place, "table", write(table, spelled))
+                self._offer(place, "table", write_json(table, string_literal))
                 return
         if "minify" in self._edit.methods:
-            minified = write_lines(piece.value) if piece.is_lines else write(piece.value, spelled)
+            minified = write_json_lines(piece.value) if piece.is_lines else write_json(piece.value, string_literal)
             self._offer(place, "minify", minified)
 
     def _is_hopeless(self, piece: Embedded) -> bool:
-        """Tell whether a document is so far over the limit that it will be cut in any case."""
+        """Tell whether a document is so far over the limit that a lossy cut is certain."""
         return "preview" in self._edit.methods and (
             len(piece.source) * self._per_byte > _HOPELESS * self._edit.over_tokens
         )
 
     def _offer(self, place: int, method: Method, text: str) -> bool:
-        """Put `text` in the place of a piece where it is shorter; tell whether it is."""
+        """Replace a piece if `text` is shorter; tell whether it was."""
         if len(text) >= len(self._shown[place]):
             return False
         self._shown[place] = text
@@ -386,7 +386,7 @@ class _CompactForm:
 
 
 def _tokens_per_byte(entry: Entry) -> float:
-    """Return about how many tokens a byte of the result has: never more than one."""
+    """Return the estimated tokens per byte of the result, at most one."""
     size = _size(entry.message.text)
     if not size:
         return 0.0
@@ -396,5 +396,5 @@ def _tokens_per_byte(entry: Entry) -> float:
 
 
 def _size(text: str) -> int:
-    """Return the bytes of a text in UTF-8; a request with half a surrogate pair comes not as far as here."""
+    """Return the UTF-8 size of a text in bytes. Requests with lone surrogates were refused before."""
     return len(text) if text.isascii() else len(text.encode())
