@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
@@ -255,7 +255,7 @@ class Message(ABC):
     Two messages are equal when their texts are. Whatever changes a message returns another one.
     """
 
-    __slots__ = ("_data", "facts", "raw")
+    __slots__ = ("_calls", "_data", "_ties", "facts", "raw")
 
     dialect: ClassVar[Dialect]
 
@@ -267,6 +267,8 @@ class Message(ABC):
         self.raw = raw
         self._data = data
         self.facts = facts
+        self._calls: tuple[Call, ...] | None = None
+        self._ties: Any = None  # `facts.ties`, or what would be there
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
@@ -401,9 +403,15 @@ class Message(ABC):
         return name if isinstance(name, str) else ""
 
     @property
-    @abstractmethod
     def calls(self) -> tuple[Call, ...]:
         """The tool calls in order; empty for every message that is not an assistant's."""
+        if self._calls is None:
+            has_none = self.facts is not None and not self.facts.has_calls
+            self._calls = () if has_none else tuple(self._read_calls())
+        return self._calls
+
+    @abstractmethod
+    def _read_calls(self) -> Iterable[Call]: ...
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
@@ -36,6 +36,21 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a parsed JSON value that is an object; an empty one in the place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_array(value: Any) -> list[Any]:
+    """Return a parsed JSON value that is an array; an empty one in the place of anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_text(value: Any) -> str:
+    """Return a parsed JSON value that is a string; an empty one in the place of anything else."""
+    return value if isinstance(value, str) else ""
+
+
 def is_one_of(value: Any, names: Collection[str]) -> bool:
     """Tell whether a parsed JSON value is one of these texts; not every value can be looked up in a set."""
     return isinstance(value, str) and value in names
@@ -57,6 +72,14 @@ def read(text: bytes) -> Any:
             return json.loads(text.decode(errors="replace"))
     except RecursionError as why:
         raise ValueError("nested too deeply") from why
+
+
+def parsed(text: bytes | None) -> Any:
+    """Return the value of a JSON text, read as widely as by `read`; None where there is none."""
+    try:
+        return None if text is None else read(text)
+    except ValueError:
+        return None
 
 
 def is_object_text(text: Any) -> bool:
@@ -255,25 +278,6 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
                 pass
     # A field stands there twice: the places of the others cannot be told from their lengths.
     return emitted(wanted)
-
-
-def with_mark(content: bytes, name: str, mark: bytes, takes: Callable[[Any], bool]) -> bytes | None:
-    """Return a content with a cache mark on the last part that `takes` one; None where none does.
-
-    A content that is a text becomes one part. No other byte changes.
-    """
-    said = read(content)
-    if isinstance(said, str) and said.strip():
-        return b'[{"type":"text","text":%b,"%b":%b}]' % (content, name.encode(), mark)
-    places = [at for at, part in enumerate(said) if takes(part)] if is_array(said) else []
-    if not places:
-        return None
-    *before, part = map(bytes, ITEMS.decode(content)[: places[-1] + 1])
-    at = 1
-    for each in before:
-        at = content.index(each, at) + len(each)
-    at = content.index(part, at)
-    return content[:at] + with_field(part, RawFields(part), name, mark) + content[at + len(part) :]
 
 
 def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:

@@ -34,7 +34,19 @@ from msgspec import Struct, field, structs
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, read_completion, usage_only
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import added, is_array, is_object, is_object_text, read, sound, write
+from proxy.dialects.jsontext import (
+    added,
+    as_array,
+    as_object,
+    as_text,
+    is_array,
+    is_object,
+    is_object_text,
+    parsed,
+    read,
+    sound,
+    write,
+)
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
 from proxy.dialects.sse import Event
 
@@ -75,8 +87,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 
 def tool_name(tool: JsonObject) -> Any:
     """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
-    inner = next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool)
-    return inner.get("name")
+    return next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool).get("name")
 
 
 # ------------------------------------------------------------------------------------- the calls
@@ -91,10 +102,8 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     kept = [item for item, call in zip(items, calls, strict=True) if call.name not in names]
     if len(kept) == len(items):
         return message
-    changed = {**message, "tool_calls": kept}
-    if not kept:
-        del changed["tool_calls"]
-    return changed
+    rest = {name: value for name, value in message.items() if name != "tool_calls" or kept}
+    return rest | ({"tool_calls": kept} if kept else {})
 
 
 def says_something(message: JsonObject) -> bool:
@@ -158,9 +167,7 @@ def reply_of(message: JsonObject) -> ChatMessage:
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
     """Return the `tool_calls` of a reply as they stand there, and each as a call."""
-    items = message.get("tool_calls")
-    if not is_array(items):
-        return [], ()
+    items = as_array(message.get("tool_calls"))
     return items, ChatMessage(b"", {"role": "assistant", "tool_calls": items}).calls
 
 
@@ -180,7 +187,7 @@ def gap(before: Any, after: Any) -> str:
     apart by themselves.
     """
     if is_array(before) and before:
-        before = before[-1].get("text") if is_object(before[-1]) else None
+        before = as_object(before[-1]).get("text")
     if not before or not isinstance(before, str) or not after or not isinstance(after, str):
         return ""
     return "" if before[-1].isspace() or after[0].isspace() else BLANK_LINE
@@ -207,16 +214,10 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         return any(says_something({"content": content}) for content in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._body, self._finish, self.last = body, "", reply_of({})
-        self._round = CalledRound(names=self._names)
-        try:
-            data = read(body)
-        except ValueError:
-            return False
-        found = read_completion(data)
-        choices = data.get("choices") if is_object(data) else None
-        message: JsonObject = {}
-        if is_array(choices) and len(choices) == 1 and found.choices:
+        data = parsed(body)
+        found, message = read_completion(data), JsonObject()
+        self._body, self._finish = body, ""
+        if len(as_array(as_object(data).get("choices"))) == 1 and found.choices:
             message, self._finish = found.choices[0].message, found.choices[0].finish_reason or ""
         self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=found.usage)
         self.last = reply_of(message)
@@ -287,7 +288,7 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
         """Read the deltas of one chunk; return each with its call."""
-        return [(item, self._learn(item)) for item in items if is_object(item)] if is_array(items) else []
+        return [(item, self._learn(item)) for item in as_array(items) if is_object(item)]
 
     def decide(self) -> None:
         """Take every name for whole."""
@@ -342,8 +343,7 @@ class _Part(Struct, frozen=True, kw_only=True):
     @property
     def finish(self) -> str:
         """Why the reply ended; empty where it goes on."""
-        finish = self.choice.get("finish_reason")
-        return finish if isinstance(finish, str) else ""
+        return as_text(self.choice.get("finish_reason"))
 
     def split(self) -> tuple[_Part, _Part]:
         """Return the part that says something, and the part that calls."""
@@ -412,8 +412,8 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             return event.raw
         if self.rounds == 0 and len(self._same) < len(_SAME):
             self._same |= {name: chunk[name] for name in _SAME if name not in self._same and chunk.get(name)}
-        choices = chunk.get("choices")
-        choice = choices[0] if is_array(choices) and len(choices) == 1 else None
+        choices = as_array(chunk.get("choices"))
+        choice = choices[0] if len(choices) == 1 else None
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
     def end(self, event: Event | None = None) -> bytes:
@@ -443,9 +443,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             self._reply.add({"usage": chunk.get("usage")})
             return b""
         key = "delta" if "delta" in choice else "message"
-        delta = choice.get(key)
-        if not is_object(delta):
-            delta = {}
+        delta = as_object(choice.get(key))
         self._last = chunk
         if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
             self._reply.add(chunk)  # text: nearly all that is ever said
@@ -534,9 +532,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         self._is_apart = True
         choices = self.reply.choices()
         text = gap(choices[0].message.get("content"), content) if choices else ""
-        if not text:
-            return b""
-        return _event(self._chunk(text, ""))
+        return _event(self._chunk(text, "")) if text else b""
 
     def _made(self, text: str, finish: str) -> bytes:
         """Return an event of our own making: it says `text`, and why the reply ends."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 import orjson
@@ -22,7 +22,6 @@ from proxy.dialects.base import (
     Call,
     Countable,
     Dialect,
-    Facts,
     JsonObject,
     Message,
     ReasoningMode,
@@ -31,17 +30,8 @@ from proxy.dialects.base import (
     sized,
     written,
 )
-from proxy.dialects.jsontext import (
-    FIELDS,
-    ITEMS,
-    RawFields,
-    is_array,
-    is_object,
-    with_field,
-    with_mark,
-    without_fields,
-    write,
-)
+from proxy.dialects.cache_marks import marked_at
+from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, without_fields, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -73,15 +63,9 @@ class BlockTies(Ties, frozen=True, kw_only=True):
 class MessagesMessage(Message):
     """One message of the Messages API, or the system prompt in the form of one."""
 
-    __slots__ = ("_calls", "_ties")
+    __slots__ = ()
 
     dialect: ClassVar[Dialect]
-
-    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
-        """Wrap `raw`, as `Message` does."""
-        super().__init__(raw, data, facts)
-        self._calls: tuple[Call, ...] | None = None
-        self._ties: BlockTies | None = None
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -124,12 +108,8 @@ class MessagesMessage(Message):
     def name(self) -> str:
         return ""
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        if self._calls is None:
-            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
-            self._calls = () if has_none else tuple([_call(block) for block in self.blocks if is_call(block)])
-        return self._calls
+    def _read_calls(self) -> list[Call]:
+        return [_call(block) for block in self.blocks if is_call(block)] if self.role == "assistant" else []
 
     @property
     def ties(self) -> BlockTies:
@@ -137,10 +117,10 @@ class MessagesMessage(Message):
         if self._ties is None:
             facts = self.facts
             known: BlockTies | None = facts.ties if facts is not None else None
-            self._ties = known or _ties(self.data)
-            if facts is not None and known is None and len(self._ties.ids) + len(self._ties.answers) <= _MOST_IDS:
-                facts.ties = self._ties
-        return self._ties
+            self._ties = made = known or _ties(self.data)
+            if facts is not None and known is None and len(made.ids) + len(made.answers) <= _MOST_IDS:
+                facts.ties = made
+        return cast("BlockTies", self._ties)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -354,9 +334,7 @@ class MessagesMessage(Message):
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
         """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
-        fields = RawFields(self.raw)
-        content = with_mark(fields["content"], MARK, mark, _takes_mark) if "content" in fields else None
-        return None if content is None else MessagesMessage(with_field(self.raw, fields, "content", content))
+        return marked_at(self, MARK, mark, _takes_mark)
 
     # -------------------------------------------------------------------------------------- helpers
 

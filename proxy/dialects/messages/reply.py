@@ -159,11 +159,7 @@ class MessageReader:
         return self._error is not None
 
     def take(self, event: Event) -> bool:
-        if event.data is not None:
-            try:
-                self.add(read(event.data))
-            except ValueError:
-                return False
+        self.add(event.value)
         return False
 
     def add(self, data: Any) -> None:

@@ -168,14 +168,12 @@ class Placed(Struct, frozen=True, kw_only=True):
 class Item(Message):
     """One entry of a Responses conversation."""
 
-    __slots__ = ("_calls", "_slots")
+    __slots__ = ("_slots",)
 
     dialect: ClassVar[Dialect]
 
     def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
-        """Wrap `raw`, as `Message` does."""
         super().__init__(raw, data, facts)
-        self._calls: tuple[tuple[int, Call], ...] | None = None
         self._slots: tuple[_Slot, ...] | None = None
 
     @property
@@ -306,16 +304,12 @@ class Item(Message):
         return self.plain_text is not None and not any(others)
 
     @property
-    def placed_calls(self) -> tuple[tuple[int, Call], ...]:
+    def placed_calls(self) -> list[tuple[int, Call]]:
         """The calls that the client answers, each with the place of its item."""
-        if self._calls is None:
-            has_none = self.facts is not None and not self.facts.has_calls
-            self._calls = () if has_none else tuple(_calls(self.items))
-        return self._calls
+        return list(_calls(self.items))
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple([call for _, call in self.placed_calls])
+    def _read_calls(self) -> list[Call]:
+        return [call for _, call in self.placed_calls]
 
     @property
     def is_result(self) -> bool:

@@ -136,13 +136,7 @@ class ResponseReader:
         self._ended = False
 
     def take(self, event: Event) -> bool:
-        if event.data is None or event.data.strip() == b"[DONE]":
-            return False
-        try:
-            data = read(event.data)
-        except ValueError:
-            return False
-        if is_object(data):
+        if event.data is not None and is_object(data := event.value):
             self._take(event.data, data)
         return False
 
