@@ -21,7 +21,7 @@ import orjson
 from proxy.dialects import MarkKind, Message
 from proxy.dialects.cache_marks import Mark, marked_at, marked_ends, marked_inside
 from proxy.dialects.chat.canonical import CACHE_MARKS
-from proxy.dialects.jsontext import is_array, is_object
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object
 
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
 """What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
@@ -84,10 +84,7 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
     if any(fields.get(name, b"null") != b"null" for name in _CACHE_FIELDS):
         return True
     tools = fields.get("tools", b"")
-    if not _may_be_marked(tools):
-        return False
-    listed = orjson.loads(tools)
-    return is_array(listed) and any(map(_is_marked, listed))
+    return _may_be_marked(tools) and any(map(_is_marked, as_array(orjson.loads(tools))))
 
 
 def _marks_in(message: Message) -> int:
@@ -95,8 +92,8 @@ def _marks_in(message: Message) -> int:
     if not _may_be_marked(message.raw):
         return 0
     content, calls = message.data.get("content"), message.data.get("tool_calls")
-    items = [*(content if is_array(content) else [content]), *(calls if is_array(calls) else [])]
-    return sum(map(_is_marked, [message.data, *items]))
+    parts = content if is_array(content) else [content]
+    return sum(map(_is_marked, [message.data, *parts, *as_array(calls)]))
 
 
 def _may_be_marked(text: bytes) -> bool:
@@ -111,8 +108,5 @@ def _is_marked(item: Any) -> bool:
 
 def _takes_mark(part: Any, rules: _Rules) -> bool:
     """Tell whether a part is of a kind that can be marked; a blank text never is."""
-    kind = part.get("type") if is_object(part) else None
-    if not isinstance(kind, str) or kind not in rules.parts:
-        return False
-    text = part.get("text")
-    return kind != "text" or (isinstance(text, str) and bool(text.strip()))
+    kind = as_text(as_object(part).get("type"))
+    return kind in rules.parts and (kind != "text" or bool(as_text(part.get("text")).strip()))

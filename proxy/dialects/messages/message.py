@@ -10,8 +10,8 @@ ran them, and nobody answers them. Whatever is rewritten loses its cache marks: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count, groupby
 from typing import Any, ClassVar, Final, cast
 
 import msgspec
@@ -31,7 +31,7 @@ from proxy.dialects.base import (
     written,
 )
 from proxy.dialects.cache_marks import marked_at
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, without_fields, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, as_object, as_text, is_array, is_object, without_fields, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -50,7 +50,7 @@ _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more i
 
 
 class BlockTies(Ties, frozen=True, kw_only=True):
-    """What ties a message to those beside it: enough for spans and the protocol check."""
+    """What ties a message to those beside it."""
 
     answers: tuple[str, ...] = ()  # the ids of the calls that its results answer, in order; "" for one that has none
     leads: bool = True  # whether its results come before everything else
@@ -82,20 +82,15 @@ class MessagesMessage(Message):
     def text(self) -> str:
         blocks = self.blocks
         groups = [_text_of_result(block) for block in blocks if _is_result(block)]
-        groups.append("".join(_text_of(block) for block in blocks))
-        return "\n\n".join(filter(None, groups))
+        return "\n\n".join(filter(None, [*groups, "".join(map(_text_of, blocks))]))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        result = self._only_result
-        parts = self.blocks if result is None else _parts_of(result)
-        return tuple([_text_of_result(part) if _is_result(part) else _text_of(part) for part in parts])
+        return tuple([_text_of_result(part) if _is_result(part) else _text_of(part) for part in self._parts])
 
     @property
     def plain_text(self) -> str | None:
-        result = self._only_result
-        parts = self.blocks if result is None else _parts_of(result)
-        return self.text if all(_is_text(part) for part in parts) else None
+        return self.text if all(map(_is_text, self._parts)) else None
 
     @property
     def is_plain(self) -> bool:
@@ -128,7 +123,7 @@ class MessagesMessage(Message):
         if not self.is_lasting:
             return super().ids
         held = [block.get(name) for block in self.blocks if _kind(block) == "compaction" for name in _SEALED]
-        return super().ids + tuple([each for each in held if isinstance(each, str) and each])
+        return super().ids + tuple(filter(None, _texts(held)))
 
     @property
     def is_result(self) -> bool:
@@ -174,8 +169,7 @@ class MessagesMessage(Message):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        leaves = enumerate(_leaves(self.blocks))
-        return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
+        return tuple([_attachment(place, leaf) for place, leaf in enumerate(_leaves(self.blocks)) if _is_media(leaf)])
 
     @property
     def display_text(self) -> str:
@@ -201,11 +195,11 @@ class MessagesMessage(Message):
             elif is_call(leaf):
                 call = _call(leaf)
                 texts += [call.name, call.arguments]
-            elif leaf.get("type") == "thinking":
+            elif _kind(leaf) == "thinking":
                 texts.append(str(leaf.get("thinking", "")))
             elif _is_text(leaf):
                 texts.append(leaf["text"])
-            elif leaf.get("type") != "redacted_thinking":
+            elif _kind(leaf) != "redacted_thinking":
                 text, held = written(_unmarked(leaf))
                 texts.append(text)
                 media += held
@@ -220,7 +214,7 @@ class MessagesMessage(Message):
             elif _is_media(leaf):
                 parts = _parts_of_document(leaf)
                 lines += [_attachment(place, leaf).line] if parts is None else filter(None, map(_text_of, parts))
-            elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
+            elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or _kind(leaf) in THINKING):
                 lines.append(f"[{written(leaf)[0]}]")
         lines += self._call_lines()
         return "\n".join(lines)
@@ -258,37 +252,24 @@ class MessagesMessage(Message):
         return self.replacing("content", f"{content}\n\n{text}" if content and isinstance(content, str) else text)
 
     def with_calls(self, kept: Collection[int]) -> MessagesMessage:
-        left: list[bytes] = []
-        number = 0
-        for raw, block in self._pairs():
-            if is_call(block):
-                number += 1
-                if number - 1 not in kept:
-                    continue
-            left.append(raw)
-        return self._of_blocks(left)
+        number = count()  # of each call
+        return self._of_blocks([raw for raw, block in self._pairs() if not is_call(block) or next(number) in kept])
 
     def with_arguments(self, arguments: Sequence[str]) -> MessagesMessage:
         waiting = iter(arguments)
-
-        def edited(block: JsonObject) -> JsonObject:
-            return {**block, "input": _input_of(next(waiting))} if is_call(block) else block
-
-        return self._edited(edited)
+        return self._edited(lambda block: {**block, "input": _input_of(next(waiting))} if is_call(block) else block)
 
     def with_notes(self, notes: Mapping[int, str]) -> MessagesMessage:
-        places = iter(range(len(self.raw)))
+        place = count()  # of each leaf
 
         def noted(leaf: Any) -> Any:
-            note = notes.get(next(places))
+            note = notes.get(next(place))
             return leaf if note is None else {"type": "text", "text": note}
 
-        made: list[Any] = []
-        for block in self.blocks:
-            if _holds_parts(block):
-                made.append({**block, "content": [noted(part) for part in block["content"]]})
-            else:
-                made.append(noted(block))
+        made = [
+            {**block, "content": [noted(part) for part in block["content"]]} if _holds_parts(block) else noted(block)
+            for block in self.blocks
+        ]
         return self._of_blocks([write(_unmarked(block)) for block in made])
 
     def with_results(self, results: Sequence[Message | None]) -> MessagesMessage | None:
@@ -298,7 +279,7 @@ class MessagesMessage(Message):
             if not _is_result(block):
                 left.append(raw)
             elif (result := next(waiting)) is not None:
-                left += result_blocks(result)
+                left += map(bytes, ITEMS.decode(FIELDS.decode(result.raw)["content"]))
         return self._of_blocks(left) if left else None
 
     def without_unfinished_calls(self) -> MessagesMessage:
@@ -311,8 +292,7 @@ class MessagesMessage(Message):
         # tokens, may have a result.
         pairs = list(self._pairs())
         made = [_as_input(raw, block, reasoning, partial=partial) for raw, block in pairs]
-        left = [raw for raw in made if raw is not None]
-        return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
+        return self if made == [raw for raw, _ in pairs] else self._of_blocks([raw for raw in made if raw is not None])
 
     def without_reasoning(self) -> MessagesMessage | None:
         if self.role != "assistant" or b"thinking" not in self.raw:
@@ -329,7 +309,7 @@ class MessagesMessage(Message):
 
     def mark(self) -> bytes | None:
         """Return the last cache mark on its blocks, as JSON text; None where it has none."""
-        found = [block[MARK] for block in self.blocks if is_object(block) and block.get(MARK) is not None]
+        found = [mark for block in self.blocks if (mark := as_object(block).get(MARK)) is not None]
         return write(found[-1]) if found and self.has_marks else None
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
@@ -337,6 +317,12 @@ class MessagesMessage(Message):
         return marked_at(self, MARK, mark, _takes_mark)
 
     # -------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _parts(self) -> list[Any]:
+        """Its blocks; of a message that is nothing but one result, the parts of that."""
+        result = self._only_result
+        return self.blocks if result is None else _parts_of(result)
 
     @property
     def _only_result(self) -> JsonObject | None:
@@ -348,10 +334,9 @@ class MessagesMessage(Message):
         """Yield each block as its text, and parsed."""
         content = self.data.get("content")
         if not is_array(content):
-            yield from ((write(block), block) for block in self.blocks)
-            return
-        raws = ITEMS.decode(FIELDS.decode(self.raw)["content"])
-        yield from zip(map(bytes, raws), content, strict=True)
+            yield from [(write(block), block) for block in self.blocks]
+        else:
+            yield from zip(map(bytes, ITEMS.decode(FIELDS.decode(self.raw)["content"])), content, strict=True)
 
     def _edited(self, edit: Callable[[JsonObject], JsonObject]) -> MessagesMessage:
         """Return it with each block as `edit` returns it; a block that stays keeps its bytes, but for its marks."""
@@ -371,11 +356,6 @@ class MessagesMessage(Message):
 # --------------------------------------------------------------------------------- parts of messages
 
 
-def result_blocks(message: Message) -> list[bytes]:
-    """Return the texts of the blocks of a message that holds results."""
-    return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
-
-
 def blocks_of(data: JsonObject) -> list[Any]:
     """Return the content blocks of a message; of a content that is a string, the block that stands for it."""
     content = data.get("content")
@@ -386,10 +366,8 @@ def blocks_of(data: JsonObject) -> list[Any]:
 
 def role_of(data: JsonObject) -> str:
     """Return the role of a message: `tool` where a user message holds results."""
-    role = data.get("role")
-    if role == "user" and any(map(_is_result, blocks_of(data))):
-        return "tool"
-    return role if isinstance(role, str) else ""
+    role = as_text(data.get("role"))
+    return "tool" if role == "user" and any(map(_is_result, blocks_of(data))) else role
 
 
 def is_call(block: Any) -> bool:
@@ -398,8 +376,7 @@ def is_call(block: Any) -> bool:
 
 
 def _kind(block: Any) -> str:
-    kind = block.get("type") if is_object(block) else None
-    return kind if isinstance(kind, str) else ""
+    return as_text(as_object(block).get("type"))
 
 
 def _is_result(block: Any) -> bool:
@@ -410,8 +387,8 @@ def _is_text(block: Any) -> bool:
     return _kind(block) == "text" and isinstance(block.get("text"), str)
 
 
-def _is_media(leaf: JsonObject) -> bool:
-    return leaf.get("type") in _MEDIA
+def _is_media(leaf: Any) -> bool:
+    return _kind(leaf) in _MEDIA
 
 
 def _holds_parts(block: Any) -> bool:
@@ -421,26 +398,21 @@ def _holds_parts(block: Any) -> bool:
 def _parts_of(result: JsonObject) -> list[Any]:
     """Return the parts of a result's content; of one that is a string, the text that stands for it."""
     content = result.get("content")
-    return content if is_array(content) else [{"type": "text", "text": content if isinstance(content, str) else ""}]
+    return content if is_array(content) else [{"type": "text", "text": as_text(content)}]
 
 
 def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
     """Yield the blocks, and in the place of a result with several parts these."""
     for block in blocks:
-        if _holds_parts(block):
-            yield from block["content"]
-        elif _is_result(block):
-            yield from _parts_of(block)
-        else:
-            yield block
+        yield from _parts_of(block) if _is_result(block) else [block]
 
 
 def _parts_of_document(leaf: Any) -> list[Any] | None:
     """Return the parts of a document that is given as text; None for what is not."""
-    source = leaf.get("source") if _kind(leaf) == "document" else None
-    if not is_object(source) or source.get("type") not in ("text", "content"):
+    source = as_object(leaf.get("source")) if _kind(leaf) == "document" else {}
+    if source.get("type") not in ("text", "content"):
         return None
-    content = source.get("data") if source["type"] == "text" else source.get("content")
+    content = source.get("data" if source["type"] == "text" else "content")
     parts = content if is_array(content) else [{"type": "text", "text": content}]
     about = [{"type": "text", "text": leaf.get(name)} for name in ("title", "context")]
     return [*filter(_is_text, about), *parts]
@@ -454,8 +426,7 @@ def _unfolded(blocks: Sequence[Any]) -> Iterator[Any]:
 
 
 def _text_of(block: Any) -> str:
-    text = block.get("text") if _kind(block) == "text" else None
-    return text if isinstance(text, str) else ""
+    return as_text(block.get("text")) if _kind(block) == "text" else ""
 
 
 def _text_of_result(result: JsonObject) -> str:
@@ -524,12 +495,9 @@ def _unmarked(block: Any) -> Any:
 
 
 def _call(block: JsonObject) -> Call:
-    identity, name, given = block.get("id"), block.get("name"), block.get("input")
-    return Call(
-        id=identity if isinstance(identity, str) else "",
-        name=name if isinstance(name, str) else "",
-        arguments="" if given is None else given if isinstance(given, str) else write(given).decode(),
-    )
+    given = block.get("input")
+    arguments = as_text(given) if given is None or isinstance(given, str) else write(given).decode()
+    return Call(id=as_text(block.get("id")), name=as_text(block.get("name")), arguments=arguments)
 
 
 def _ties(data: JsonObject) -> BlockTies:
@@ -540,8 +508,7 @@ def _ties(data: JsonObject) -> BlockTies:
         leads, alone = True, True
         for block in blocks:
             if _is_result(block):
-                answered = block.get("tool_use_id")
-                answers.append(answered if isinstance(answered, str) else "")
+                answers.append(as_text(block.get("tool_use_id")))
                 leads = leads and alone
             else:
                 alone = False
@@ -549,25 +516,21 @@ def _ties(data: JsonObject) -> BlockTies:
     if role != "assistant":
         return BlockTies(role=role, empty=not blocks)
     ids = tuple([_call(block).id for block in blocks if is_call(block)])
-    begun, ended = _hosted(blocks)
-    callers = [
-        caller.get("tool_id") for block in blocks if is_object(block) and is_object(caller := block.get("caller"))
-    ]
+    begun = _texts([block.get("id") for block in blocks if _kind(block) in _HOSTED])
+    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
+    callers = [as_object(as_object(block).get("caller")).get("tool_id") for block in blocks]
     return BlockTies(
         role=role,
         ids=ids,
         followers=_RESULTS if ids else frozenset(),
         empty=not blocks,
         begun=tuple([name for name in begun if name not in ended]),
-        parts=tuple([name for name in (*ended, *callers) if isinstance(name, str) and name not in begun]),
+        parts=tuple([name for name in _texts([*ended, *callers]) if name not in begun]),
     )
 
 
-def _hosted(blocks: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """Return the ids of the calls of the provider's tools among these blocks, and of those whose results are there."""
-    begun = [block.get("id") for block in blocks if _kind(block) in _HOSTED]
-    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
-    return [name for name in begun if isinstance(name, str)], [name for name in ended if isinstance(name, str)]
+def _texts(values: Iterable[Any]) -> list[str]:
+    return [value for value in values if isinstance(value, str)]
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

@@ -24,7 +24,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import is_array, is_object, is_one_of, read, write
+from proxy.dialects.jsontext import as_object, as_text, is_array, is_object, is_one_of, parsed, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of
@@ -42,9 +42,8 @@ def leaves_room(request: Request) -> bool:
     The provider would hold them for requests of the thread that do not pass through here whole.
     """
     choice = request.parameters.get("tool_choice")
-    if is_object(request.parameters.get("thread")):
-        return False
-    return (choice.get("type") if is_object(choice) else choice) in _LEAVES_ROOM
+    wanted = choice.get("type") if is_object(choice) else choice
+    return wanted in _LEAVES_ROOM and not is_object(request.parameters.get("thread"))
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
@@ -100,7 +99,7 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
             elif UNFINISHED in block or not block.get("id") or (self.cut and block is self.content[-1]):
                 broken = True
             else:
-                kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
+                kept.append({**block, "input": as_object(block.get("input"))})
         message = reply_of(kept)
         own = tuple([call for call in message.calls if call.name in self.names])
         return OwnCalls(message=message, own=own, broken=broken, others=len(message.calls) > len(own))
@@ -135,20 +134,11 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         return any(not (is_object(block) and block.get("type") in THINKING) for block in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._data, self._round, self.last = {}, MessagesRound(names=self._names), reply_of([])
-        try:
-            data = read(body)
-        except ValueError:
-            return False
-        if is_object(data) and is_array(content := data.get("content")):
-            finish, usage = data.get("stop_reason"), data.get("usage")
-            self._data = data
-            self._round = MessagesRound(
-                content=content,
-                finish=finish if isinstance(finish, str) else "",
-                usage=usage if is_object(usage) else None,
-                names=self._names,
-            )
+        self._data, self._round = as_object(parsed(body)), MessagesRound(names=self._names)
+        if is_array(content := self._data.get("content")):
+            usage, finish = self._data.get("usage"), as_text(self._data.get("stop_reason"))
+            usage = usage if is_object(usage) else None
+            self._round = MessagesRound(content=content, finish=finish, usage=usage, names=self._names)
         self.last = self._round.last
         return bool(self._round.content)
 
@@ -203,16 +193,14 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
 
     def take(self, event: Event) -> bytes:
         data = event.value
-        kind = data.get("type") if is_object(data) else None
-        if not is_object(data) or kind == "ping":
+        if not is_object(data) or (kind := data.get("type")) == "ping":
             return event.raw
         if kind == "error":
             self.said = True
             self.reply.add(data)
-        if self.again:  # the reply goes on elsewhere
-            self._reply.add(data)
-            return b""
         self._reply.add(data)
+        if self.again:  # the reply goes on elsewhere
+            return b""
         if kind == "message_start":
             return b"" if self.rounds else self._as_it_came(event, data)
         if kind in _BLOCKS and isinstance(data.get("index"), int):
@@ -234,8 +222,8 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         """Show an event of a block, under the index by which the client knows it."""
         index = data["index"]
         if kind == "content_block_start":
-            begun = data.get("content_block")
-            if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
+            begun = as_object(data.get("content_block"))
+            if is_call(begun) and is_one_of(begun.get("name"), self._names):
                 self._shown[index], self._has_hidden = None, True
             else:
                 known = self._shown[index] = self._next if self.hides else index
@@ -260,9 +248,8 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         how = self._ending(said=said)
         if how.again:
             return b""
-        delta, usage = data.get("delta"), data.get("usage")
-        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.finish}}
-        if is_object(usage) and (spent := self._spent) is not None:
+        told = {**data, "delta": {**as_object(data.get("delta")), "stop_reason": how.finish}}
+        if is_object(usage := data.get("usage")) and (spent := self._spent) is not None:
             told["usage"] = {name: spent.get(name, value) for name, value in usage.items()}
         self.said = True
         return (self._text(how.text) if how.text else b"") + self._made(told)
@@ -275,16 +262,17 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
     def _text(self, text: str) -> bytes:
         """Return the events of a block of text that the model did not say."""
         index, self._next = self._next, self._next + 1
-        shown = self._made(
-            {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
-        )
-        shown += self._made(
-            {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
-        )
+        begun: JsonObject = {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": {"type": "text", "text": ""},
+        }
+        said = {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+        shown = [self._made(data) for data in (begun, said, {"type": "content_block_stop", "index": index})]
         # It is what the round says last: the reply is sent back with it.
         at = max(self._shown, default=-1) + 1
         self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
-        return shown + self._made({"type": "content_block_stop", "index": index})
+        return b"".join(shown)
 
     def _closed(self, stop: str) -> bytes:
         delta = {"stop_reason": stop, "stop_sequence": None}

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
-from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read
 from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
@@ -43,10 +43,9 @@ def read_body(body: bytes) -> Replies:
     data = read(body)
     if not is_object(data) or not is_array(content := data.get("content")):
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
-    stop = data.get("stop_reason")
     return Replies(
         messages=(MessagesMessage.as_stored({"role": "assistant", "content": content}),),
-        finish_reasons=(stop if isinstance(stop, str) and stop else None,),
+        finish_reasons=(_text(data.get("stop_reason")),),
         usage=usage_of(data.get("usage")),
         model=_text(data.get("model")),
         error=None,
@@ -56,8 +55,7 @@ def read_body(body: bytes) -> Replies:
 
 def _ids(message: JsonObject) -> tuple[str, ...]:
     """Return the id by which a later request can name a reply, if the provider keeps that in a thread."""
-    name = _text(message.get("id"))
-    return () if name is None else (name,)
+    return tuple(filter(None, [as_text(message.get("id"))]))
 
 
 def usage_of(usage: Any) -> JsonObject | None:
@@ -101,18 +99,14 @@ class _Block(Struct, kw_only=True):
             elif name == "citation":
                 self.citations.append(value)
             elif name != "type" and isinstance(value, str):
-                if name not in self.texts:
-                    known = self.fields.get(name)
-                    self.texts[name] = [known] if isinstance(known, str) else []
-                self.texts[name].append(value)
+                self.texts.setdefault(name, [as_text(self.fields.get(name))]).append(value)
             elif name != "type":
                 self.fields[name] = value
 
     def built(self) -> JsonObject:
         block = self.fields | {name: "".join(pieces) for name, pieces in self.texts.items()}
         if self.citations:
-            known = block.get("citations")
-            block["citations"] = [*(known if is_array(known) else []), *self.citations]
+            block["citations"] = [*as_array(block.get("citations")), *self.citations]
         if block.get("type") not in _INPUTS:
             return block
         text = "".join(self.json)
@@ -172,8 +166,7 @@ class MessageReader:
             self._ids = _ids(message)
             self._spend(message.get("usage"))
         elif kind == "message_delta":
-            delta = data.get("delta")
-            self.stop = (_text(delta.get("stop_reason")) if is_object(delta) else None) or self.stop
+            self.stop = as_text(as_object(data.get("delta")).get("stop_reason")) or self.stop
             self._spend(data.get("usage"))
         elif kind == "error":
             self._error = self._error or _error_in(data)
@@ -196,7 +189,7 @@ class MessageReader:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return as_text(value) or None
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
@@ -209,10 +202,10 @@ def _count(usage: Mapping[str, Any], name: str) -> int:
 
 def _error_in(data: Any) -> str | None:
     """Return the words of an error; None where it is none."""
-    error = data.get("error") if is_object(data) else None
-    if error is not None:
+    told = as_object(data)
+    if (error := told.get("error")) is not None:
         return words_of(error)
-    return "unknown error" if is_object(data) and data.get("type") == "error" else None
+    return "unknown error" if told.get("type") == "error" else None
 
 
 def error_words(body: bytes) -> str | None:

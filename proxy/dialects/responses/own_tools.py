@@ -17,9 +17,19 @@ import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import RawFields, is_object, is_object_text, is_one_of, read, with_field, write
+from proxy.dialects.jsontext import (
+    RawFields,
+    as_object,
+    as_text,
+    is_object,
+    is_object_text,
+    is_one_of,
+    read,
+    with_field,
+    write,
+)
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
-from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
+from proxy.dialects.responses.items import Item, Placed, is_whole, kind_of, turn_of
 from proxy.dialects.responses.reply import OPENINGS, WHOLE, ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
 
@@ -64,22 +74,19 @@ class ItemRound(Struct, kw_only=True, eq=False):
         """Whether it has anything to read."""
         return self.turn.has_content
 
-    def _is_own(self, item: JsonObject) -> bool:
+    def is_own(self, item: JsonObject) -> bool:
         return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
-
-    def _is_broken(self, item: JsonObject) -> bool:
-        return self.cut and not Item(turn_of([write(item)])).without_unfinished_calls().items
 
     @property
     def shown(self) -> Item:
         """What the client is shown of it."""
-        return self.turn.keeping(lambda each: None if self._is_own(each.item) else each.raw).with_paired_reasoning()
+        return self.turn.keeping(lambda each: None if self.is_own(each.item) else each.raw).with_paired_reasoning()
 
     @property
     def calls(self) -> OwnCalls:
         """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
-        ours = [at for at, item in enumerate(self.turn.items) if self._is_own(item)]
-        broken = {at for at in ours if self._is_broken(self.turn.items[at])}
+        ours = [at for at, item in enumerate(self.turn.items) if self.is_own(item)]
+        broken = {at for at in ours if self.cut and not is_whole(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
         answered: list[Call] = []
         named: dict[int, str] = {}
@@ -115,14 +122,12 @@ def _has_text(raws: Sequence[bytes]) -> bool:
 
 def _message(text: str, response: Any) -> JsonObject:
     """Return an output item of our own, for the end of a response."""
-    name = response.get("id") if is_object(response) else None
-    part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "type": "message",
-        "id": f"msg_proxy_{name[-32:] if isinstance(name, str) else ''}",
+        "id": f"msg_proxy_{as_text(as_object(response).get('id'))[-32:]}",
         "status": "completed",
         "role": "assistant",
-        "content": [part],
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
     }
 
 
@@ -153,9 +158,9 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
             data, found = None, ()
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]
-        if is_object(data):
-            self._round.usage = data["usage"] if is_object(data.get("usage")) else None
-            self._round.cut = data.get("status") == "incomplete"
+        told = as_object(data)
+        self._round.usage = told["usage"] if is_object(told.get("usage")) else None
+        self._round.cut = told.get("status") == "incomplete"
         self.last = self._round.shown
         return is_object(data)
 
@@ -237,8 +242,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         if not isinstance(index, int):
             return self._show(event, data)
         if index not in self._places:
-            item = data.get("item")
-            own = is_object(item) and kind_of(item) == "function_call" and is_one_of(item.get("name"), self._names)
+            own = self._round.is_own(as_object(data.get("item")))
             self._places[index] = None if own else self._shown_items
             self._shown_items += not own
         place = self._places[index]
@@ -254,9 +258,8 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         if event is not None:
             self._reply.take(event)
         self._read_round()
-        data: Any = None if event is None else event.value
-        response = data.get("response") if is_object(data) else None
-        if event is not None and is_object(data) and is_object(response):
+        data = as_object(None if event is None else event.value)
+        if event is not None and is_object(response := data.get("response")):
             self._response, self._end = response, event.raw
             self._round.usage = response["usage"] if is_object(response.get("usage")) else None
             self._round.cut = data.get("type") == "response.incomplete"

@@ -14,7 +14,7 @@ import orjson
 
 from proxy.dialects import JsonObject, Message, Replies, begun_under
 from proxy.dialects.chat.completion import words_of
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, as_array, as_object, as_text, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
 
@@ -43,9 +43,7 @@ def read_body(body: bytes) -> Replies:
 
 def _output_of(body: bytes, data: Any) -> list[bytes]:
     """Return the texts of the output items of a response, as they stand there where that can be told."""
-    output = data.get("output") if is_object(data) else None
-    if not is_array(output):
-        return []
+    output = as_array(as_object(data).get("output"))
     try:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
@@ -65,9 +63,7 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         error = f"the response is {status}"
     reason = None if status == "failed" or status in _UNFINISHED else DONE
     if status == "incomplete":
-        details = data.get("incomplete_details")
-        why = details.get("reason") if is_object(details) else None
-        reason = why if isinstance(why, str) and why else "incomplete"
+        reason = as_text(as_object(data.get("incomplete_details")).get("reason")) or "incomplete"
     return Replies(
         messages=(Item(turn_of(output)),) if output else (),
         finish_reasons=(reason,) if output else (),
@@ -86,7 +82,7 @@ def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
     conversation = data.get("conversation")
     named = [data.get("id"), conversation.get("id") if is_object(conversation) else conversation]
     named += [orjson.loads(raw).get("id") for raw in output]
-    return tuple([name for name in named if isinstance(name, str) and name])
+    return tuple(filter(None, map(as_text, named)))
 
 
 def usage_of(usage: Any) -> JsonObject | None:
@@ -106,19 +102,14 @@ def usage_of(usage: Any) -> JsonObject | None:
 def opening_error(text: bytes) -> bytes | None:
     """Return the body of the error that a stream begins with; "" where it begins with none, None if not told yet."""
     for event in EventDecoder().feed(text):
-        try:
-            data = read(event.data or b"")
-        except ValueError:
-            continue
-        kind = data.get("type") if is_object(data) else None
-        if kind in OPENINGS:
+        data = event.value
+        told = as_object(data)
+        kind, response = told.get("type"), told.get("response")
+        if data is None or kind in OPENINGS:
             continue
         if kind == "error":
-            return write({"error": data.get("error") or data})
-        response = data.get("response") if is_object(data) else None
-        if kind == "response.failed" and is_object(response):
-            return write({"error": response.get("error")})
-        return b""
+            return write({"error": told.get("error") or told})
+        return write({"error": response.get("error")}) if kind == "response.failed" and is_object(response) else b""
     return None
 
 
@@ -315,8 +306,7 @@ def event_of(name: str, data: JsonObject) -> bytes:
 
 def error_event(body: bytes) -> bytes:
     """Return the event that ends a broken stream. SDKs look for `error`, others for the fields beside it."""
-    found = read(body)
-    error = found.get("error") if is_object(found) else None
+    error = as_object(read(body)).get("error")
     told = error if is_object(error) else {"message": words_of(error), "code": None, "param": None}
     beside = {name: told.get(name) for name in ("code", "message", "param")}
     data = {"type": "error", **beside, "error": told, "sequence_number": 0}

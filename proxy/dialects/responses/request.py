@@ -33,7 +33,7 @@ from proxy.dialects.bodies import (
     with_changes,
     wrong_type,
 )
-from proxy.dialects.jsontext import ITEMS, RawFields, is_object, write
+from proxy.dialects.jsontext import ITEMS, RawFields, as_text, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
     INSTRUCTIONS,
@@ -252,8 +252,7 @@ def _without_unkept(message: Message) -> Message | None:
 def _state_of(values: Mapping[str, Any]) -> str:
     """Return the id of the state from which a request goes on; "" without one."""
     previous, conversation = (values.get(name) for name in STATE_FIELDS)
-    state = previous or (conversation.get("id") if is_object(conversation) else conversation)
-    return state if isinstance(state, str) else ""
+    return as_text(previous or (conversation.get("id") if is_object(conversation) else conversation))
 
 
 def _ids(items: Sequence[JsonObject]) -> tuple[str, ...]:
