@@ -298,15 +298,12 @@ class Message(ABC):
         self._data = None
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the texts are the same."""
         return isinstance(other, Message) and other.raw == self.raw
 
     def __hash__(self) -> int:
-        """Hash the text."""
         return hash(self.raw)
 
     def __repr__(self) -> str:
-        """Show the beginning of the text."""
         return f"{type(self).__name__}({self.raw[:80]!r})"
 
     @property
@@ -571,7 +568,6 @@ class KnownMessages(Generations[bytes, Facts]):
     """What is known of the messages of one dialect, by their texts: a text that was read before is not read again."""
 
     def __init__(self) -> None:
-        """Begin empty, in the room that all dialects share."""
         super().__init__(_FACTS_ROOM, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 
     def messages(
@@ -606,7 +602,6 @@ class JoinedTexts:
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._last: tuple[tuple[Message, ...], tuple[Message, ...], bytes] = ((), (), b"")
 
     def sent(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bytes]:

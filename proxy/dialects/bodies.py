@@ -31,10 +31,8 @@ def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[m
     try:
         fields = RawFields(body)
         messages = fields.span("messages")
-        if messages is None and "input" in fields:
-            raise missing("messages", elsewhere)
         if messages is None:
-            raise missing("messages", "Send an array of at least one message.")
+            raise missing("messages", elsewhere if "input" in fields else "Send an array of at least one message.")
         if bytes(messages[:1]) != b"[":
             raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
         items = ITEMS.decode(messages)

@@ -153,7 +153,7 @@ def _content(value: Any, *, is_reply: bool, loosely: bool) -> tuple[Any, dict[st
     if isinstance(value, str):
         return _text(value, is_reply=is_reply, loosely=loosely)
     if not is_array(value):
-        return (_part(value) if is_object(value) else value), {}
+        return _part(value), {}
     beside: dict[str, Any] = {}
     parts: list[Any] = []
     texts: list[str] = []
@@ -193,10 +193,8 @@ def _answer(text: str, *, loosely: bool) -> str:
 
 
 def _earlier_content(value: Any) -> Any:
-    if is_object(value):
-        return _part(value)
     if not is_array(value):
-        return value
+        return _part(value)
     parts = [_part(item) for item in value]
     if len(parts) == 1 and is_object(parts[0]) and parts[0].get("type") == "text":
         text = parts[0].get("text", "")

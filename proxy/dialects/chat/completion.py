@@ -118,7 +118,6 @@ class CompletionAccumulator:
         return False
 
     def _add(self, item: JsonObject, position: int) -> None:
-        """Take what a chunk says of one choice."""
         index = _index(item, position)
         reply = self._choices.get(index)
         if reply is None:
@@ -160,7 +159,6 @@ def _objects(value: Any) -> list[JsonObject]:
 
 
 def _index(item: JsonObject, position: int) -> int:
-    """Return the index of a choice, or its position where it says none."""
     index = item.get("index")
     return index if isinstance(index, int) else position
 
@@ -362,7 +360,6 @@ class _Calls(Struct, kw_only=True, eq=False):
 
 
 def _built(value: Any) -> Any:
-    """Return what grew as plain JSON data."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, (_Folded, _Calls)):

@@ -380,7 +380,6 @@ def _call(item: Any) -> Call:
 
 
 def _called(inner: JsonObject, argument: str) -> tuple[str, str]:
-    """Return name and arguments of a called function or custom tool."""
     arguments = inner.get(argument)
     if not isinstance(arguments, str):
         arguments = "" if arguments is None else write(arguments).decode()

@@ -1,12 +1,9 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered
-follows from the request alone: the beginning of every request stays what it was. Nothing is required. Among
-strict functions the schemas are as strict mode wants them: every property required, none beside them, no
+Among strict functions the schemas are as strict mode wants them: every property required, none beside them, no
 unions of types; an empty string then stands for what is not given.
 
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
-sees one reply. Of a stream
+Of a stream
 
     a text           is shown at once, whatever else waits
     a tool call      waits until its name is whole, or cannot become that of a tool of the proxy's
@@ -17,15 +14,12 @@ sees one reply. Of a stream
     a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
                      that of all rounds so far; its first text is kept apart from what was said before it
                      (`gap`), by a chunk of our own, which is no part of what the round says
-
-What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -75,9 +69,7 @@ def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     return offer(tools, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 
-@lru_cache
 def _definition(tool: ToolDefinition, strict: bool) -> bytes:
-    """Return the JSON text of a tool."""
     function: JsonObject = {"name": tool.name, "description": tool.description}
     function["parameters"] = schema_of(tool, strict=strict)
     if strict:
@@ -151,12 +143,10 @@ class CalledRound(Struct, frozen=True, kw_only=True):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read or to hear."""
         return says_something(self.message)
 
     @property
     def cut(self) -> bool:
-        """Whether it may have been cut off."""
         return self.finish in CUT_OFF
 
 
@@ -228,7 +218,6 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         self._round = CalledRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         last = without_own(self._round.message, self._names)
         if how.text:
             last = {**last, "content": _joined([last.get("content"), how.text])}
@@ -299,7 +288,6 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
 
     @property
     def undecided(self) -> bool:
-        """Whether any name is not known yet."""
         return self._decided < len(self.begun)
 
     def _decide(self, call: StreamedCall, *, own: bool) -> None:
@@ -355,7 +343,6 @@ class _Part(Struct, frozen=True, kw_only=True):
         )
 
     def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
-        """Return the chunk with another delta."""
         return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
 
 
@@ -438,7 +425,6 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return shown + b"data: [DONE]\n\n"
 
     def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
-        """Read a chunk of the reply."""
         if self.again:  # the reply goes on elsewhere
             self._reply.add({"usage": chunk.get("usage")})
             return b""
@@ -573,7 +559,6 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return {**chunk, **{name: value for name, value in self._same.items() if name in chunk}}
 
     def _note(self, chunk: JsonObject, delta: JsonObject, finish: str) -> None:
-        """Note what the client is shown."""
         self.reply.add(chunk)
         if not self._has_role:
             self._has_role = bool(delta.get("role"))

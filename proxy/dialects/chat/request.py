@@ -189,7 +189,6 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMess
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
-    """Read one message."""
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)

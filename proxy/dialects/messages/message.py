@@ -313,7 +313,6 @@ class MessagesMessage(Message):
         return write(found[-1]) if found and self.has_marks else None
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
-        """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
         return marked_at(self, MARK, mark, _takes_mark)
 
     # -------------------------------------------------------------------------------------- helpers
@@ -501,7 +500,6 @@ def _call(block: JsonObject) -> Call:
 
 
 def _ties(data: JsonObject) -> BlockTies:
-    """Read what ties a message to others, whatever it is."""
     role, blocks = role_of(data), blocks_of(data)
     if role == "tool":
         answers: list[str] = []

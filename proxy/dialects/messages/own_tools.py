@@ -1,23 +1,16 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
-from the request alone: the beginning of every request stays what it was. Nothing is required.
-
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
-sees one reply. Of a stream
+Of a stream
 
     a block        is shown as it comes; behind one of ours, and in a later round, it is numbered anew
     ours           is taken out: its name is whole when it begins
     an end         of a round that another one follows is taken out: `message_delta` and `message_stop`
     a later round  begins unseen, and its usage is that of all rounds so far
-
-What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -48,13 +41,11 @@ def leaves_room(request: Request) -> bool:
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     """Return the client's tools with these behind them."""
-    return offer(tools, own, lambda tool, _: _definition(tool))
 
+    def define(tool: ToolDefinition, _: bool) -> bytes:
+        return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
 
-@lru_cache
-def _definition(tool: ToolDefinition) -> bytes:
-    """Return the JSON text of a tool."""
-    return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
+    return offer(tools, own, define)
 
 
 # ------------------------------------------------------------------------------------- the calls
@@ -70,7 +61,6 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> bool:
-        """Whether it may have been cut off."""
         return self.finish in CUT_OFF
 
     @property
@@ -80,12 +70,10 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read."""
         return reply_of(self.content).has_content
 
     @property
     def last(self) -> Message:
-        """What it says to the client."""
         return reply_of(self.shown)
 
     @property
@@ -147,7 +135,6 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         self._round = MessagesRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         said = [*self._round.shown, *([{"type": "text", "text": how.text}] if how.text else [])]
         self.last = reply_of(said)
         usage = self._spent

@@ -157,11 +157,7 @@ def _are_sound(ties: Sequence[BlockTies]) -> bool:
     before = ""
     for each in ties:
         if waiting:
-            answers = set(each.answers)
-            if not each.leads or len(answers) < len(each.answers) or not answers or not answers <= waiting:
-                return False
-            waiting -= answers
-            if waiting and not each.alone:
+            if not _is_answered(waiting, each):
                 return False
         elif each.role == "assistant":
             ids = set(each.ids)
@@ -178,14 +174,15 @@ def _are_sound(ties: Sequence[BlockTies]) -> bool:
 def _are_answers(run: Sequence[BlockTies], ids: Collection[str]) -> bool:
     """Tell whether messages with results, in a row, are the turn that answers these calls."""
     waiting = set(ids)
-    for each in run:
-        answers = set(each.answers)
-        if not waiting or not each.leads or len(answers) < len(each.answers) or not answers <= waiting:
-            return False
-        waiting -= answers
-        if waiting and not each.alone:
-            return False
-    return not waiting
+    return all([_is_answered(waiting, each) for each in run]) and not waiting
+
+
+def _is_answered(waiting: set[str], ties: BlockTies) -> bool:
+    """Tell whether a message answers some of the calls that wait for results, as it must. These wait no more."""
+    answers = set(ties.answers)
+    is_sound = ties.leads and len(answers) == len(ties.answers) > 0 and answers <= waiting
+    waiting -= answers
+    return is_sound and (ties.alone or not waiting)
 
 
 class MessagesDialect(Dialect):

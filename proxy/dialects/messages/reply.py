@@ -132,7 +132,6 @@ class MessageReader:
 
     @property
     def content(self) -> list[JsonObject]:
-        """The blocks as far as they have come."""
         return [block.built() for _, block in sorted(self._blocks.items())]
 
     @property
@@ -157,7 +156,6 @@ class MessageReader:
         return False
 
     def add(self, data: Any) -> None:
-        """Take the data of the next event, whatever it is."""
         if not is_object(data):
             return
         kind = data.get("type")
@@ -201,7 +199,6 @@ def _count(usage: Mapping[str, Any], name: str) -> int:
 
 
 def _error_in(data: Any) -> str | None:
-    """Return the words of an error; None where it is none."""
     told = as_object(data)
     if (error := told.get("error")) is not None:
         return words_of(error)

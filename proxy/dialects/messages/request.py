@@ -167,7 +167,6 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Messages
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
-    """Read one message."""
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)
@@ -198,7 +197,6 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 
 
 def _of_chat() -> InvalidRequest:
-    """Return the error for a request of Chat Completions, saying where it belongs."""
     return InvalidRequest(_ELSEWHERE.format("/v1/chat/completions"), code="wrong_endpoint")
 
 

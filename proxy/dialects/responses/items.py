@@ -164,7 +164,6 @@ class Placed(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Its type."""
         return kind_of(self.item)
 
 
@@ -186,7 +185,6 @@ class Item(Message):
 
     @property
     def is_turn(self) -> bool:
-        """Whether it is a turn of the model's."""
         return self.role == "assistant" and self.kind == TURN
 
     @property
@@ -199,7 +197,6 @@ class Item(Message):
 
     @property
     def raws(self) -> list[bytes]:
-        """The texts of its items, as `items` has them."""
         if self.data.get("type") != TURN:
             return [self.raw]
         items = FIELDS.decode(self.raw)["items"] if self.items else b"[]"
@@ -568,7 +565,6 @@ def role_of(data: JsonObject) -> str:
 
 
 def _field_of(data: JsonObject) -> str:
-    """Return the name of the field that holds what an item says."""
     return "output" if kind_of(data) in RESULTS else "content"
 
 
@@ -612,7 +608,6 @@ def _is_of_shell(value: Any) -> TypeGuard[JsonObject]:
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """Return a part with another text."""
     if _is_of_shell(part):
         return part | {"stdout": text, "stderr": ""}
     # Annotations say at which characters of the text sources stand.

@@ -1,7 +1,7 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the
-client sees one response. It has what all rounds said: without the calls, and without a reasoning item right before one.
+The client sees one response. It has what all rounds said: without the calls, and without a reasoning item right
+before one.
 
 Of a stream an item is shown, or not, from its first event on, which names the tool. Where something was left out,
 the events after it are numbered anew.
@@ -10,7 +10,6 @@ the events after it are numbered anew.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -49,7 +48,6 @@ def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     return offer(tools, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
 
 
-@lru_cache
 def _definition(tool: ToolDefinition, strict: bool) -> bytes:
     """Return the JSON text of a tool. What is not called strict is so by default."""
     named = {"type": "function", "name": tool.name, "description": tool.description}
@@ -71,7 +69,6 @@ class ItemRound(Struct, kw_only=True, eq=False):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read."""
         return self.turn.has_content
 
     def is_own(self, item: JsonObject) -> bool:
@@ -79,7 +76,6 @@ class ItemRound(Struct, kw_only=True, eq=False):
 
     @property
     def shown(self) -> Item:
-        """What the client is shown of it."""
         return self.turn.keeping(lambda each: None if self.is_own(each.item) else each.raw).with_paired_reasoning()
 
     @property
@@ -116,7 +112,6 @@ class ItemRound(Struct, kw_only=True, eq=False):
 
 
 def _has_text(raws: Sequence[bytes]) -> bool:
-    """Tell whether output items say anything to read."""
     return bool(Item(turn_of(raws)).text)
 
 
@@ -169,7 +164,6 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
         self._round = ItemRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         raws = self._round.shown.raws
         if how.text:
             raws.append(write(_message(how.text, read(self._body))))
@@ -207,10 +201,6 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         self._round = ItemRound(names=self._names)
         self.ended = False
         self._end = self._closing = b""
-
-    @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
 
     def _current(self) -> ItemRound:
         return self._round
@@ -287,7 +277,6 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         return shown + self._closed(None, {"type": kind, "response": self._response})
 
     def _read_round(self) -> None:
-        """Note what the round said as far as it has come."""
         found = self._reply.replies.messages
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]

@@ -79,7 +79,6 @@ class _ItemWalk(RulesWalk):
         self._fill(len(entries))
 
     def _turn(self, at: int, entry: Item) -> None:
-        """Keep of a turn what keeps the rules."""
         seen: set[str] = set()
         self._answered = set()
         self._refers = any(kind_of(item) == "item_reference" for item in entry.items)

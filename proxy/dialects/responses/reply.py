@@ -177,7 +177,6 @@ class ResponseReader:
         return self._error is not None
 
     def _items(self) -> list[bytes]:
-        """Return the items as far as they have come."""
         places = sorted({*self._done, *self._begun})
         return [self._done.get(at) or Item.as_stored(self._under_way(at)).raw for at in places]
 

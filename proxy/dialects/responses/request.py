@@ -106,7 +106,6 @@ def _input(fields: RawFields, given: bytes, items: Sequence[msgspec.Raw], values
 
 
 def _entries(raws: Sequence[bytes]) -> list[Item]:
-    """Return the entries: what the model wrote in a row is one of them."""
     entries: list[Item] = []
     turn: list[bytes] = []
     for at, raw in enumerate(raws):
