@@ -25,7 +25,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.generations import Generations, SharedRoom
-from proxy.dialects.jsontext import members_of, mended, with_value, without_fields, write
+from proxy.dialects.jsontext import as_text, members_of, mended, with_value, without_fields, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
@@ -307,6 +307,11 @@ class Message(ABC):
         return f"{type(self).__name__}({self.raw[:80]!r})"
 
     @property
+    def items(self) -> list[JsonObject]:
+        """What the API lists for it, parsed: itself, where it does not stand for several."""
+        return [self.data]
+
+    @property
     def own_fields(self) -> tuple[str, ...]:
         """Which of `OWN_FIELDS` it has."""
         facts = self.facts
@@ -316,15 +321,13 @@ class Message(ABC):
     @property
     def agent(self) -> str | None:
         """The agent that the message says it is from; None where it names none."""
-        if not self.own_fields:
-            return None
-        agent = self.data.get("agent")
-        return agent if isinstance(agent, str) and agent else None
+        found = [as_text(item.get("agent")) for item in self.items] if self.own_fields else []
+        return next(filter(None, found), None)
 
     @property
     def is_internal(self) -> bool:
         """Whether it is marked `is_internal`: for models alone."""
-        return bool(self.own_fields) and self.data.get("is_internal") is True
+        return bool(self.own_fields) and any([item.get("is_internal") is True for item in self.items])
 
     def without_own_fields(self) -> Self:
         """Return the message as it may go upstream; the very same message where it has no field of ours."""
@@ -396,8 +399,7 @@ class Message(ABC):
     @property
     def name(self) -> str:
         """The name that the message gives itself (a participant's, or a tool's on a result); "" without."""
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
+        return as_text(self.data.get("name"))
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -721,10 +723,6 @@ def _unchanged(messages: Sequence[Message], *_: Any) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _never(_: bytes) -> bool:
-    return False
-
-
 class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions. An API that knows no marks, or insists on no order, leaves those out."""
 
@@ -760,9 +758,9 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Reads status and body of an error: the order of roles that it asks for."""
     reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]] = _unchanged
     """Puts messages in such an order."""
-    refuses_usage: Callable[[bytes], bool] = _never
+    refuses_usage: Callable[[bytes], bool] = lambda _: False
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
-    refuses_caching: Callable[[bytes], bool] = _never
+    refuses_caching: Callable[[bytes], bool] = lambda _: False
     """Tells whether the body of an error speaks of the option that `cache_newest` adds."""
     state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds, and the proxy can expand
     unknown_state: str = "not_found"  # the code of the error for what the provider holds for somebody else

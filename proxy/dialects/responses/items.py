@@ -189,7 +189,6 @@ class Item(Message):
 
     @property
     def items(self) -> list[JsonObject]:
-        """Its items, parsed; itself where it is one."""
         data = self.data
         if data.get("type") != TURN:
             return [data]
@@ -248,27 +247,16 @@ class Item(Message):
         made = turn_of(raws) if self.data.get("type") == TURN else (raws or [self.raw])[0]
         return self if made == self.raw else Item(made)
 
-    # ------------------------------------------------------------------------------------- our own fields
+    def without(self, *names: str) -> Item:
+        return self.keeping(lambda each: without_fields(each.raw, names))
+
+    # ------------------------------------------------------------------------------------- reading
 
     @property
     def own_fields(self) -> tuple[str, ...]:
         if self.facts is not None and not self.facts.has_own_fields:
             return ()
         return tuple([name for name in OWN_FIELDS if any(name in item for item in self.items)])
-
-    @property
-    def agent(self) -> str | None:
-        found = (item.get("agent") for item in self.items) if self.own_fields else ()
-        return next((agent for agent in found if isinstance(agent, str) and agent), None)
-
-    @property
-    def is_internal(self) -> bool:
-        return bool(self.own_fields) and any(item.get("is_internal") is True for item in self.items)
-
-    def without(self, *names: str) -> Item:
-        return self.keeping(lambda each: without_fields(each.raw, names))
-
-    # ------------------------------------------------------------------------------------- reading
 
     @property
     def role(self) -> str:
