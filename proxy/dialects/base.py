@@ -729,16 +729,17 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     path: str  # where they are sent, after the upstream's base address
     headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
     parse: Callable[..., Request]
-    """Reads a body; raises `InvalidRequest`.
+    """Reads a body. Fields, roles, parts and items that are not known here pass as they are.
 
-    `before` may be a request whose body has the same bytes up to the end of its first `kept` messages
-    (`Request.ends`): these are not read again.
+    `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, has a field of the wrong type, or is a
+    request of another API. `before` may be a request whose body has the same bytes up to the end of its first `kept`
+    messages (`Request.ends`): these are not read again.
     """
     compose: Callable[..., bytes]
     """Makes the body to send of a request: the client's bytes, with nothing else changed than what is asked for.
 
-    By name, each as the client sent it where it is not given: instructions, messages, add_usage, drop_fields,
-    cache_key, cache_newest, tools. Our own fields never go out.
+    By name, each as the client sent it where it is not given: instructions, messages, drop_fields, tools; and where
+    the client says nothing about these: add_usage, cache_key, cache_newest. Our own fields never go out.
     """
     leaves_room: Callable[[Request], bool]
     """Tells whether a request leaves room for the proxy's own tools: the model may call any, and gives one reply."""
@@ -819,7 +820,7 @@ class Replies(Struct, frozen=True, kw_only=True):
 
 
 class StreamReader(Protocol):
-    """Reads one streamed answer, event by event, and never fails."""
+    """Reads one streamed answer, event by event, and never fails: what cannot be understood is left out."""
 
     @property
     def replies(self) -> Replies: ...  # what has come so far

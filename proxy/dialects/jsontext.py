@@ -302,18 +302,14 @@ def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
         made.append(with_field(head, RawFields(head), name, mark))
         if text[at:]:
             rest = with_field(raw, fields, "text", write(text[at:]))
-            made.append(emitted(RawFields(rest).without(name)) if name in fields else rest)
+            made.append(without_fields(rest, (name,)))
         return b"[%b]" % b",".join([*made, *raws[place + 1 :]])
     return None
 
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
     """Return an object of these fields in order, each with its JSON text; None: without the field."""
-    pieces: list[bytes] = []  # joined at once: a text may be large
-    for name, text in fields.items():
-        if text is not None:
-            pieces += (b"," if pieces else b"{", orjson.dumps(name), b":", text)
-    return b"".join([*pieces, b"}"]) if pieces else b"{}"
+    return msgspec.json.encode({name: msgspec.Raw(text) for name, text in fields.items() if text is not None})
 
 
 # ---------------------------------------------------------------------------------------------- how much a text holds

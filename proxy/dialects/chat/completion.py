@@ -8,8 +8,6 @@ A stream's deltas are folded field by field:
     a list        (`reasoning_details`, `annotations` …) gets longer
     a tool call   is found by `CallFinder`, in whatever order and however interleaved
     all the rest  the last value counts
-
-It reads whatever a provider sends and never fails: what cannot be understood is left out.
 """
 
 from __future__ import annotations

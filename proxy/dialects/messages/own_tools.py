@@ -244,7 +244,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
     def _made(self, data: JsonObject) -> bytes:
         """Return an event of our own making, and note it."""
         self.reply.add(data)
-        return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))
+        return named_event(data)
 
     def _text(self, text: str) -> bytes:
         """Return the events of a block of text that the model did not say."""

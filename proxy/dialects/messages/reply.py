@@ -1,9 +1,7 @@
 """The reply that a body, or the events of a stream, hold; the errors of the API; an answer of our own.
 
-    message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
-    then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
-
-It reads whatever a provider sends and never fails: what cannot be understood is left out.
+message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
+then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
-from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read, write
 from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
@@ -267,4 +265,4 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
 
 def named_event(data: JsonObject) -> bytes:
     """Return an event with this data, under the name that the API gives it."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))

@@ -1,7 +1,6 @@
 """A request for a message beside its bytes, and the body that goes upstream.
 
-The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}. If nothing is
-changed, the client's own bytes are the body.
+The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ _UNBOUND: Final = re.compile(r"claude-(?:3|[a-z]+-4)\b")
 
 
 def parse_messages_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:  # noqa: ARG001 - read whole
-    """Read a request. Fields and blocks that are not known here pass as they are.
-
-    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, has a field of the wrong type, or is a request of
-    another API.
-    """
+    """Read a request; see `RequestSide.parse`."""
     elsewhere = _ELSEWHERE.format("/v1/responses")
     fields, items = split(body, elsewhere=elsewhere, empty="Send at least one message.")
     values = {name: value_of(name, text) for name, text in fields.without("messages").items()}

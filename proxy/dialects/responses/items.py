@@ -6,8 +6,7 @@
     {"type": "instructions", "role": "system", "content": …}  the field `instructions` of a request
 
 A turn is one entry, since its items belong together: a reasoning item may not stand without the item after it, and
-parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream. `items_of`
-returns what the API would list.
+parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream.
 """
 
 from __future__ import annotations

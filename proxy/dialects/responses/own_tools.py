@@ -25,6 +25,7 @@ from proxy.dialects.jsontext import (
     is_one_of,
     read,
     with_field,
+    with_value,
     write,
 )
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
@@ -84,31 +85,25 @@ class ItemRound(Struct, kw_only=True, eq=False):
         ours = [at for at, item in enumerate(self.turn.items) if self.is_own(item)]
         broken = {at for at in ours if self.cut and not is_whole(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
-        answered: list[Call] = []
-        named: dict[int, str] = {}
+        own: dict[int, Call] = {}
         for at, call in self.turn.placed_calls:
-            if at not in ours or at in broken:
-                continue
-            name = call.id
-            if not name or taken.count(name) > 1:
-                name = unused_id(at, taken)
-                taken.append(name)
-            named[at] = name
-            answered.append(structs.replace(call, id=name))
+            if at in ours and at not in broken:
+                own[at] = call
+                if not call.id or taken.count(call.id) > 1:
+                    own[at] = structs.replace(call, id=unused_id(at, taken))
+                    taken.append(own[at].id)
 
         def complete(each: Placed) -> bytes | None:
-            if each.at in broken:
-                return None
-            if each.at not in named:
-                return each.raw
-            item = Item(each.raw)
-            if each.item.get("call_id") != named[each.at]:
-                item = item.replacing("call_id", named[each.at])
-            return item.raw if is_object_text(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
+            if each.at not in own:
+                return None if each.at in broken else each.raw
+            raw, name = each.raw, own[each.at].id
+            if each.item.get("call_id") != name:
+                raw = with_value(raw, "call_id", name)
+            return raw if is_object_text(each.item.get("arguments")) else with_value(raw, "arguments", "{}")
 
         message = self.turn.keeping(complete).with_paired_reasoning()
         others = len(self.turn.calls) > len(ours)
-        return OwnCalls(message=message, own=tuple(answered), broken=bool(broken), others=others)
+        return OwnCalls(message=message, own=tuple(own.values()), broken=bool(broken), others=others)
 
 
 def _has_text(raws: Sequence[bytes]) -> bool:

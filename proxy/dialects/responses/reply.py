@@ -1,8 +1,7 @@
 """What a response says, whether it came as one body or as a stream of events.
 
 Of a stream the last event holds the whole response, which counts. Until it comes, finished items count as they are
-(`response.output_item.done`), and those under way by their deltas. It reads whatever a provider sends and never
-fails: what cannot be understood is left out.
+(`response.output_item.done`), and those under way by their deltas.
 """
 
 from __future__ import annotations

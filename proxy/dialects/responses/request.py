@@ -1,8 +1,4 @@
-"""A request for a response beside its bytes, and the body that goes upstream.
-
-Unknown fields and unknown items come through as they came in. If nothing is changed, the client's own bytes are
-the body.
-"""
+"""A request for a response beside its bytes, and the body that goes upstream."""
 
 from __future__ import annotations
 
@@ -58,10 +54,7 @@ _KNOWN: Final = KnownMessages()
 
 
 def parse_responses_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
-    """Read a request. Fields and items that are not known here pass as they are.
-
-    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, or has a field of the wrong type.
-    """
+    """Read a request; see `RequestSide.parse`."""
     del before, kept  # nothing is taken over: `Request.ends` is empty
     try:
         fields = RawFields(body)
