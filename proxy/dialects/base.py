@@ -25,7 +25,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.generations import Generations, SharedRoom
-from proxy.dialects.jsontext import as_text, members_of, mended, with_value, without_fields, write
+from proxy.dialects.jsontext import as_object, as_text, members_of, mended, with_value, without_fields, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
@@ -788,9 +788,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
         ]
 
     def _name_of(self, tool: Any) -> str | None:
-        if not isinstance(tool, dict):
-            return None
-        found = cast("JsonObject", tool)
+        found = as_object(tool)
         name = self.tool_name(found) if found.get("type", "custom") in _OF_THE_CLIENT else None
         return name if isinstance(name, str) else None
 

@@ -51,11 +51,6 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def is_one_of(value: Any, names: Collection[str]) -> bool:
-    """Tell whether a parsed JSON value is one of these texts; not every value can be looked up in a set."""
-    return isinstance(value, str) and value in names
-
-
 def read(text: bytes) -> Any:
     """Return the value of a JSON text; ValueError where it is none, by the widest reading there is.
 

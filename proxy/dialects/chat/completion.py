@@ -78,14 +78,10 @@ def _replies(found: Completion) -> Replies:
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
-    __slots__ = ("_choices", "_names", "error", "model", "usage")
-
-    usage: JsonObject | None  # the last usage that was reported
-    model: str | None  # the model that answers, as it calls itself
-    error: JsonObject | None  # the first error that was reported in the stream
-
     def __init__(self) -> None:
-        self.usage = self.model = self.error = None
+        self.usage: JsonObject | None = None  # the last one that was reported
+        self.model: str | None = None  # the model that answers, as it calls itself
+        self.error: JsonObject | None = None  # the first one that was reported in the stream
         self._choices: dict[int, Deltas] = {}
         self._names: frozenset[str] | None = None  # those of the fields of the first chunk
 

@@ -195,7 +195,6 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         super().__init__(names)
         self._said: list[Any] = []  # the contents of the rounds that the client is not shown
         self._body = b""
-        self._finish = ""  # why the last body's reply ended
         self._round = CalledRound(names=names)
         self.last = reply_of({})
 
@@ -205,13 +204,13 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
 
     def _read(self, body: bytes) -> bool:
         data = parsed(body)
-        found, message = read_completion(data), JsonObject()
-        self._body, self._finish = body, ""
+        found = read_completion(data)
+        self._body, self._round = body, CalledRound(names=self._names, usage=found.usage)
         if len(as_array(as_object(data).get("choices"))) == 1 and found.choices:
-            message, self._finish = found.choices[0].message, found.choices[0].finish_reason or ""
-        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=found.usage)
-        self.last = reply_of(message)
-        return bool(message)
+            said, finish = found.choices[0].message, found.choices[0].finish_reason or ""
+            self._round = structs.replace(self._round, message=said, finish=finish)
+        self.last = reply_of(self._round.message)
+        return bool(self._round.message)
 
     def _begin(self) -> None:
         self._said.append(self._round.message.get("content"))
@@ -228,7 +227,7 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         content = _joined([*self._said, last.get("content")])
         if content != message.get("content"):
             message["content"] = content
-        if how.finish != self._finish:
+        if how.finish != as_text(choice.get("finish_reason")):
             choice["finish_reason"] = how.finish
         if self.rounds and self.usage is not None:
             data["usage"] = self.usage

@@ -17,7 +17,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import as_object, as_text, is_array, is_object, is_one_of, parsed, write
+from proxy.dialects.jsontext import as_object, as_text, is_array, is_object, parsed, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of
@@ -93,7 +93,7 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
         return OwnCalls(message=message, own=own, broken=broken, others=len(message.calls) > len(own))
 
     def _is_own(self, block: Any) -> bool:
-        return is_call(block) and is_one_of(block.get("name"), self.names)
+        return is_call(block) and as_text(block.get("name")) in self.names
 
 
 def reply_of(content: Sequence[Any]) -> MessagesMessage:
@@ -210,7 +210,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         index = data["index"]
         if kind == "content_block_start":
             begun = as_object(data.get("content_block"))
-            if is_call(begun) and is_one_of(begun.get("name"), self._names):
+            if is_call(begun) and as_text(begun.get("name")) in self._names:
                 self._shown[index], self._has_hidden = None, True
             else:
                 known = self._shown[index] = self._next if self.hides else index

@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.jsontext import RawFields, as_array, as_object, as_text, is_array, is_object, is_one_of, write
+from proxy.dialects.jsontext import RawFields, as_array, as_object, as_text, is_array, is_object, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
@@ -165,7 +165,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)
-    if is_one_of(data.get("role"), _OF_CHAT) or data.get("tool_calls"):
+    if as_text(data.get("role")) in _OF_CHAT or data.get("tool_calls"):
         raise _of_chat()
     for name in ("role", "content"):
         if name not in data:

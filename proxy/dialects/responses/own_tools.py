@@ -22,7 +22,6 @@ from proxy.dialects.jsontext import (
     as_text,
     is_object,
     is_object_text,
-    is_one_of,
     read,
     with_field,
     with_value,
@@ -73,7 +72,7 @@ class ItemRound(Struct, kw_only=True, eq=False):
         return self.turn.has_content
 
     def is_own(self, item: JsonObject) -> bool:
-        return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
+        return kind_of(item) == "function_call" and as_text(item.get("name")) in self.names
 
     @property
     def shown(self) -> Item:
