@@ -38,12 +38,12 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
 
 def as_object(value: Any) -> dict[str, Any]:
     """Return a parsed JSON value that is an object; an empty one in the place of anything else."""
-    return value if isinstance(value, dict) else {}
+    return value if is_object(value) else {}
 
 
 def as_array(value: Any) -> list[Any]:
     """Return a parsed JSON value that is an array; an empty one in the place of anything else."""
-    return value if isinstance(value, list) else []
+    return value if is_array(value) else []
 
 
 def as_text(value: Any) -> str:

@@ -36,13 +36,13 @@ _DELTAS: Final = {
 
 def read_body(body: bytes) -> Replies:
     """Return what a body says; raises ValueError where it is no JSON."""
-    data = read(body)
+    data = as_object(read(body))
     return _replies(data, _output_of(body, data))
 
 
-def _output_of(body: bytes, data: Any) -> list[bytes]:
+def _output_of(body: bytes, data: JsonObject) -> list[bytes]:
     """Return the texts of the output items of a response, as they stand there where that can be told."""
-    output = as_array(as_object(data).get("output"))
+    output = as_array(data.get("output"))
     try:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
@@ -52,10 +52,8 @@ def _output_of(body: bytes, data: Any) -> list[bytes]:
     return [Item.as_stored(item).raw for item in output if is_object(item)]
 
 
-def _replies(data: Any, output: list[bytes]) -> Replies:
-    """Return what a response object says, with the texts of its items."""
-    if not is_object(data):
-        return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=None)
+def _replies(data: JsonObject, output: list[bytes]) -> Replies:
+    """Return what a response object says, which may be empty, with the texts of its items."""
     status = data.get("status")
     error = words_of(data.get("error"))
     if error is None and status in _UNFINISHED:
@@ -69,7 +67,7 @@ def _replies(data: Any, output: list[bytes]) -> Replies:
         usage=usage_of(data.get("usage")),
         model=data["model"] if isinstance(data.get("model"), str) else None,
         error=error,
-        ids=_ids(data, output),
+        ids=_ids(data, output) if data else (),
         kept=data.get("store") is not False,
         later=status in _RUNNING,
         cancelled=status == "cancelled",
@@ -116,7 +114,7 @@ class ResponseReader:
     """Folds the events of one stream into a reply."""
 
     def __init__(self) -> None:
-        self._response: Any = None  # the response as the last event that held it gave it
+        self._response: JsonObject = {}  # the response as the last event that held it gave it
         self._output: list[bytes] = []
         self._done: dict[int, bytes] = {}  # finished items
         self._begun: dict[int, JsonObject] = {}  # items under way
@@ -159,13 +157,9 @@ class ResponseReader:
     def replies(self) -> Replies:
         found = _replies(self._response, self._output or self._items())
         reasons = found.finish_reasons if self._ended else tuple([None for _ in found.finish_reasons])
-        if self._response is None and self._done | self._begun:  # the provider tells of items alone
-            items = self._items()
-            found = msgspec.structs.replace(found, messages=(Item(turn_of(items)),))
-            reasons = (None,)
         error = words_of(self._error) if self._error is not None else found.error if self._ended else None
         # Of others a provider makes no more than it has sent.
-        later = found.later and is_object(self._response) and self._response.get("background") is True
+        later = found.later and self._response.get("background") is True
         ids = found.ids
         if self._opened is not None and self._opened not in ids:
             ids = (*ids, self._opened, begun_under(self._opened))
