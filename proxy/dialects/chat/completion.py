@@ -86,7 +86,7 @@ class CompletionAccumulator:
         self._names: frozenset[str] | None = None  # those of the fields of the first chunk
 
     def take(self, event: Event) -> bool:
-        return self.add(event.value)
+        return not event.is_done and self.add(event.value)
 
     def add(self, chunk: Any) -> bool:
         """Take the next chunk, the parsed data of one event, whatever it is.
