@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
@@ -25,7 +25,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.dialects.generations import Generations, SharedRoom
-from proxy.dialects.jsontext import members_of, mended, with_value, without_fields, write
+from proxy.dialects.jsontext import as_object, as_text, members_of, mended, with_value, without_fields, write
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
@@ -255,7 +255,7 @@ class Message(ABC):
     Two messages are equal when their texts are. Whatever changes a message returns another one.
     """
 
-    __slots__ = ("_data", "facts", "raw")
+    __slots__ = ("_calls", "_data", "_ties", "facts", "raw")
 
     dialect: ClassVar[Dialect]
 
@@ -267,6 +267,8 @@ class Message(ABC):
         self.raw = raw
         self._data = data
         self.facts = facts
+        self._calls: tuple[Call, ...] | None = None
+        self._ties: Any = None  # `facts.ties`, or what would be there
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
@@ -296,16 +298,18 @@ class Message(ABC):
         self._data = None
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the texts are the same."""
         return isinstance(other, Message) and other.raw == self.raw
 
     def __hash__(self) -> int:
-        """Hash the text."""
         return hash(self.raw)
 
     def __repr__(self) -> str:
-        """Show the beginning of the text."""
         return f"{type(self).__name__}({self.raw[:80]!r})"
+
+    @property
+    def items(self) -> list[JsonObject]:
+        """What the API lists for it, parsed: itself, where it does not stand for several."""
+        return [self.data]
 
     @property
     def own_fields(self) -> tuple[str, ...]:
@@ -317,15 +321,13 @@ class Message(ABC):
     @property
     def agent(self) -> str | None:
         """The agent that the message says it is from; None where it names none."""
-        if not self.own_fields:
-            return None
-        agent = self.data.get("agent")
-        return agent if isinstance(agent, str) and agent else None
+        found = [as_text(item.get("agent")) for item in self.items] if self.own_fields else []
+        return next(filter(None, found), None)
 
     @property
     def is_internal(self) -> bool:
         """Whether it is marked `is_internal`: for models alone."""
-        return bool(self.own_fields) and self.data.get("is_internal") is True
+        return bool(self.own_fields) and any([item.get("is_internal") is True for item in self.items])
 
     def without_own_fields(self) -> Self:
         """Return the message as it may go upstream; the very same message where it has no field of ours."""
@@ -397,13 +399,18 @@ class Message(ABC):
     @property
     def name(self) -> str:
         """The name that the message gives itself (a participant's, or a tool's on a result); "" without."""
-        name = self.data.get("name")
-        return name if isinstance(name, str) else ""
+        return as_text(self.data.get("name"))
 
     @property
-    @abstractmethod
     def calls(self) -> tuple[Call, ...]:
         """The tool calls in order; empty for every message that is not an assistant's."""
+        if self._calls is None:
+            has_none = self.facts is not None and not self.facts.has_calls
+            self._calls = () if has_none else tuple(self._read_calls())
+        return self._calls
+
+    @abstractmethod
+    def _read_calls(self) -> Iterable[Call]: ...
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -563,7 +570,6 @@ class KnownMessages(Generations[bytes, Facts]):
     """What is known of the messages of one dialect, by their texts: a text that was read before is not read again."""
 
     def __init__(self) -> None:
-        """Begin empty, in the room that all dialects share."""
         super().__init__(_FACTS_ROOM, lambda facts: len(facts.raw) + _FACTS_ENTRY_BYTES)
 
     def messages(
@@ -598,7 +604,6 @@ class JoinedTexts:
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._last: tuple[tuple[Message, ...], tuple[Message, ...], bytes] = ((), (), b"")
 
     def sent(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bytes]:
@@ -718,26 +723,23 @@ def _unchanged(messages: Sequence[Message], *_: Any) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _never(_: bytes) -> bool:
-    return False
-
-
 class RequestSide(Struct, frozen=True, kw_only=True):
     """A dialect's requests: pure functions. An API that knows no marks, or insists on no order, leaves those out."""
 
     path: str  # where they are sent, after the upstream's base address
     headers: tuple[tuple[bytes, bytes], ...] = ()  # what a request of the proxy's own must say beside its body
     parse: Callable[..., Request]
-    """Reads a body; raises `InvalidRequest`.
+    """Reads a body. Fields, roles, parts and items that are not known here pass as they are.
 
-    `before` may be a request whose body has the same bytes up to the end of its first `kept` messages
-    (`Request.ends`): these are not read again.
+    `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, has a field of the wrong type, or is a
+    request of another API. `before` may be a request whose body has the same bytes up to the end of its first `kept`
+    messages (`Request.ends`): these are not read again.
     """
     compose: Callable[..., bytes]
     """Makes the body to send of a request: the client's bytes, with nothing else changed than what is asked for.
 
-    By name, each as the client sent it where it is not given: instructions, messages, add_usage, drop_fields,
-    cache_key, cache_newest, tools. Our own fields never go out.
+    By name, each as the client sent it where it is not given: instructions, messages, drop_fields, tools; and where
+    the client says nothing about these: add_usage, cache_key, cache_newest. Our own fields never go out.
     """
     leaves_room: Callable[[Request], bool]
     """Tells whether a request leaves room for the proxy's own tools: the model may call any, and gives one reply."""
@@ -757,9 +759,9 @@ class RequestSide(Struct, frozen=True, kw_only=True):
     """Reads status and body of an error: the order of roles that it asks for."""
     reordered: Callable[[Sequence[Message], RoleOrder], tuple[Message, ...]] = _unchanged
     """Puts messages in such an order."""
-    refuses_usage: Callable[[bytes], bool] = _never
+    refuses_usage: Callable[[bytes], bool] = lambda _: False
     """Tells whether the body of an error speaks of the option that `add_usage` adds."""
-    refuses_caching: Callable[[bytes], bool] = _never
+    refuses_caching: Callable[[bytes], bool] = lambda _: False
     """Tells whether the body of an error speaks of the option that `cache_newest` adds."""
     state_fields: tuple[str, ...] = ()  # fields that name a state which the provider holds, and the proxy can expand
     unknown_state: str = "not_found"  # the code of the error for what the provider holds for somebody else
@@ -786,9 +788,7 @@ class RequestSide(Struct, frozen=True, kw_only=True):
         ]
 
     def _name_of(self, tool: Any) -> str | None:
-        if not isinstance(tool, dict):
-            return None
-        found = cast("JsonObject", tool)
+        found = as_object(tool)
         name = self.tool_name(found) if found.get("type", "custom") in _OF_THE_CLIENT else None
         return name if isinstance(name, str) else None
 
@@ -818,7 +818,7 @@ class Replies(Struct, frozen=True, kw_only=True):
 
 
 class StreamReader(Protocol):
-    """Reads one streamed answer, event by event, and never fails."""
+    """Reads one streamed answer, event by event, and never fails: what cannot be understood is left out."""
 
     @property
     def replies(self) -> Replies: ...  # what has come so far

@@ -11,13 +11,14 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Request
-from proxy.dialects.jsontext import ITEMS, RawFields, emitted, is_array, is_object, without_member
+from proxy.dialects.jsontext import ITEMS, RawFields, as_array, as_object, emitted, is_array, is_object, without_member
 from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
 """Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LONGEST_MODEL: Final = 2048
 """Characters of a model's name. Clients choose it, and much is remembered and counted by it; an ARN has so many."""
 
@@ -30,10 +31,8 @@ def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[m
     try:
         fields = RawFields(body)
         messages = fields.span("messages")
-        if messages is None and "input" in fields:
-            raise missing("messages", elsewhere)
         if messages is None:
-            raise missing("messages", "Send an array of at least one message.")
+            raise missing("messages", elsewhere if "input" in fields else "Send an array of at least one message.")
         if bytes(messages[:1]) != b"[":
             raise wrong_type("messages", "an array of objects", value_of("messages", bytes(messages)))
         items = ITEMS.decode(messages)
@@ -67,8 +66,7 @@ def common_fields(body: bytes, fields: RawFields, values: dict[str, Any]) -> dic
 
 def are_messages_tools(tools: Any) -> bool:
     """Tell whether any tool is described as the Messages API has it."""
-    listed = tools if is_array(tools) else ()
-    return any([is_object(tool) and "input_schema" in tool and "function" not in tool for tool in listed])
+    return any([is_object(tool) and "input_schema" in tool and "function" not in tool for tool in as_array(tools)])
 
 
 def drop_members(
@@ -222,10 +220,9 @@ def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError, listed: str) -> In
     except (ValueError, RecursionError):  # it is wrong in other ways too
         return _no_json(why)
     param: str | None = None  # as where it is the name of a field
-    for name, field in fields.items() if is_object(fields) else ():
+    for name, field in as_object(fields).items():
         if name == listed and is_array(field):
-            found = (f"{listed}[{at}]" for at, message in enumerate(field) if _holds_surrogate(message))
-            param = next(found, None)
+            param = next((f"{listed}[{at}]" for at, each in enumerate(field) if _holds_surrogate(each)), None)
         elif _holds_surrogate(field) and not _holds_surrogate(name):
             param = name
         if param is not None:
@@ -241,8 +238,4 @@ def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError, listed: str) -> In
 
 
 def _holds_surrogate(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None

@@ -20,7 +20,6 @@ class SharedRoom:
     factor: ClassVar[int] = 1  # how much larger it is than on a small machine; set once, before anything is served
 
     def __init__(self, size: int) -> None:
-        """Begin with all of it free. `size` is that on a small machine."""
         self._size: Final = size
         self.taken = 0  # by the younger generations
         self.caches: Final[list[Generations[Any, Any]]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
@@ -36,9 +36,19 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def is_one_of(value: Any, names: Collection[str]) -> bool:
-    """Tell whether a parsed JSON value is one of these texts; not every value can be looked up in a set."""
-    return isinstance(value, str) and value in names
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a parsed JSON value that is an object; an empty one in the place of anything else."""
+    return value if is_object(value) else {}
+
+
+def as_array(value: Any) -> list[Any]:
+    """Return a parsed JSON value that is an array; an empty one in the place of anything else."""
+    return value if is_array(value) else []
+
+
+def as_text(value: Any) -> str:
+    """Return a parsed JSON value that is a string; an empty one in the place of anything else."""
+    return value if isinstance(value, str) else ""
 
 
 def read(text: bytes) -> Any:
@@ -57,6 +67,14 @@ def read(text: bytes) -> Any:
             return json.loads(text.decode(errors="replace"))
     except RecursionError as why:
         raise ValueError("nested too deeply") from why
+
+
+def parsed(text: bytes | None) -> Any:
+    """Return the value of a JSON text, read as widely as by `read`; None where there is none."""
+    try:
+        return None if text is None else read(text)
+    except ValueError:
+        return None
 
 
 def is_object_text(text: Any) -> bool:
@@ -257,25 +275,6 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
     return emitted(wanted)
 
 
-def with_mark(content: bytes, name: str, mark: bytes, takes: Callable[[Any], bool]) -> bytes | None:
-    """Return a content with a cache mark on the last part that `takes` one; None where none does.
-
-    A content that is a text becomes one part. No other byte changes.
-    """
-    said = read(content)
-    if isinstance(said, str) and said.strip():
-        return b'[{"type":"text","text":%b,"%b":%b}]' % (content, name.encode(), mark)
-    places = [at for at, part in enumerate(said) if takes(part)] if is_array(said) else []
-    if not places:
-        return None
-    *before, part = map(bytes, ITEMS.decode(content)[: places[-1] + 1])
-    at = 1
-    for each in before:
-        at = content.index(each, at) + len(each)
-    at = content.index(part, at)
-    return content[:at] + with_field(part, RawFields(part), name, mark) + content[at + len(part) :]
-
-
 def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
     """Return a content with a cache mark after so many characters of its text; None where none can stand there.
 
@@ -298,18 +297,14 @@ def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
         made.append(with_field(head, RawFields(head), name, mark))
         if text[at:]:
             rest = with_field(raw, fields, "text", write(text[at:]))
-            made.append(emitted(RawFields(rest).without(name)) if name in fields else rest)
+            made.append(without_fields(rest, (name,)))
         return b"[%b]" % b",".join([*made, *raws[place + 1 :]])
     return None
 
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
     """Return an object of these fields in order, each with its JSON text; None: without the field."""
-    pieces: list[bytes] = []  # joined at once: a text may be large
-    for name, text in fields.items():
-        if text is not None:
-            pieces += (b"," if pieces else b"{", orjson.dumps(name), b":", text)
-    return b"".join([*pieces, b"}"]) if pieces else b"{}"
+    return msgspec.json.encode({name: msgspec.Raw(text) for name, text in fields.items() if text is not None})
 
 
 # ---------------------------------------------------------------------------------------------- how much a text holds

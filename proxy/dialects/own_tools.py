@@ -1,4 +1,11 @@
-"""What all dialects share of the proxy's own tools: how they are offered, and how a round that calls them ends."""
+"""What all dialects share of the proxy's own tools: how they are offered, and how a round that calls them ends.
+
+Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
+from the request alone: the beginning of every request stays what it was. Nothing is required.
+
+A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
+sees one reply. What cannot be read, and what says nothing of a reply, is shown as it came.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +130,6 @@ class ToolFilter(ABC):
     _whole = ""  # the API's word for the end of a reply that calls nothing
 
     def __init__(self, names: Collection[str]) -> None:
-        """Take calls of the tools `names` out."""
         self._names = frozenset(names)
         self.rounds = 0  # how many rounds came before this one
         self.again = False  # whether another round is to follow: this one calls the proxy's tools and nothing else

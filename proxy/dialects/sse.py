@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from proxy.dialects.jsontext import read
+from proxy.dialects.jsontext import parsed
 
 _BOM: Final = b"\xef\xbb\xbf"
 _BLANK_LINE: Final = re.compile(rb"\n(?:\n|\r\n|\r(?=[^\n]))|\r\r")  # a line's end and the blank line after it
@@ -42,12 +42,7 @@ class Event(Struct, frozen=True, kw_only=True):
     @property
     def value(self) -> Any:
         """Its data, parsed; None where there are none, or they are no JSON."""
-        if self.data is None:
-            return None
-        try:
-            return read(self.data)
-        except ValueError:
-            return None
+        return parsed(self.data)
 
 
 _BLANK_LINES: Final = {raw: Event(raw=raw, data=None) for raw in (b"\n", b"\r\n", b"\r")}

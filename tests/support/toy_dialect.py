@@ -94,11 +94,10 @@ class ToyMessage(Message):
     def name(self) -> str:
         return str(self.data.get("tool", ""))
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple(
-            [Call(id=ask["key"], name=ask["tool"], arguments=orjson.dumps(ask["with"]).decode()) for ask in self._asks]
-        )
+    def _read_calls(self) -> list[Call]:
+        return [
+            Call(id=ask["key"], name=ask["tool"], arguments=orjson.dumps(ask["with"]).decode()) for ask in self._asks
+        ]
 
     @property
     def is_result(self) -> bool:

@@ -17,12 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from msgspec import Struct
 
 from proxy.dialects import MarkKind, Message
+from proxy.dialects.cache_marks import Mark, marked_at, marked_ends, marked_inside
 from proxy.dialects.chat.canonical import CACHE_MARKS
-from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import RawFields, is_array, is_object, with_break, with_field, with_mark
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object
 
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
 """What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
@@ -30,12 +29,9 @@ _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
 """Fields of a request in which a client decides about the cache itself."""
 
 
-class _Rules(Struct, frozen=True, kw_only=True):
-    """What one kind of mark is, and where it may stand."""
+class _Rules(Mark, frozen=True, kw_only=True):
+    """One kind of mark, and where it may stand. OpenAI puts one more at the newest message itself."""
 
-    name: str
-    value: bytes
-    most: int  # marks of ours in one request
     roles: frozenset[str]
     parts: frozenset[str]  # types of content parts
 
@@ -59,41 +55,28 @@ _RULES: Final[Mapping[MarkKind, _Rules]] = {
 
 
 def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with marks at the ends of those at `places`; every other byte stays.
+    """Return the messages with marks at the ends of those at `places`; see `marked_ends`.
 
-    A mark goes on the last content part that takes it; a content that is a string becomes one part of
-    text. Where a message takes none, the nearest one before it that does is marked. Of more marks than the
-    provider takes the last ones stay, since they end the longest prefixes. Messages that hold a mark already,
-    whoever's it is, are returned as they are, all of them.
+    Messages that hold a mark already, whoever's it is, are returned as they are, all of them.
     """
-    sent = list(messages)
-    if not places or any(map(_marks_in, sent)):
-        return tuple(sent)
+    if not places or any(map(_marks_in, messages)):
+        return tuple(messages)
     rules = _RULES[kind]
-    left, wanted = rules.most, False
-    for at in range(len(sent) - 1, -1, -1):
-        wanted = wanted or at in places
-        if wanted and (new := _with_mark(sent[at], rules)) is not None:
-            sent[at], wanted = new, False
-            left -= 1
-            if not left:
-                break
-    return tuple(sent)
+
+    def with_end(message: Message) -> Message | None:
+        if message.role not in rules.roles:
+            return None
+        return marked_at(message, rules.name, rules.value, lambda part: _takes_mark(part, rules))
+
+    return marked_ends(messages, places, rules.most, lambda _: 0, with_end)
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
-    sent, rules = list(messages), _RULES[kind]
-    timed = any(b'"ttl"' in message.raw and _marks_in(message) for message in sent)
-    if sent[place].role in rules.roles and not timed:
-        fields = RawFields(sent[place].raw)
-        content = with_break(fields.get("content", b"null"), at, rules.name, rules.value)
-        if content is not None:
-            made = ChatMessage(with_field(sent[place].raw, fields, "content", content))
-            others = sum(_marks_in(message) for other, message in enumerate(sent) if other != place)
-            if others + _marks_in(made) <= rules.most:
-                sent[place] = made
-    return tuple(sent)
+    """Return the messages with a mark in the one at `place`, after so many characters; see `marked_inside`."""
+    timed = any(b'"ttl"' in message.raw and _marks_in(message) for message in messages)
+    if timed or messages[place].role not in _RULES[kind].roles:
+        return tuple(messages)
+    return marked_inside(messages, place, at, _RULES[kind], _marks_in)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:
@@ -101,10 +84,7 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
     if any(fields.get(name, b"null") != b"null" for name in _CACHE_FIELDS):
         return True
     tools = fields.get("tools", b"")
-    if not _may_be_marked(tools):
-        return False
-    listed = orjson.loads(tools)
-    return is_array(listed) and any(map(_is_marked, listed))
+    return _may_be_marked(tools) and any(map(_is_marked, as_array(orjson.loads(tools))))
 
 
 def _marks_in(message: Message) -> int:
@@ -112,8 +92,8 @@ def _marks_in(message: Message) -> int:
     if not _may_be_marked(message.raw):
         return 0
     content, calls = message.data.get("content"), message.data.get("tool_calls")
-    items = [*(content if is_array(content) else [content]), *(calls if is_array(calls) else [])]
-    return sum(map(_is_marked, [message.data, *items]))
+    parts = content if is_array(content) else [content]
+    return sum(map(_is_marked, [message.data, *parts, *as_array(calls)]))
 
 
 def _may_be_marked(text: bytes) -> bool:
@@ -126,19 +106,7 @@ def _is_marked(item: Any) -> bool:
     return any(is_object(level) and level.get(name) is not None for level in levels for name in CACHE_MARKS)
 
 
-def _with_mark(message: Message, rules: _Rules) -> Message | None:
-    """Return the message with a mark at its end; None where it takes none."""
-    fields = RawFields(message.raw)
-    if message.role not in rules.roles or "content" not in fields:
-        return None
-    content = with_mark(fields["content"], rules.name, rules.value, lambda part: _takes_mark(part, rules))
-    return None if content is None else ChatMessage(with_field(message.raw, fields, "content", content))
-
-
 def _takes_mark(part: Any, rules: _Rules) -> bool:
     """Tell whether a part is of a kind that can be marked; a blank text never is."""
-    kind = part.get("type") if is_object(part) else None
-    if not isinstance(kind, str) or kind not in rules.parts:
-        return False
-    text = part.get("text")
-    return kind != "text" or (isinstance(text, str) and bool(text.strip()))
+    kind = as_text(as_object(part).get("type"))
+    return kind in rules.parts and (kind != "text" or bool(as_text(part.get("text")).strip()))

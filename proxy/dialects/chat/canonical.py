@@ -43,7 +43,6 @@ REPLY_FIELDS: Final = frozenset(
 """Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
 
 _DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
-_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
@@ -66,7 +65,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
     if type(content) is str and content and type(role) is str and role:
         # Most messages: nothing else that counts. The same bytes as below, in a fraction of the time.
         for key, value in data.items():
-            if key not in _PLAIN and value not in _EMPTY:
+            if key not in _PLAIN and not _is_empty(value):
                 break
         else:
             said = _answer(content, loosely=loosely) if role == "assistant" else content
@@ -153,7 +152,7 @@ def _content(value: Any, *, is_reply: bool, loosely: bool) -> tuple[Any, dict[st
     if isinstance(value, str):
         return _text(value, is_reply=is_reply, loosely=loosely)
     if not is_array(value):
-        return (_part(value) if is_object(value) else value), {}
+        return _part(value), {}
     beside: dict[str, Any] = {}
     parts: list[Any] = []
     texts: list[str] = []
@@ -193,10 +192,8 @@ def _answer(text: str, *, loosely: bool) -> str:
 
 
 def _earlier_content(value: Any) -> Any:
-    if is_object(value):
-        return _part(value)
     if not is_array(value):
-        return value
+        return _part(value)
     parts = [_part(item) for item in value]
     if len(parts) == 1 and is_object(parts[0]) and parts[0].get("type") == "text":
         text = parts[0].get("text", "")

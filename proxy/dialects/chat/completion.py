@@ -8,8 +8,6 @@ A stream's deltas are folded field by field:
     a list        (`reasoning_details`, `annotations` …) gets longer
     a tool call   is found by `CallFinder`, in whatever order and however interleaved
     all the rest  the last value counts
-
-It reads whatever a provider sends and never fails: what cannot be understood is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from msgspec import Struct, field
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import is_array, is_object, read, write
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
 
@@ -38,33 +36,24 @@ class ReplyChoice(Struct, frozen=True, kw_only=True):
 class Completion(Struct, frozen=True, kw_only=True):
     """What one body says."""
 
-    choices: tuple[ReplyChoice, ...]  # by index
-    usage: JsonObject | None
-    model: str | None  # the model that answered, as it calls itself
-    error: JsonObject | None  # the error object, where it is an error
+    choices: tuple[ReplyChoice, ...] = ()  # by index
+    usage: JsonObject | None = None
+    model: str | None = None  # the model that answered, as it calls itself
+    error: JsonObject | None = None  # the error object, where it is an error
 
 
 def read_completion(body: Any) -> Completion:
     """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
     if not is_object(body):
-        return Completion(choices=(), usage=None, model=None, error=None)
-    choices: list[ReplyChoice] = []
-    for position, item in enumerate(_objects(body.get("choices"))):
-        message = item.get("message")
-        if is_object(message):
-            index, finish = item.get("index"), item.get("finish_reason")
-            choices.append(
-                ReplyChoice(
-                    index=index if isinstance(index, int) else position,
-                    message=message,
-                    finish_reason=finish if isinstance(finish, str) and finish else None,
-                )
-            )
-    if len(choices) > 1:
-        choices.sort(key=lambda choice: choice.index)
+        return Completion()
+    choices = [
+        ReplyChoice(index=_index(item, position), message=message, finish_reason=_name(item, "finish_reason"))
+        for position, item in enumerate(_objects(body.get("choices")))
+        if is_object(message := item.get("message"))
+    ]
     usage = body.get("usage")
     return Completion(
-        choices=tuple(choices),
+        choices=tuple(sorted(choices, key=lambda choice: choice.index)),
         usage=usage if is_object(usage) else None,
         model=_name(body, "model"),
         error=_error(body),
@@ -89,24 +78,15 @@ def _replies(found: Completion) -> Replies:
 class CompletionAccumulator:
     """Folds the chunks of one stream into replies."""
 
-    __slots__ = ("_choices", "_names", "error", "model", "usage")
-
-    usage: JsonObject | None  # the last usage that was reported
-    model: str | None  # the model that answers, as it calls itself
-    error: JsonObject | None  # the first error that was reported in the stream
-
     def __init__(self) -> None:
-        self.usage = self.model = self.error = None
+        self.usage: JsonObject | None = None  # the last one that was reported
+        self.model: str | None = None  # the model that answers, as it calls itself
+        self.error: JsonObject | None = None  # the first one that was reported in the stream
         self._choices: dict[int, Deltas] = {}
         self._names: frozenset[str] | None = None  # those of the fields of the first chunk
 
     def take(self, event: Event) -> bool:
-        if event.data is None or event.is_done:
-            return False
-        try:
-            return self.add(read(event.data))
-        except ValueError:
-            return False
+        return not event.is_done and self.add(event.value)
 
     def add(self, chunk: Any) -> bool:
         """Take the next chunk, the parsed data of one event, whatever it is.
@@ -132,10 +112,7 @@ class CompletionAccumulator:
         return False
 
     def _add(self, item: JsonObject, position: int) -> None:
-        """Take what a chunk says of one choice."""
-        index = item.get("index")
-        if not isinstance(index, int):
-            index = position
+        index = _index(item, position)
         reply = self._choices.get(index)
         if reply is None:
             reply = self._choices[index] = Deltas()
@@ -172,12 +149,16 @@ def usage_only(chunk: Any) -> bool:
 
 
 def _objects(value: Any) -> list[JsonObject]:
-    return [item for item in value if is_object(item)] if is_array(value) else []
+    return [item for item in as_array(value) if is_object(item)]
+
+
+def _index(item: JsonObject, position: int) -> int:
+    index = item.get("index")
+    return index if isinstance(index, int) else position
 
 
 def _name(item: JsonObject, name: str) -> str | None:
-    value = item.get(name)
-    return value if isinstance(value, str) and value else None
+    return as_text(item.get(name)) or None
 
 
 def _error(item: JsonObject) -> JsonObject | None:
@@ -226,19 +207,13 @@ class CallFinder(Struct, kw_only=True, eq=False):
         Some providers give every call the index 0, others give every delta of one call another id: another id
         and a name again are another call.
         """
-        index, identity, function = delta.get("index"), delta.get("id") or None, delta.get("function")
-        named = is_object(function) and bool(function.get("name"))
+        index, identity = delta.get("index"), delta.get("id") or None
+        named = bool(as_object(delta.get("function")).get("name"))
         place: int | None = None
         if isinstance(index, int):
             place = self.by_index.get(index)
-            if (
-                place is not None
-                and named
-                and self._named[place]
-                and identity
-                and self.ids[place] not in (None, identity)
-            ):
-                place = None
+            if place is not None and named and self._named[place]:
+                place = place if not identity or self.ids[place] in (None, identity) else None
         elif identity is None:
             place = self._last
         else:
@@ -379,7 +354,6 @@ class _Calls(Struct, kw_only=True, eq=False):
 
 
 def _built(value: Any) -> Any:
-    """Return what grew as plain JSON data."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, (_Folded, _Calls)):
@@ -438,7 +412,6 @@ def words_of(error: Any) -> str | None:
 def error_words(body: bytes) -> str | None:
     """Return the words of an error answer; None where it is no JSON object with an `error`."""
     try:
-        data = orjson.loads(body)
+        return words_of(as_object(orjson.loads(body)).get("error"))
     except orjson.JSONDecodeError:
         return None
-    return words_of(data.get("error")) if is_object(data) else None

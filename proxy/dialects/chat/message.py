@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
@@ -12,7 +12,6 @@ from proxy.dialects.base import (
     Call,
     Countable,
     Dialect,
-    Facts,
     JsonObject,
     Message,
     ReasoningMode,
@@ -21,7 +20,17 @@ from proxy.dialects.base import (
     sized,
     written,
 )
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, is_object_text, write
+from proxy.dialects.jsontext import (
+    FIELDS,
+    ITEMS,
+    as_array,
+    as_object,
+    as_text,
+    is_array,
+    is_object,
+    is_object_text,
+    write,
+)
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 """Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
@@ -47,7 +56,7 @@ _HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a 
 
 
 class ChatTies(Ties, frozen=True, kw_only=True):
-    """What ties a message to those beside it: enough for spans and the protocol check."""
+    """What ties a message to those beside it."""
 
     answers: str | None = None  # the id of the call that a tool result answers
     legacy_call: bool = False  # whether an assistant message holds a `function_call`
@@ -58,17 +67,9 @@ class ChatTies(Ties, frozen=True, kw_only=True):
 class ChatMessage(Message):
     """One message of the Chat Completions API."""
 
-    __slots__ = ("_calls", "_ties")
+    __slots__ = ()
 
     dialect: ClassVar[Dialect]
-
-    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
-        """Wrap `raw`, as `Message` does."""
-        self.raw = raw
-        self._data = data
-        self.facts = facts
-        self._calls: tuple[Call, ...] | None = None
-        self._ties: ChatTies | None = None
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -76,8 +77,7 @@ class ChatMessage(Message):
     def role(self) -> str:
         if self.facts is not None:
             return self.facts.role
-        role = self.data.get("role")
-        return role if isinstance(role, str) else ""
+        return as_text(self.data.get("role"))
 
     @property
     def text(self) -> str:
@@ -95,13 +95,14 @@ class ChatMessage(Message):
             return None
         return text_of(content)
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The `tool_calls` in order, then the `function_call`, if there is one."""
-        if self._calls is None:
-            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
-            self._calls = () if has_none else tuple(_calls(self.data))
-        return self._calls
+    def _read_calls(self) -> Iterator[Call]:
+        # The `tool_calls` in order, then the `function_call`, if there is one.
+        if self.role != "assistant":
+            return
+        yield from map(_call, as_array(self.data.get("tool_calls")))
+        if is_object(function := self.data.get("function_call")):
+            name, arguments = _called(function, "arguments")
+            yield Call(id="", name=name, arguments=arguments, legacy=True)
 
     @property
     def ties(self) -> ChatTies:
@@ -109,10 +110,10 @@ class ChatMessage(Message):
         if self._ties is None:
             facts = self.facts
             known: ChatTies | None = facts.ties if facts is not None else None
-            self._ties = known or _ties(self)
-            if facts is not None and known is None and len(self._ties.ids) <= _MOST_IDS:
-                facts.ties = self._ties
-        return self._ties
+            self._ties = made = known or _ties(self)
+            if facts is not None and known is None and len(made.ids) <= _MOST_IDS:
+                facts.ties = made
+        return cast("ChatTies", self._ties)
 
     @property
     def is_result(self) -> bool:
@@ -138,23 +139,19 @@ class ChatMessage(Message):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        content = self.data.get("content")
-        if not is_array(content):
-            return ()
-        return tuple([_attachment(at, part) for at, part in enumerate(content) if _holds_no_text(part)])
+        parts = enumerate(as_array(self.data.get("content")))
+        return tuple([_attachment(at, part) for at, part in parts if _holds_no_text(part)])
 
     @property
     def display_text(self) -> str:
-        audio, content = self.data.get("audio"), self.data.get("content")
-        said = [self.text, self.data.get("refusal"), audio.get("transcript") if is_object(audio) else None]
-        said += [part.get("refusal") for part in content if is_object(part)] if is_array(content) else []
+        said = [self.text, self.data.get("refusal"), as_object(self.data.get("audio")).get("transcript")]
+        said += [as_object(part).get("refusal") for part in as_array(self.data.get("content"))]
         return "\n".join([text for text in said if isinstance(text, str) and text])
 
     def all_texts(self) -> Iterator[str]:
         yield from super().all_texts()
         for name in ("name", "agent", "refusal"):
-            value = self.data.get(name)
-            if value:
+            if value := self.data.get(name):
                 yield str(value)
 
     def countable(self) -> Countable:
@@ -181,9 +178,9 @@ class ChatMessage(Message):
         return Countable(texts=tuple(texts), media=media, small_images=small_images, reasoning=reasoning)
 
     def readable(self) -> str:
-        text, content = self.display_text, self.data.get("content")
+        text = self.display_text
         lines = [text] if text else []
-        for at, part in enumerate(content if is_array(content) else ()):
+        for at, part in enumerate(as_array(self.data.get("content"))):
             if not is_object(part):
                 lines.append(f"[{write(part).decode()}]")
             elif not isinstance(part.get("refusal"), str) and _holds_no_text(part):
@@ -213,8 +210,7 @@ class ChatMessage(Message):
     def with_calls(self, kept: Collection[int]) -> ChatMessage:
         # With none left the field goes: providers refuse an empty array.
         fields = FIELDS.decode(self.raw)
-        items = self.data.get("tool_calls")
-        number = len(items) if is_array(items) else 0
+        number = len(as_array(self.data.get("tool_calls")))
         if number:
             left = [raw for at, raw in enumerate(ITEMS.decode(fields["tool_calls"])) if at in kept]
             if left:
@@ -264,40 +260,35 @@ class ChatMessage(Message):
             dropped.update(name for name in _REASONING if name in changed)
         elif reasoning == "auto" and not has_calls:
             dropped.update(name for name in _SENT_BACK_BESIDE_CALLS if name in changed)
-        calls = changed.get("tool_calls")
-        if is_array(calls) and (completed := [_completed(call) for call in calls]) != calls:
+        calls, audio = as_array(changed.get("tool_calls")), as_object(changed.get("audio"))
+        if (completed := [_completed(call) for call in calls]) != calls:
             changed = {**changed, "tool_calls": completed}
-        audio = changed.get("audio")
-        if is_object(audio) and set(audio) - {"id"} and "id" in audio:
+        if len(audio) > 1 and "id" in audio:
             changed = {**changed, "audio": {"id": audio["id"]}}
         if changed is data:
             return self.without(*dropped) if dropped else self
         return ChatMessage.of({name: value for name, value in changed.items() if name not in dropped})
 
     def without_reasoning(self) -> ChatMessage:
-        return self.without(*_BOUND) if self.role == "assistant" and _is_bound(self.raw) else self
+        may_be_bound = self.role == "assistant" and any(b'"%b"' % name.encode() in self.raw for name in _BOUND)
+        return self.without(*_BOUND) if may_be_bound else self
 
 
 def _completed(call: Any) -> Any:
     """Return a call of a function with what some servers leave out of it, and requests must have."""
-    function = call.get("function") if is_object(call) else None
+    function = as_object(call).get("function")
     if not is_object(function):
         return call
     function = function if function.get("arguments") is not None else {**function, "arguments": "{}"}
     return {**call, "type": call.get("type") or "function", "function": function}
 
 
-def _is_bound(raw: bytes) -> bool:
-    """Tell whether the text of a message may hold reasoning that is bound to what stands before it."""
-    return any(b'"%b"' % name.encode() in raw for name in _BOUND)
-
-
 def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
     """Return the number of media parts and of images in low detail; add the text of the others to `texts`."""
     media = small_images = 0
     for part in parts:
-        kind = part.get("type") if is_object(part) else None
-        if isinstance(kind, str) and kind in _MEDIA:
+        kind = as_text(as_object(part).get("type"))
+        if kind in _MEDIA:
             image = part.get("image_url")
             small = (image if is_object(image) else part).get("detail") == "low"
             small_images += small
@@ -315,10 +306,7 @@ def text_of(content: Any) -> str:
     """Return the text of a `content` value: a string as it is, of a list its `text` parts put together."""
     if isinstance(content, str):
         return content
-    if not is_array(content):
-        return ""
-    parts = (part.get("text") for part in content if is_object(part))
-    return "".join(text for text in parts if isinstance(text, str))
+    return "".join([as_text(as_object(part).get("text")) for part in as_array(content)])
 
 
 def has_calls(data: JsonObject) -> bool:
@@ -351,16 +339,13 @@ def _is_whole(call: Any, *, is_last: bool) -> bool:
     if not is_object(call) or not call.get("id"):
         return False
     if call.get("type") == "custom":
-        custom = call.get("custom")
-        return is_object(custom) and bool(custom.get("name")) and not is_last
+        return bool(as_object(call.get("custom")).get("name")) and not is_last
     return _is_whole_function(call.get("function"))
 
 
 def _is_whole_function(function: Any) -> bool:
-    if not is_object(function) or not function.get("name"):
-        return False
-    arguments = function.get("arguments")
-    return is_object(arguments) or is_object_text(arguments)
+    arguments = as_object(function).get("arguments")
+    return bool(as_object(function).get("name")) and (is_object(arguments) or is_object_text(arguments))
 
 
 def _ties(message: ChatMessage) -> ChatTies:
@@ -385,44 +370,28 @@ def _ties(message: ChatMessage) -> ChatTies:
     )
 
 
-def _calls(data: JsonObject) -> Iterator[Call]:
-    items, function = data.get("tool_calls"), data.get("function_call")
-    for item in items if is_array(items) else ():
-        yield _call(item)
-    if is_object(function):
-        name, arguments = _called(function, "arguments")
-        yield Call(id="", name=name, arguments=arguments, legacy=True)
-
-
 def _call(item: Any) -> Call:
     """Read one item of `tool_calls`, whatever it is; what is missing is empty."""
-    if not is_object(item):
-        return Call(id="", name="", arguments="")
-    custom = item.get("type") == "custom"
+    call = as_object(item)
+    custom = call.get("type") == "custom"
     kind, argument = ("custom", "input") if custom else ("function", "arguments")
-    called, identity = item.get(kind), item.get("id")
-    name, arguments = _called(called if is_object(called) else {}, argument)
-    identity = identity if isinstance(identity, str) else ""
-    return Call(id=identity, name=name, arguments=arguments, custom=custom)
+    name, arguments = _called(as_object(call.get(kind)), argument)
+    return Call(id=as_text(call.get("id")), name=name, arguments=arguments, custom=custom)
 
 
 def _called(inner: JsonObject, argument: str) -> tuple[str, str]:
-    """Return name and arguments of a called function or custom tool."""
-    name, arguments = inner.get("name"), inner.get(argument)
+    arguments = inner.get(argument)
     if not isinstance(arguments, str):
         arguments = "" if arguments is None else write(arguments).decode()
-    return name if isinstance(name, str) else "", arguments
+    return as_text(inner.get("name")), arguments
 
 
 def _with_arguments(item: Any, text: str) -> Any:
     """Return one item of `tool_calls` with other arguments; an item without any stays."""
-    if not is_object(item):
-        return item
-    function, custom = item.get("function"), item.get("custom")
-    if is_object(function) and isinstance(function.get("arguments"), str):
-        return {**item, "function": {**function, "arguments": text}}
-    if is_object(custom) and isinstance(custom.get("input"), str):
-        return {**item, "custom": {**custom, "input": text}}
+    for kind, argument in (("function", "arguments"), ("custom", "input")):
+        called = as_object(as_object(item).get(kind))
+        if isinstance(called.get(argument), str):
+            return {**item, kind: {**called, argument: text}}
     return item
 
 
@@ -433,19 +402,16 @@ def _holds_no_text(part: Any) -> bool:
 
 
 def _attachment(place: int, part: JsonObject) -> Attachment:
-    kind = part.get("type")
-    named = one_line(kind) if isinstance(kind, str) and kind else "part"
+    named = one_line(as_text(part.get("type")) or "part")
     inner: Any = part.get(named) or part.get("source") or part
     return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(inner))
 
 
 def _described(inner: Any) -> str:
     """Return what is known of an image, a file or a sound: its type and size, or its address."""
-    kind: Any = None
-    held: Any = inner
-    if is_object(inner):
-        kind = inner.get("media_type") or inner.get("format") or inner.get("filename")
-        held = next((inner[name] for name in _HELD if isinstance(inner.get(name), str)), None)
+    about = as_object(inner)
+    kind: Any = about.get("media_type") or about.get("format") or about.get("filename")
+    held: Any = next((about[name] for name in _HELD if isinstance(about.get(name), str)), inner)
     if not isinstance(held, str):
         return "no address"
     head, _, data = held.partition(",")

@@ -1,12 +1,9 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered
-follows from the request alone: the beginning of every request stays what it was. Nothing is required. Among
-strict functions the schemas are as strict mode wants them: every property required, none beside them, no
+Among strict functions the schemas are as strict mode wants them: every property required, none beside them, no
 unions of types; an empty string then stands for what is not given.
 
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
-sees one reply. Of a stream
+Of a stream
 
     a text           is shown at once, whatever else waits
     a tool call      waits until its name is whole, or cannot become that of a tool of the proxy's
@@ -17,15 +14,12 @@ sees one reply. Of a stream
     a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
                      that of all rounds so far; its first text is kept apart from what was said before it
                      (`gap`), by a chunk of our own, which is no part of what the round says
-
-What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -34,7 +28,19 @@ from msgspec import Struct, field, structs
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
 from proxy.dialects.chat.completion import CallFinder, CompletionAccumulator, ToolName, read_completion, usage_only
 from proxy.dialects.chat.message import ChatMessage, without_unfinished_calls
-from proxy.dialects.jsontext import added, is_array, is_object, is_object_text, read, sound, write
+from proxy.dialects.jsontext import (
+    added,
+    as_array,
+    as_object,
+    as_text,
+    is_array,
+    is_object,
+    is_object_text,
+    parsed,
+    read,
+    sound,
+    write,
+)
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
 from proxy.dialects.sse import Event
 
@@ -63,9 +69,7 @@ def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     return offer(tools, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 
-@lru_cache
 def _definition(tool: ToolDefinition, strict: bool) -> bytes:
-    """Return the JSON text of a tool."""
     function: JsonObject = {"name": tool.name, "description": tool.description}
     function["parameters"] = schema_of(tool, strict=strict)
     if strict:
@@ -75,8 +79,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 
 def tool_name(tool: JsonObject) -> Any:
     """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
-    inner = next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool)
-    return inner.get("name")
+    return next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool).get("name")
 
 
 # ------------------------------------------------------------------------------------- the calls
@@ -91,10 +94,8 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
     kept = [item for item, call in zip(items, calls, strict=True) if call.name not in names]
     if len(kept) == len(items):
         return message
-    changed = {**message, "tool_calls": kept}
-    if not kept:
-        del changed["tool_calls"]
-    return changed
+    rest = {name: value for name, value in message.items() if name != "tool_calls" or kept}
+    return rest | ({"tool_calls": kept} if kept else {})
 
 
 def says_something(message: JsonObject) -> bool:
@@ -142,12 +143,10 @@ class CalledRound(Struct, frozen=True, kw_only=True):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read or to hear."""
         return says_something(self.message)
 
     @property
     def cut(self) -> bool:
-        """Whether it may have been cut off."""
         return self.finish in CUT_OFF
 
 
@@ -158,9 +157,7 @@ def reply_of(message: JsonObject) -> ChatMessage:
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
     """Return the `tool_calls` of a reply as they stand there, and each as a call."""
-    items = message.get("tool_calls")
-    if not is_array(items):
-        return [], ()
+    items = as_array(message.get("tool_calls"))
     return items, ChatMessage(b"", {"role": "assistant", "tool_calls": items}).calls
 
 
@@ -180,7 +177,7 @@ def gap(before: Any, after: Any) -> str:
     apart by themselves.
     """
     if is_array(before) and before:
-        before = before[-1].get("text") if is_object(before[-1]) else None
+        before = as_object(before[-1]).get("text")
     if not before or not isinstance(before, str) or not after or not isinstance(after, str):
         return ""
     return "" if before[-1].isspace() or after[0].isspace() else BLANK_LINE
@@ -198,7 +195,6 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         super().__init__(names)
         self._said: list[Any] = []  # the contents of the rounds that the client is not shown
         self._body = b""
-        self._finish = ""  # why the last body's reply ended
         self._round = CalledRound(names=names)
         self.last = reply_of({})
 
@@ -207,27 +203,20 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         return any(says_something({"content": content}) for content in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._body, self._finish, self.last = body, "", reply_of({})
-        self._round = CalledRound(names=self._names)
-        try:
-            data = read(body)
-        except ValueError:
-            return False
+        data = parsed(body)
         found = read_completion(data)
-        choices = data.get("choices") if is_object(data) else None
-        message: JsonObject = {}
-        if is_array(choices) and len(choices) == 1 and found.choices:
-            message, self._finish = found.choices[0].message, found.choices[0].finish_reason or ""
-        self._round = CalledRound(names=self._names, message=message, finish=self._finish, usage=found.usage)
-        self.last = reply_of(message)
-        return bool(message)
+        self._body, self._round = body, CalledRound(names=self._names, usage=found.usage)
+        if len(as_array(as_object(data).get("choices"))) == 1 and found.choices:
+            said, finish = found.choices[0].message, found.choices[0].finish_reason or ""
+            self._round = structs.replace(self._round, message=said, finish=finish)
+        self.last = reply_of(self._round.message)
+        return bool(self._round.message)
 
     def _begin(self) -> None:
         self._said.append(self._round.message.get("content"))
         self._round = CalledRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         last = without_own(self._round.message, self._names)
         if how.text:
             last = {**last, "content": _joined([last.get("content"), how.text])}
@@ -238,7 +227,7 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
         content = _joined([*self._said, last.get("content")])
         if content != message.get("content"):
             message["content"] = content
-        if how.finish != self._finish:
+        if how.finish != as_text(choice.get("finish_reason")):
             choice["finish_reason"] = how.finish
         if self.rounds and self.usage is not None:
             data["usage"] = self.usage
@@ -287,7 +276,7 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
         """Read the deltas of one chunk; return each with its call."""
-        return [(item, self._learn(item)) for item in items if is_object(item)] if is_array(items) else []
+        return [(item, self._learn(item)) for item in as_array(items) if is_object(item)]
 
     def decide(self) -> None:
         """Take every name for whole."""
@@ -298,7 +287,6 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
 
     @property
     def undecided(self) -> bool:
-        """Whether any name is not known yet."""
         return self._decided < len(self.begun)
 
     def _decide(self, call: StreamedCall, *, own: bool) -> None:
@@ -342,8 +330,7 @@ class _Part(Struct, frozen=True, kw_only=True):
     @property
     def finish(self) -> str:
         """Why the reply ended; empty where it goes on."""
-        finish = self.choice.get("finish_reason")
-        return finish if isinstance(finish, str) else ""
+        return as_text(self.choice.get("finish_reason"))
 
     def split(self) -> tuple[_Part, _Part]:
         """Return the part that says something, and the part that calls."""
@@ -355,7 +342,6 @@ class _Part(Struct, frozen=True, kw_only=True):
         )
 
     def with_delta(self, delta: JsonObject, **changed: Any) -> JsonObject:
-        """Return the chunk with another delta."""
         return {**self.chunk, "choices": [{**self.choice, self.key: delta, **changed}]}
 
 
@@ -412,8 +398,8 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             return event.raw
         if self.rounds == 0 and len(self._same) < len(_SAME):
             self._same |= {name: chunk[name] for name in _SAME if name not in self._same and chunk.get(name)}
-        choices = chunk.get("choices")
-        choice = choices[0] if is_array(choices) and len(choices) == 1 else None
+        choices = as_array(chunk.get("choices"))
+        choice = choices[0] if len(choices) == 1 else None
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
     def end(self, event: Event | None = None) -> bytes:
@@ -438,14 +424,11 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return shown + b"data: [DONE]\n\n"
 
     def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
-        """Read a chunk of the reply."""
         if self.again:  # the reply goes on elsewhere
             self._reply.add({"usage": chunk.get("usage")})
             return b""
         key = "delta" if "delta" in choice else "message"
-        delta = choice.get(key)
-        if not is_object(delta):
-            delta = {}
+        delta = as_object(choice.get(key))
         self._last = chunk
         if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
             self._reply.add(chunk)  # text: nearly all that is ever said
@@ -534,9 +517,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         self._is_apart = True
         choices = self.reply.choices()
         text = gap(choices[0].message.get("content"), content) if choices else ""
-        if not text:
-            return b""
-        return _event(self._chunk(text, ""))
+        return _event(self._chunk(text, "")) if text else b""
 
     def _made(self, text: str, finish: str) -> bytes:
         """Return an event of our own making: it says `text`, and why the reply ends."""
@@ -577,7 +558,6 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return {**chunk, **{name: value for name, value in self._same.items() if name in chunk}}
 
     def _note(self, chunk: JsonObject, delta: JsonObject, finish: str) -> None:
-        """Note what the client is shown."""
         self.reply.add(chunk)
         if not self._has_role:
             self._has_role = bool(delta.get("role"))

@@ -37,13 +37,9 @@ from proxy.dialects.base import (
     SpokenRole,
     spans_of,
 )
-from proxy.dialects.chat.cache_marks import broken, decides_itself, marked
+from proxy.dialects.chat import cache_marks, completion, own_tools, refusals, request
 from proxy.dialects.chat.canonical import canonical, first_canonical
-from proxy.dialects.chat.completion import CALLING, CompletionAccumulator, error_words, made_answer, read_body
 from proxy.dialects.chat.message import ChatMessage, ChatTies
-from proxy.dialects.chat.own_tools import ToolBodyFilter, ToolStreamFilter, add_tools, leaves_room, tool_name
-from proxy.dialects.chat.refusals import demanded_order, overflow_of, refuses_usage, reordered
-from proxy.dialects.chat.request import compose, parse_chat_request
 from proxy.dialects.jsontext import read, write
 
 NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
@@ -198,28 +194,28 @@ class ChatDialect(Dialect):
     }
     requests: ClassVar[RequestSide] = RequestSide(
         path="/chat/completions",
-        parse=parse_chat_request,
-        compose=compose,
-        leaves_room=leaves_room,
-        add_tools=add_tools,
-        tool_name=tool_name,
-        decides_caching=decides_itself,
-        marked=marked,
-        broken=broken,
-        overflow_of=overflow_of,
-        demanded_order=demanded_order,
-        reordered=reordered,
-        refuses_usage=refuses_usage,
+        parse=request.parse_chat_request,
+        compose=request.compose,
+        leaves_room=own_tools.leaves_room,
+        add_tools=own_tools.add_tools,
+        tool_name=own_tools.tool_name,
+        decides_caching=cache_marks.decides_itself,
+        marked=cache_marks.marked,
+        broken=cache_marks.broken,
+        overflow_of=refusals.overflow_of,
+        demanded_order=refusals.demanded_order,
+        reordered=refusals.reordered,
+        refuses_usage=refusals.refuses_usage,
     )
     replies: ClassVar[ReplySide] = ReplySide(
-        read=read_body,
-        reader=CompletionAccumulator,
+        read=completion.read_body,
+        reader=completion.CompletionAccumulator,
         ends=(b"[DONE]",),
-        body_filter=ToolBodyFilter,
-        stream_filter=ToolStreamFilter,
-        repeat=made_answer,
-        calling=CALLING,
-        error_words=error_words,
+        body_filter=own_tools.ToolBodyFilter,
+        stream_filter=own_tools.ToolStreamFilter,
+        repeat=completion.made_answer,
+        calling=completion.CALLING,
+        error_words=completion.error_words,
         error_body=lambda error: orjson.dumps(error.body()),
         error_event=lambda body: b"data: %b\n\n" % write(read(body)),
     )

@@ -1,8 +1,4 @@
-"""A request for a chat completion beside its bytes, and the body that goes upstream.
-
-Unknown fields, new parameters, the order of keys and the writing of numbers come through as they came in. If
-nothing is changed, the client's own bytes are the body.
-"""
+"""A request for a chat completion beside its bytes, and the body that goes upstream."""
 
 from __future__ import annotations
 
@@ -40,10 +36,7 @@ _CONTENT: Final = "a string, an array of content parts, or null"
 
 
 def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
-    """Read a request; see `RequestSide.parse`. What is not known here of fields, roles and parts passes as it is.
-
-    `InvalidRequest`: it is no JSON object in UTF-8, nests over `MAX_LEVELS`, or has a field of the wrong type.
-    """
+    """Read a request; see `RequestSide.parse`."""
     if before is not None and kept > len(before.instructions):
         try:
             resumed = _resumed(body, before, kept)
@@ -99,10 +92,7 @@ def compose(
     cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
-    """Return the body to send; see `RequestSide.compose`. If nothing changes, it is `request.raw` itself.
-
-    `add_usage` and `cache_key` count where the client says nothing about them.
-    """
+    """Return the body to send; see `RequestSide.compose`."""
     changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
     given = (*request.instructions, *request.messages)
     asked = (
@@ -189,7 +179,6 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[ChatMess
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
-    """Read one message."""
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)

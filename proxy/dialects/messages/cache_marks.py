@@ -9,60 +9,34 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
-from proxy.dialects.jsontext import RawFields, is_array, is_object, read, with_break, with_field
+from proxy.dialects.cache_marks import Mark, marked_ends, marked_inside
+from proxy.dialects.jsontext import is_array, is_object, read
 from proxy.dialects.messages.message import HEADER, MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
+_MARK: Final = Mark(name=MARK, value=EPHEMERAL, most=MOST_MARKS)
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
 def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with marks at the ends of those at `places`, the last ones where there is no room for all.
-
-    Marks of the client's stay. Where a message takes none, the nearest one before it that does is marked.
-    """
-    sent = list(cast("Sequence[MessagesMessage]", messages))
+    """Return the messages with marks at the ends of those at `places`; see `marked_ends`."""
     if kind != "anthropic":  # another provider's model behind this API
-        return tuple(sent)
-    room = MOST_MARKS - sum(map(_count, sent))
-    wanted = False
-    for at in range(len(sent) - 1, -1, -1):
-        if room <= 0:
-            break
-        message = sent[at]
-        wanted = wanted or at in places
-        if not wanted:
-            continue
-        if _count(message):
-            wanted = False
-        elif (new := message.with_mark(EPHEMERAL)) is not None:
-            sent[at], wanted = new, False
-            room -= 1
-    return tuple(sent)
+        return tuple(messages)
+    sent = cast("Sequence[MessagesMessage]", messages)
+    return marked_ends(sent, places, MOST_MARKS, _count, lambda message: message.with_mark(EPHEMERAL))
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room.
+    """Return the messages with a mark in the one at `place`, after so many characters; see `marked_inside`.
 
     What Anthropic reads as a header is not split.
     """
-    sent = list(messages)
-    counts = [_count(message) for message in cast("Sequence[MessagesMessage]", sent)]
-    timed = any(b'"ttl"' in message.raw for message in sent)  # marks that live longer come first, or Claude refuses
-    if kind == "anthropic" and not timed and not _is_in_header(sent[place].texts, at):
-        fields = RawFields(sent[place].raw)
-        content = with_break(fields.get("content", b"null"), at, MARK, EPHEMERAL)
-        if content is not None:
-            made = MessagesMessage(with_field(sent[place].raw, fields, "content", content))
-            if sum(counts) - counts[place] + _count(made) <= MOST_MARKS:
-                sent[place] = made
-    return tuple(sent)
-
-
-def _is_in_header(texts: Sequence[str], at: int) -> bool:
-    first = texts[0] if texts else ""
-    return first.startswith(HEADER) and at <= len(first)
+    timed = any(b'"ttl"' in message.raw for message in messages)  # marks that live longer come first, or Claude refuses
+    first = "".join(messages[place].texts[:1])
+    if kind != "anthropic" or timed or (first.startswith(HEADER) and at <= len(first)):
+        return tuple(messages)
+    return marked_inside(cast("Sequence[MessagesMessage]", messages), place, at, _MARK, _count)
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:

@@ -10,9 +10,9 @@ ran them, and nobody answers them. Whatever is rewritten loses its cache marks: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count, groupby
+from typing import Any, ClassVar, Final, cast
 
 import msgspec
 import orjson
@@ -22,7 +22,6 @@ from proxy.dialects.base import (
     Call,
     Countable,
     Dialect,
-    Facts,
     JsonObject,
     Message,
     ReasoningMode,
@@ -31,17 +30,8 @@ from proxy.dialects.base import (
     sized,
     written,
 )
-from proxy.dialects.jsontext import (
-    FIELDS,
-    ITEMS,
-    RawFields,
-    is_array,
-    is_object,
-    with_field,
-    with_mark,
-    without_fields,
-    write,
-)
+from proxy.dialects.cache_marks import marked_at
+from proxy.dialects.jsontext import FIELDS, ITEMS, as_object, as_text, is_array, is_object, without_fields, write
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
@@ -60,7 +50,7 @@ _MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more i
 
 
 class BlockTies(Ties, frozen=True, kw_only=True):
-    """What ties a message to those beside it: enough for spans and the protocol check."""
+    """What ties a message to those beside it."""
 
     answers: tuple[str, ...] = ()  # the ids of the calls that its results answer, in order; "" for one that has none
     leads: bool = True  # whether its results come before everything else
@@ -73,15 +63,9 @@ class BlockTies(Ties, frozen=True, kw_only=True):
 class MessagesMessage(Message):
     """One message of the Messages API, or the system prompt in the form of one."""
 
-    __slots__ = ("_calls", "_ties")
+    __slots__ = ()
 
     dialect: ClassVar[Dialect]
-
-    def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
-        """Wrap `raw`, as `Message` does."""
-        super().__init__(raw, data, facts)
-        self._calls: tuple[Call, ...] | None = None
-        self._ties: BlockTies | None = None
 
     # ------------------------------------------------------------------------------------- reading
 
@@ -98,20 +82,15 @@ class MessagesMessage(Message):
     def text(self) -> str:
         blocks = self.blocks
         groups = [_text_of_result(block) for block in blocks if _is_result(block)]
-        groups.append("".join(_text_of(block) for block in blocks))
-        return "\n\n".join(filter(None, groups))
+        return "\n\n".join(filter(None, [*groups, "".join(map(_text_of, blocks))]))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        result = self._only_result
-        parts = self.blocks if result is None else _parts_of(result)
-        return tuple([_text_of_result(part) if _is_result(part) else _text_of(part) for part in parts])
+        return tuple([_text_of_result(part) if _is_result(part) else _text_of(part) for part in self._parts])
 
     @property
     def plain_text(self) -> str | None:
-        result = self._only_result
-        parts = self.blocks if result is None else _parts_of(result)
-        return self.text if all(_is_text(part) for part in parts) else None
+        return self.text if all(map(_is_text, self._parts)) else None
 
     @property
     def is_plain(self) -> bool:
@@ -124,12 +103,8 @@ class MessagesMessage(Message):
     def name(self) -> str:
         return ""
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        if self._calls is None:
-            has_none = self.role != "assistant" or (self.facts is not None and not self.facts.has_calls)
-            self._calls = () if has_none else tuple([_call(block) for block in self.blocks if is_call(block)])
-        return self._calls
+    def _read_calls(self) -> list[Call]:
+        return [_call(block) for block in self.blocks if is_call(block)] if self.role == "assistant" else []
 
     @property
     def ties(self) -> BlockTies:
@@ -137,10 +112,10 @@ class MessagesMessage(Message):
         if self._ties is None:
             facts = self.facts
             known: BlockTies | None = facts.ties if facts is not None else None
-            self._ties = known or _ties(self.data)
-            if facts is not None and known is None and len(self._ties.ids) + len(self._ties.answers) <= _MOST_IDS:
-                facts.ties = self._ties
-        return self._ties
+            self._ties = made = known or _ties(self.data)
+            if facts is not None and known is None and len(made.ids) + len(made.answers) <= _MOST_IDS:
+                facts.ties = made
+        return cast("BlockTies", self._ties)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -148,7 +123,7 @@ class MessagesMessage(Message):
         if not self.is_lasting:
             return super().ids
         held = [block.get(name) for block in self.blocks if _kind(block) == "compaction" for name in _SEALED]
-        return super().ids + tuple([each for each in held if isinstance(each, str) and each])
+        return super().ids + tuple(filter(None, _texts(held)))
 
     @property
     def is_result(self) -> bool:
@@ -194,8 +169,7 @@ class MessagesMessage(Message):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        leaves = enumerate(_leaves(self.blocks))
-        return tuple([_attachment(place, leaf) for place, leaf in leaves if is_object(leaf) and _is_media(leaf)])
+        return tuple([_attachment(place, leaf) for place, leaf in enumerate(_leaves(self.blocks)) if _is_media(leaf)])
 
     @property
     def display_text(self) -> str:
@@ -221,11 +195,11 @@ class MessagesMessage(Message):
             elif is_call(leaf):
                 call = _call(leaf)
                 texts += [call.name, call.arguments]
-            elif leaf.get("type") == "thinking":
+            elif _kind(leaf) == "thinking":
                 texts.append(str(leaf.get("thinking", "")))
             elif _is_text(leaf):
                 texts.append(leaf["text"])
-            elif leaf.get("type") != "redacted_thinking":
+            elif _kind(leaf) != "redacted_thinking":
                 text, held = written(_unmarked(leaf))
                 texts.append(text)
                 media += held
@@ -240,7 +214,7 @@ class MessagesMessage(Message):
             elif _is_media(leaf):
                 parts = _parts_of_document(leaf)
                 lines += [_attachment(place, leaf).line] if parts is None else filter(None, map(_text_of, parts))
-            elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or leaf.get("type") in THINKING):
+            elif not (_is_text(leaf) or is_call(leaf) or _is_result(leaf) or _kind(leaf) in THINKING):
                 lines.append(f"[{written(leaf)[0]}]")
         lines += self._call_lines()
         return "\n".join(lines)
@@ -278,37 +252,24 @@ class MessagesMessage(Message):
         return self.replacing("content", f"{content}\n\n{text}" if content and isinstance(content, str) else text)
 
     def with_calls(self, kept: Collection[int]) -> MessagesMessage:
-        left: list[bytes] = []
-        number = 0
-        for raw, block in self._pairs():
-            if is_call(block):
-                number += 1
-                if number - 1 not in kept:
-                    continue
-            left.append(raw)
-        return self._of_blocks(left)
+        number = count()  # of each call
+        return self._of_blocks([raw for raw, block in self._pairs() if not is_call(block) or next(number) in kept])
 
     def with_arguments(self, arguments: Sequence[str]) -> MessagesMessage:
         waiting = iter(arguments)
-
-        def edited(block: JsonObject) -> JsonObject:
-            return {**block, "input": _input_of(next(waiting))} if is_call(block) else block
-
-        return self._edited(edited)
+        return self._edited(lambda block: {**block, "input": _input_of(next(waiting))} if is_call(block) else block)
 
     def with_notes(self, notes: Mapping[int, str]) -> MessagesMessage:
-        places = iter(range(len(self.raw)))
+        place = count()  # of each leaf
 
         def noted(leaf: Any) -> Any:
-            note = notes.get(next(places))
+            note = notes.get(next(place))
             return leaf if note is None else {"type": "text", "text": note}
 
-        made: list[Any] = []
-        for block in self.blocks:
-            if _holds_parts(block):
-                made.append({**block, "content": [noted(part) for part in block["content"]]})
-            else:
-                made.append(noted(block))
+        made = [
+            {**block, "content": [noted(part) for part in block["content"]]} if _holds_parts(block) else noted(block)
+            for block in self.blocks
+        ]
         return self._of_blocks([write(_unmarked(block)) for block in made])
 
     def with_results(self, results: Sequence[Message | None]) -> MessagesMessage | None:
@@ -318,7 +279,7 @@ class MessagesMessage(Message):
             if not _is_result(block):
                 left.append(raw)
             elif (result := next(waiting)) is not None:
-                left += result_blocks(result)
+                left += map(bytes, ITEMS.decode(FIELDS.decode(result.raw)["content"]))
         return self._of_blocks(left) if left else None
 
     def without_unfinished_calls(self) -> MessagesMessage:
@@ -331,8 +292,7 @@ class MessagesMessage(Message):
         # tokens, may have a result.
         pairs = list(self._pairs())
         made = [_as_input(raw, block, reasoning, partial=partial) for raw, block in pairs]
-        left = [raw for raw in made if raw is not None]
-        return self if left == [raw for raw, _ in pairs] else self._of_blocks(left)
+        return self if made == [raw for raw, _ in pairs] else self._of_blocks([raw for raw in made if raw is not None])
 
     def without_reasoning(self) -> MessagesMessage | None:
         if self.role != "assistant" or b"thinking" not in self.raw:
@@ -349,16 +309,19 @@ class MessagesMessage(Message):
 
     def mark(self) -> bytes | None:
         """Return the last cache mark on its blocks, as JSON text; None where it has none."""
-        found = [block[MARK] for block in self.blocks if is_object(block) and block.get(MARK) is not None]
+        found = [mark for block in self.blocks if (mark := as_object(block).get(MARK)) is not None]
         return write(found[-1]) if found and self.has_marks else None
 
     def with_mark(self, mark: bytes) -> MessagesMessage | None:
-        """Return it with a cache mark on the last block that takes one; None where none does. No other byte changes."""
-        fields = RawFields(self.raw)
-        content = with_mark(fields["content"], MARK, mark, _takes_mark) if "content" in fields else None
-        return None if content is None else MessagesMessage(with_field(self.raw, fields, "content", content))
+        return marked_at(self, MARK, mark, _takes_mark)
 
     # -------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _parts(self) -> list[Any]:
+        """Its blocks; of a message that is nothing but one result, the parts of that."""
+        result = self._only_result
+        return self.blocks if result is None else _parts_of(result)
 
     @property
     def _only_result(self) -> JsonObject | None:
@@ -370,10 +333,9 @@ class MessagesMessage(Message):
         """Yield each block as its text, and parsed."""
         content = self.data.get("content")
         if not is_array(content):
-            yield from ((write(block), block) for block in self.blocks)
-            return
-        raws = ITEMS.decode(FIELDS.decode(self.raw)["content"])
-        yield from zip(map(bytes, raws), content, strict=True)
+            yield from [(write(block), block) for block in self.blocks]
+        else:
+            yield from zip(map(bytes, ITEMS.decode(FIELDS.decode(self.raw)["content"])), content, strict=True)
 
     def _edited(self, edit: Callable[[JsonObject], JsonObject]) -> MessagesMessage:
         """Return it with each block as `edit` returns it; a block that stays keeps its bytes, but for its marks."""
@@ -393,11 +355,6 @@ class MessagesMessage(Message):
 # --------------------------------------------------------------------------------- parts of messages
 
 
-def result_blocks(message: Message) -> list[bytes]:
-    """Return the texts of the blocks of a message that holds results."""
-    return [bytes(raw) for raw in ITEMS.decode(FIELDS.decode(message.raw)["content"])]
-
-
 def blocks_of(data: JsonObject) -> list[Any]:
     """Return the content blocks of a message; of a content that is a string, the block that stands for it."""
     content = data.get("content")
@@ -408,10 +365,8 @@ def blocks_of(data: JsonObject) -> list[Any]:
 
 def role_of(data: JsonObject) -> str:
     """Return the role of a message: `tool` where a user message holds results."""
-    role = data.get("role")
-    if role == "user" and any(map(_is_result, blocks_of(data))):
-        return "tool"
-    return role if isinstance(role, str) else ""
+    role = as_text(data.get("role"))
+    return "tool" if role == "user" and any(map(_is_result, blocks_of(data))) else role
 
 
 def is_call(block: Any) -> bool:
@@ -420,8 +375,7 @@ def is_call(block: Any) -> bool:
 
 
 def _kind(block: Any) -> str:
-    kind = block.get("type") if is_object(block) else None
-    return kind if isinstance(kind, str) else ""
+    return as_text(as_object(block).get("type"))
 
 
 def _is_result(block: Any) -> bool:
@@ -432,8 +386,8 @@ def _is_text(block: Any) -> bool:
     return _kind(block) == "text" and isinstance(block.get("text"), str)
 
 
-def _is_media(leaf: JsonObject) -> bool:
-    return leaf.get("type") in _MEDIA
+def _is_media(leaf: Any) -> bool:
+    return _kind(leaf) in _MEDIA
 
 
 def _holds_parts(block: Any) -> bool:
@@ -443,26 +397,21 @@ def _holds_parts(block: Any) -> bool:
 def _parts_of(result: JsonObject) -> list[Any]:
     """Return the parts of a result's content; of one that is a string, the text that stands for it."""
     content = result.get("content")
-    return content if is_array(content) else [{"type": "text", "text": content if isinstance(content, str) else ""}]
+    return content if is_array(content) else [{"type": "text", "text": as_text(content)}]
 
 
 def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
     """Yield the blocks, and in the place of a result with several parts these."""
     for block in blocks:
-        if _holds_parts(block):
-            yield from block["content"]
-        elif _is_result(block):
-            yield from _parts_of(block)
-        else:
-            yield block
+        yield from _parts_of(block) if _is_result(block) else [block]
 
 
 def _parts_of_document(leaf: Any) -> list[Any] | None:
     """Return the parts of a document that is given as text; None for what is not."""
-    source = leaf.get("source") if _kind(leaf) == "document" else None
-    if not is_object(source) or source.get("type") not in ("text", "content"):
+    source = as_object(leaf.get("source")) if _kind(leaf) == "document" else {}
+    if source.get("type") not in ("text", "content"):
         return None
-    content = source.get("data") if source["type"] == "text" else source.get("content")
+    content = source.get("data" if source["type"] == "text" else "content")
     parts = content if is_array(content) else [{"type": "text", "text": content}]
     about = [{"type": "text", "text": leaf.get(name)} for name in ("title", "context")]
     return [*filter(_is_text, about), *parts]
@@ -476,8 +425,7 @@ def _unfolded(blocks: Sequence[Any]) -> Iterator[Any]:
 
 
 def _text_of(block: Any) -> str:
-    text = block.get("text") if _kind(block) == "text" else None
-    return text if isinstance(text, str) else ""
+    return as_text(block.get("text")) if _kind(block) == "text" else ""
 
 
 def _text_of_result(result: JsonObject) -> str:
@@ -546,24 +494,19 @@ def _unmarked(block: Any) -> Any:
 
 
 def _call(block: JsonObject) -> Call:
-    identity, name, given = block.get("id"), block.get("name"), block.get("input")
-    return Call(
-        id=identity if isinstance(identity, str) else "",
-        name=name if isinstance(name, str) else "",
-        arguments="" if given is None else given if isinstance(given, str) else write(given).decode(),
-    )
+    given = block.get("input")
+    arguments = as_text(given) if given is None or isinstance(given, str) else write(given).decode()
+    return Call(id=as_text(block.get("id")), name=as_text(block.get("name")), arguments=arguments)
 
 
 def _ties(data: JsonObject) -> BlockTies:
-    """Read what ties a message to others, whatever it is."""
     role, blocks = role_of(data), blocks_of(data)
     if role == "tool":
         answers: list[str] = []
         leads, alone = True, True
         for block in blocks:
             if _is_result(block):
-                answered = block.get("tool_use_id")
-                answers.append(answered if isinstance(answered, str) else "")
+                answers.append(as_text(block.get("tool_use_id")))
                 leads = leads and alone
             else:
                 alone = False
@@ -571,25 +514,21 @@ def _ties(data: JsonObject) -> BlockTies:
     if role != "assistant":
         return BlockTies(role=role, empty=not blocks)
     ids = tuple([_call(block).id for block in blocks if is_call(block)])
-    begun, ended = _hosted(blocks)
-    callers = [
-        caller.get("tool_id") for block in blocks if is_object(block) and is_object(caller := block.get("caller"))
-    ]
+    begun = _texts([block.get("id") for block in blocks if _kind(block) in _HOSTED])
+    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
+    callers = [as_object(as_object(block).get("caller")).get("tool_id") for block in blocks]
     return BlockTies(
         role=role,
         ids=ids,
         followers=_RESULTS if ids else frozenset(),
         empty=not blocks,
         begun=tuple([name for name in begun if name not in ended]),
-        parts=tuple([name for name in (*ended, *callers) if isinstance(name, str) and name not in begun]),
+        parts=tuple([name for name in _texts([*ended, *callers]) if name not in begun]),
     )
 
 
-def _hosted(blocks: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """Return the ids of the calls of the provider's tools among these blocks, and of those whose results are there."""
-    begun = [block.get("id") for block in blocks if _kind(block) in _HOSTED]
-    ended = [block.get("tool_use_id") for block in blocks if _kind(block).endswith("_tool_result")]
-    return [name for name in begun if isinstance(name, str)], [name for name in ended if isinstance(name, str)]
+def _texts(values: Iterable[Any]) -> list[str]:
+    return [value for value in values if isinstance(value, str)]
 
 
 def _attachment(place: int, leaf: JsonObject) -> Attachment:

@@ -1,30 +1,23 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
-from the request alone: the beginning of every request stays what it was. Nothing is required.
-
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
-sees one reply. Of a stream
+Of a stream
 
     a block        is shown as it comes; behind one of ours, and in a later round, it is numbered anew
     ours           is taken out: its name is whole when it begins
     an end         of a round that another one follows is taken out: `message_delta` and `message_stop`
     a later round  begins unseen, and its usage is that of all rounds so far
-
-What cannot be read, and what says nothing of a reply, is shown as it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import is_array, is_object, is_one_of, read, write
+from proxy.dialects.jsontext import as_object, as_text, is_array, is_object, parsed, write
 from proxy.dialects.messages.message import THINKING, UNFINISHED, MessagesMessage, is_call
 from proxy.dialects.messages.reply import MessageReader, named_event, usage_of
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of
@@ -42,20 +35,17 @@ def leaves_room(request: Request) -> bool:
     The provider would hold them for requests of the thread that do not pass through here whole.
     """
     choice = request.parameters.get("tool_choice")
-    if is_object(request.parameters.get("thread")):
-        return False
-    return (choice.get("type") if is_object(choice) else choice) in _LEAVES_ROOM
+    wanted = choice.get("type") if is_object(choice) else choice
+    return wanted in _LEAVES_ROOM and not is_object(request.parameters.get("thread"))
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     """Return the client's tools with these behind them."""
-    return offer(tools, own, lambda tool, _: _definition(tool))
 
+    def define(tool: ToolDefinition, _: bool) -> bytes:
+        return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
 
-@lru_cache
-def _definition(tool: ToolDefinition) -> bytes:
-    """Return the JSON text of a tool."""
-    return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
+    return offer(tools, own, define)
 
 
 # ------------------------------------------------------------------------------------- the calls
@@ -71,7 +61,6 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> bool:
-        """Whether it may have been cut off."""
         return self.finish in CUT_OFF
 
     @property
@@ -81,12 +70,10 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read."""
         return reply_of(self.content).has_content
 
     @property
     def last(self) -> Message:
-        """What it says to the client."""
         return reply_of(self.shown)
 
     @property
@@ -100,13 +87,13 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
             elif UNFINISHED in block or not block.get("id") or (self.cut and block is self.content[-1]):
                 broken = True
             else:
-                kept.append({**block, "input": block["input"] if is_object(block.get("input")) else {}})
+                kept.append({**block, "input": as_object(block.get("input"))})
         message = reply_of(kept)
         own = tuple([call for call in message.calls if call.name in self.names])
         return OwnCalls(message=message, own=own, broken=broken, others=len(message.calls) > len(own))
 
     def _is_own(self, block: Any) -> bool:
-        return is_call(block) and is_one_of(block.get("name"), self.names)
+        return is_call(block) and as_text(block.get("name")) in self.names
 
 
 def reply_of(content: Sequence[Any]) -> MessagesMessage:
@@ -135,20 +122,11 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         return any(not (is_object(block) and block.get("type") in THINKING) for block in self._said)
 
     def _read(self, body: bytes) -> bool:
-        self._data, self._round, self.last = {}, MessagesRound(names=self._names), reply_of([])
-        try:
-            data = read(body)
-        except ValueError:
-            return False
-        if is_object(data) and is_array(content := data.get("content")):
-            finish, usage = data.get("stop_reason"), data.get("usage")
-            self._data = data
-            self._round = MessagesRound(
-                content=content,
-                finish=finish if isinstance(finish, str) else "",
-                usage=usage if is_object(usage) else None,
-                names=self._names,
-            )
+        self._data, self._round = as_object(parsed(body)), MessagesRound(names=self._names)
+        if is_array(content := self._data.get("content")):
+            usage, finish = self._data.get("usage"), as_text(self._data.get("stop_reason"))
+            usage = usage if is_object(usage) else None
+            self._round = MessagesRound(content=content, finish=finish, usage=usage, names=self._names)
         self.last = self._round.last
         return bool(self._round.content)
 
@@ -157,7 +135,6 @@ class MessagesBodyFilter(BodyFilter[MessagesRound]):
         self._round = MessagesRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         said = [*self._round.shown, *([{"type": "text", "text": how.text}] if how.text else [])]
         self.last = reply_of(said)
         usage = self._spent
@@ -203,16 +180,14 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
 
     def take(self, event: Event) -> bytes:
         data = event.value
-        kind = data.get("type") if is_object(data) else None
-        if not is_object(data) or kind == "ping":
+        if not is_object(data) or (kind := data.get("type")) == "ping":
             return event.raw
         if kind == "error":
             self.said = True
             self.reply.add(data)
-        if self.again:  # the reply goes on elsewhere
-            self._reply.add(data)
-            return b""
         self._reply.add(data)
+        if self.again:  # the reply goes on elsewhere
+            return b""
         if kind == "message_start":
             return b"" if self.rounds else self._as_it_came(event, data)
         if kind in _BLOCKS and isinstance(data.get("index"), int):
@@ -234,8 +209,8 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         """Show an event of a block, under the index by which the client knows it."""
         index = data["index"]
         if kind == "content_block_start":
-            begun = data.get("content_block")
-            if is_object(begun) and is_call(begun) and is_one_of(begun.get("name"), self._names):
+            begun = as_object(data.get("content_block"))
+            if is_call(begun) and as_text(begun.get("name")) in self._names:
                 self._shown[index], self._has_hidden = None, True
             else:
                 known = self._shown[index] = self._next if self.hides else index
@@ -260,9 +235,8 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         how = self._ending(said=said)
         if how.again:
             return b""
-        delta, usage = data.get("delta"), data.get("usage")
-        told = {**data, "delta": {**(delta if is_object(delta) else {}), "stop_reason": how.finish}}
-        if is_object(usage) and (spent := self._spent) is not None:
+        told = {**data, "delta": {**as_object(data.get("delta")), "stop_reason": how.finish}}
+        if is_object(usage := data.get("usage")) and (spent := self._spent) is not None:
             told["usage"] = {name: spent.get(name, value) for name, value in usage.items()}
         self.said = True
         return (self._text(how.text) if how.text else b"") + self._made(told)
@@ -270,21 +244,22 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
     def _made(self, data: JsonObject) -> bytes:
         """Return an event of our own making, and note it."""
         self.reply.add(data)
-        return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))
+        return named_event(data)
 
     def _text(self, text: str) -> bytes:
         """Return the events of a block of text that the model did not say."""
         index, self._next = self._next, self._next + 1
-        shown = self._made(
-            {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
-        )
-        shown += self._made(
-            {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
-        )
+        begun: JsonObject = {
+            "type": "content_block_start",
+            "index": index,
+            "content_block": {"type": "text", "text": ""},
+        }
+        said = {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+        shown = [self._made(data) for data in (begun, said, {"type": "content_block_stop", "index": index})]
         # It is what the round says last: the reply is sent back with it.
         at = max(self._shown, default=-1) + 1
         self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
-        return shown + self._made({"type": "content_block_stop", "index": index})
+        return b"".join(shown)
 
     def _closed(self, stop: str) -> bytes:
         delta = {"stop_reason": stop, "stop_sequence": None}

@@ -36,20 +36,9 @@ from proxy.dialects.base import (
 )
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import read, write
-from proxy.dialects.messages.cache_marks import broken, decides_itself, marked
+from proxy.dialects.messages import cache_marks, own_tools, reply, request
 from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
-from proxy.dialects.messages.own_tools import MessagesBodyFilter, MessagesStreamFilter, add_tools, leaves_room
-from proxy.dialects.messages.reply import (
-    CALLING,
-    THREAD_NOT_FOUND,
-    MessageReader,
-    error_body,
-    error_words,
-    made_answer,
-    read_body,
-)
-from proxy.dialects.messages.request import compose, parse_messages_request
 
 _ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
 OPENING: Final = "[The beginning of this conversation is not shown.]"
@@ -168,11 +157,7 @@ def _are_sound(ties: Sequence[BlockTies]) -> bool:
     before = ""
     for each in ties:
         if waiting:
-            answers = set(each.answers)
-            if not each.leads or len(answers) < len(each.answers) or not answers or not answers <= waiting:
-                return False
-            waiting -= answers
-            if waiting and not each.alone:
+            if not _is_answered(waiting, each):
                 return False
         elif each.role == "assistant":
             ids = set(each.ids)
@@ -189,14 +174,15 @@ def _are_sound(ties: Sequence[BlockTies]) -> bool:
 def _are_answers(run: Sequence[BlockTies], ids: Collection[str]) -> bool:
     """Tell whether messages with results, in a row, are the turn that answers these calls."""
     waiting = set(ids)
-    for each in run:
-        answers = set(each.answers)
-        if not waiting or not each.leads or len(answers) < len(each.answers) or not answers <= waiting:
-            return False
-        waiting -= answers
-        if waiting and not each.alone:
-            return False
-    return not waiting
+    return all([_is_answered(waiting, each) for each in run]) and not waiting
+
+
+def _is_answered(waiting: set[str], ties: BlockTies) -> bool:
+    """Tell whether a message answers some of the calls that wait for results, as it must. These wait no more."""
+    answers = set(ties.answers)
+    is_sound = ties.leads and len(answers) == len(ties.answers) > 0 and answers <= waiting
+    waiting -= answers
+    return is_sound and (ties.alone or not waiting)
 
 
 class MessagesDialect(Dialect):
@@ -213,27 +199,27 @@ class MessagesDialect(Dialect):
     requests: ClassVar[RequestSide] = RequestSide(
         path="/messages",
         headers=((b"anthropic-version", b"2023-06-01"),),
-        parse=parse_messages_request,
-        compose=compose,
-        leaves_room=leaves_room,
-        add_tools=add_tools,
-        decides_caching=decides_itself,
-        marked=marked,
-        broken=broken,
+        parse=request.parse_messages_request,
+        compose=request.compose,
+        leaves_room=own_tools.leaves_room,
+        add_tools=own_tools.add_tools,
+        decides_caching=cache_marks.decides_itself,
+        marked=cache_marks.marked,
+        broken=cache_marks.broken,
         overflow_of=overflow_of,
         refuses_caching=lambda body: b"cache_control" in body,
-        unknown_state=THREAD_NOT_FOUND,
+        unknown_state=reply.THREAD_NOT_FOUND,
     )
     replies: ClassVar[ReplySide] = ReplySide(
-        read=read_body,
-        reader=MessageReader,
+        read=reply.read_body,
+        reader=reply.MessageReader,
         ends=(b"message_stop",),
-        body_filter=MessagesBodyFilter,
-        stream_filter=MessagesStreamFilter,
-        repeat=made_answer,
-        calling=CALLING,
-        error_words=error_words,
-        error_body=lambda error: orjson.dumps(error_body(error)),
+        body_filter=own_tools.MessagesBodyFilter,
+        stream_filter=own_tools.MessagesStreamFilter,
+        repeat=reply.made_answer,
+        calling=reply.CALLING,
+        error_words=reply.error_words,
+        error_body=lambda error: orjson.dumps(reply.error_body(error)),
         error_event=lambda body: b"event: error\ndata: %b\n\n" % write(read(body)),
     )
 

@@ -1,9 +1,7 @@
 """The reply that a body, or the events of a stream, hold; the errors of the API; an answer of our own.
 
-    message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
-    then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
-
-It reads whatever a provider sends and never fails: what cannot be understood is left out.
+message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
+then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from msgspec import Struct
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.completion import words_of
-from proxy.dialects.jsontext import is_array, is_object, read
+from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read, write
 from proxy.dialects.messages.message import UNFINISHED, MessagesMessage
 from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
@@ -43,10 +41,9 @@ def read_body(body: bytes) -> Replies:
     data = read(body)
     if not is_object(data) or not is_array(content := data.get("content")):
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
-    stop = data.get("stop_reason")
     return Replies(
         messages=(MessagesMessage.as_stored({"role": "assistant", "content": content}),),
-        finish_reasons=(stop if isinstance(stop, str) and stop else None,),
+        finish_reasons=(_text(data.get("stop_reason")),),
         usage=usage_of(data.get("usage")),
         model=_text(data.get("model")),
         error=None,
@@ -56,8 +53,7 @@ def read_body(body: bytes) -> Replies:
 
 def _ids(message: JsonObject) -> tuple[str, ...]:
     """Return the id by which a later request can name a reply, if the provider keeps that in a thread."""
-    name = _text(message.get("id"))
-    return () if name is None else (name,)
+    return tuple(filter(None, [as_text(message.get("id"))]))
 
 
 def usage_of(usage: Any) -> JsonObject | None:
@@ -101,18 +97,14 @@ class _Block(Struct, kw_only=True):
             elif name == "citation":
                 self.citations.append(value)
             elif name != "type" and isinstance(value, str):
-                if name not in self.texts:
-                    known = self.fields.get(name)
-                    self.texts[name] = [known] if isinstance(known, str) else []
-                self.texts[name].append(value)
+                self.texts.setdefault(name, [as_text(self.fields.get(name))]).append(value)
             elif name != "type":
                 self.fields[name] = value
 
     def built(self) -> JsonObject:
         block = self.fields | {name: "".join(pieces) for name, pieces in self.texts.items()}
         if self.citations:
-            known = block.get("citations")
-            block["citations"] = [*(known if is_array(known) else []), *self.citations]
+            block["citations"] = [*as_array(block.get("citations")), *self.citations]
         if block.get("type") not in _INPUTS:
             return block
         text = "".join(self.json)
@@ -138,7 +130,6 @@ class MessageReader:
 
     @property
     def content(self) -> list[JsonObject]:
-        """The blocks as far as they have come."""
         return [block.built() for _, block in sorted(self._blocks.items())]
 
     @property
@@ -159,15 +150,10 @@ class MessageReader:
         return self._error is not None
 
     def take(self, event: Event) -> bool:
-        if event.data is not None:
-            try:
-                self.add(read(event.data))
-            except ValueError:
-                return False
+        self.add(event.value)
         return False
 
     def add(self, data: Any) -> None:
-        """Take the data of the next event, whatever it is."""
         if not is_object(data):
             return
         kind = data.get("type")
@@ -176,8 +162,7 @@ class MessageReader:
             self._ids = _ids(message)
             self._spend(message.get("usage"))
         elif kind == "message_delta":
-            delta = data.get("delta")
-            self.stop = (_text(delta.get("stop_reason")) if is_object(delta) else None) or self.stop
+            self.stop = as_text(as_object(data.get("delta")).get("stop_reason")) or self.stop
             self._spend(data.get("usage"))
         elif kind == "error":
             self._error = self._error or _error_in(data)
@@ -200,7 +185,7 @@ class MessageReader:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return as_text(value) or None
 
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
@@ -212,11 +197,10 @@ def _count(usage: Mapping[str, Any], name: str) -> int:
 
 
 def _error_in(data: Any) -> str | None:
-    """Return the words of an error; None where it is none."""
-    error = data.get("error") if is_object(data) else None
-    if error is not None:
+    told = as_object(data)
+    if (error := told.get("error")) is not None:
         return words_of(error)
-    return "unknown error" if is_object(data) and data.get("type") == "error" else None
+    return "unknown error" if told.get("type") == "error" else None
 
 
 def error_words(body: bytes) -> str | None:
@@ -281,4 +265,4 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
 
 def named_event(data: JsonObject) -> bytes:
     """Return an event with this data, under the name that the API gives it."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))

@@ -1,7 +1,6 @@
 """A request for a message beside its bytes, and the body that goes upstream.
 
-The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}. If nothing is
-changed, the client's own bytes are the body.
+The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 
 from proxy.dialects import OWN_FIELDS, Facts, JsonObject, KnownMessages, Message, Request, body_id, hash_of
 from proxy.dialects.bodies import common_fields, drop_members, missing, split, value_of, with_changes, wrong_type
-from proxy.dialects.jsontext import RawFields, is_array, is_object, is_one_of, write
+from proxy.dialects.jsontext import RawFields, as_array, as_object, as_text, is_array, is_object, write
 from proxy.dialects.messages.cache_marks import EPHEMERAL, MOST_MARKS, marks_beside, marks_in
 from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is_call, role_of
@@ -33,24 +32,19 @@ _UNBOUND: Final = re.compile(r"claude-(?:3|[a-z]+-4)\b")
 
 
 def parse_messages_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:  # noqa: ARG001 - read whole
-    """Read a request. Fields and blocks that are not known here pass as they are.
-
-    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, has a field of the wrong type, or is a request of
-    another API.
-    """
+    """Read a request; see `RequestSide.parse`."""
     elsewhere = _ELSEWHERE.format("/v1/responses")
     fields, items = split(body, elsewhere=elsewhere, empty="Send at least one message.")
-    values = {name: value_of(name, bytes(text)) for name, text in fields.items() if name != "messages"}
+    values = {name: value_of(name, text) for name, text in fields.without("messages").items()}
     facts, messages = _messages(items)
     _refuse_other_apis(values, messages)
     common = common_fields(body, fields, values)
     limit = values["max_tokens"]
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
-    system, thread, thinking = values.pop("system", None), values.get("thread"), values.get("thinking")
+    system, thread = values.pop("system", None), values.get("thread")
     # The reply from which a message thread goes on. The provider holds the thread's system prompt, tools and messages.
-    earlier = thread.get("previous_message_id") if is_object(thread) else None
-    state = earlier if isinstance(earlier, str) else ""
+    state = as_text(as_object(thread).get("previous_message_id"))
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
     return Request(
@@ -62,9 +56,9 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
         # Switched on in the older way, in which a reply amid a tool loop begins with thinking.
-        keeps_loop=is_object(thinking) and thinking.get("type") == "enabled",
+        keeps_loop=as_object(values.get("thinking")).get("type") == "enabled",
         binds_loop=_UNBOUND.search(common["model"]) is None,
-        untouched=bool(state) or (is_object(thread) and thread.get("type") == "continue"),
+        untouched=bool(state) or as_object(thread).get("type") == "continue",
         state=state,
         references=(state,) if state else (),
         keeps_reply=is_object(thread),
@@ -74,10 +68,8 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
 
 def _manages(asked: Any) -> bool:
     """Tell whether the provider is to edit anything. Claude Code asks it at each request to keep all thinking."""
-    edits = asked.get("edits") if is_object(asked) else None
-    return bool(asked) and not (
-        is_array(edits) and all(is_object(each) and each.get("keep") == "all" for each in edits)
-    )
+    edits = as_object(asked).get("edits")
+    return bool(asked) and not (is_array(edits) and all(as_object(each).get("keep") == "all" for each in edits))
 
 
 def compose(
@@ -170,11 +162,10 @@ def _messages(items: Sequence[msgspec.Raw]) -> tuple[list[Facts], tuple[Messages
 
 
 def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
-    """Read one message."""
     data = value_of(param, raw)
     if not is_object(data):
         raise wrong_type(param, "an object", data)
-    if is_one_of(data.get("role"), _OF_CHAT) or data.get("tool_calls"):
+    if as_text(data.get("role")) in _OF_CHAT or data.get("tool_calls"):
         raise _of_chat()
     for name in ("role", "content"):
         if name not in data:
@@ -184,7 +175,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
     content = data["content"]
     if not (isinstance(content, str) or is_array(content)):
         raise wrong_type(f"{param}.content", "a string, or an array of content blocks", content)
-    for place, block in enumerate(content if is_array(content) else ()):
+    for place, block in enumerate(as_array(content)):
         if not is_object(block):
             raise wrong_type(f"{param}.content[{place}]", "an object", block)
     form = canonical(data)
@@ -201,14 +192,12 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 
 
 def _of_chat() -> InvalidRequest:
-    """Return the error for a request of Chat Completions, saying where it belongs."""
     return InvalidRequest(_ELSEWHERE.format("/v1/chat/completions"), code="wrong_endpoint")
 
 
 def _refuse_other_apis(values: Mapping[str, Any], messages: Sequence[Message]) -> None:
     """Raise `InvalidRequest` for a request of Chat Completions."""
-    tools = values.get("tools")
-    functions = any(is_object(tool) and "function" in tool for tool in (tools if is_array(tools) else ()))
+    functions = any("function" in as_object(tool) for tool in as_array(values.get("tools")))
     if functions or messages[0].role == "system":
         raise _of_chat()
     if "max_tokens" not in values:

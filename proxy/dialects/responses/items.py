@@ -6,8 +6,7 @@
     {"type": "instructions", "role": "system", "content": …}  the field `instructions` of a request
 
 A turn is one entry, since its items belong together: a reasoning item may not stand without the item after it, and
-parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream. `items_of`
-returns what the API would list.
+parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ from proxy.dialects.base import (
 from proxy.dialects.jsontext import (
     FIELDS,
     ITEMS,
+    as_array,
+    as_object,
+    as_text,
     is_array,
     is_object,
     is_object_text,
@@ -135,7 +137,7 @@ def call_id_of(item: JsonObject) -> str:
         name = name or item.get(field)
     if kind_of(item) == "local_shell_call_output":  # SDKs know it by an `id`, which is that of the call
         name = name or item.get("id")
-    return name if isinstance(name, str) else ""
+    return as_text(name)
 
 
 def turn_of(raws: Iterable[bytes]) -> bytes:
@@ -161,21 +163,18 @@ class Placed(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Its type."""
         return kind_of(self.item)
 
 
 class Item(Message):
     """One entry of a Responses conversation."""
 
-    __slots__ = ("_calls", "_slots")
+    __slots__ = ("_slots",)
 
     dialect: ClassVar[Dialect]
 
     def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
-        """Wrap `raw`, as `Message` does."""
         super().__init__(raw, data, facts)
-        self._calls: tuple[tuple[int, Call], ...] | None = None
         self._slots: tuple[_Slot, ...] | None = None
 
     @property
@@ -185,21 +184,17 @@ class Item(Message):
 
     @property
     def is_turn(self) -> bool:
-        """Whether it is a turn of the model's."""
         return self.role == "assistant" and self.kind == TURN
 
     @property
     def items(self) -> list[JsonObject]:
-        """Its items, parsed; itself where it is one."""
         data = self.data
         if data.get("type") != TURN:
             return [data]
-        items = data.get("items")
-        return [each for each in items if is_object(each)] if is_array(items) else []
+        return [each for each in as_array(data.get("items")) if is_object(each)]
 
     @property
     def raws(self) -> list[bytes]:
-        """The texts of its items, as `items` has them."""
         if self.data.get("type") != TURN:
             return [self.raw]
         items = FIELDS.decode(self.raw)["items"] if self.items else b"[]"
@@ -225,9 +220,8 @@ class Item(Message):
             return (), ()
         begun = [item.get("call_id") for item in self.items if kind_of(item) == "program"]
         ended = [item.get("call_id") for item in self.items if kind_of(item) == "program_output"]
-        callers = [caller.get("caller_id") for item in self.items if is_object(caller := item.get("caller"))]
-        parts = {name for name in (*ended, *callers) if isinstance(name, str)}
-        return [name for name in begun if isinstance(name, str) and name not in ended], parts
+        callers = [as_object(item.get("caller")).get("caller_id") for item in self.items]
+        return [name for name in _texts(begun) if name not in ended], _texts([*ended, *callers])
 
     def continued(self, reply: Message) -> Message | None:
         del reply  # it is found by `parted`
@@ -252,7 +246,10 @@ class Item(Message):
         made = turn_of(raws) if self.data.get("type") == TURN else (raws or [self.raw])[0]
         return self if made == self.raw else Item(made)
 
-    # ------------------------------------------------------------------------------------- our own fields
+    def without(self, *names: str) -> Item:
+        return self.keeping(lambda each: without_fields(each.raw, names))
+
+    # ------------------------------------------------------------------------------------- reading
 
     @property
     def own_fields(self) -> tuple[str, ...]:
@@ -261,24 +258,8 @@ class Item(Message):
         return tuple([name for name in OWN_FIELDS if any(name in item for item in self.items)])
 
     @property
-    def agent(self) -> str | None:
-        found = (item.get("agent") for item in self.items) if self.own_fields else ()
-        return next((agent for agent in found if isinstance(agent, str) and agent), None)
-
-    @property
-    def is_internal(self) -> bool:
-        return bool(self.own_fields) and any(item.get("is_internal") is True for item in self.items)
-
-    def without(self, *names: str) -> Item:
-        return self.keeping(lambda each: without_fields(each.raw, names))
-
-    # ------------------------------------------------------------------------------------- reading
-
-    @property
     def role(self) -> str:
-        if self.facts is not None:
-            return self.facts.role
-        return role_of(self.data)
+        return self.facts.role if self.facts is not None else role_of(self.data)
 
     @property
     def slots(self) -> tuple[_Slot, ...]:
@@ -306,16 +287,12 @@ class Item(Message):
         return self.plain_text is not None and not any(others)
 
     @property
-    def placed_calls(self) -> tuple[tuple[int, Call], ...]:
+    def placed_calls(self) -> list[tuple[int, Call]]:
         """The calls that the client answers, each with the place of its item."""
-        if self._calls is None:
-            has_none = self.facts is not None and not self.facts.has_calls
-            self._calls = () if has_none else tuple(_calls(self.items))
-        return self._calls
+        return list(_calls(self.items))
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple([call for _, call in self.placed_calls])
+    def _read_calls(self) -> list[Call]:
+        return [call for _, call in self.placed_calls]
 
     @property
     def is_result(self) -> bool:
@@ -334,7 +311,7 @@ class Item(Message):
         named = [item.get("id") for item in self.items if kind_of(item) in _NAMED]
         if self.is_lasting:
             named += [item.get("encrypted_content") for item in self.items if kind_of(item) in _COMPACTIONS]
-        return super().ids + tuple([name for name in named if isinstance(name, str) and name])
+        return super().ids + tuple(_texts(named))
 
     @property
     def has_content(self) -> bool:
@@ -489,7 +466,7 @@ class Item(Message):
         return self._with_slots({place: {"type": kind, "text": note} for place, note in notes.items()})
 
     def without_unfinished_calls(self) -> Item:
-        whole = self.keeping(lambda each: each.raw if _is_whole(each.item) else None)
+        whole = self.keeping(lambda each: each.raw if is_whole(each.item) else None)
         return whole.with_paired_reasoning()
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> Item:
@@ -575,7 +552,6 @@ def role_of(data: JsonObject) -> str:
 
 
 def _field_of(data: JsonObject) -> str:
-    """Return the name of the field that holds what an item says."""
     return "output" if kind_of(data) in RESULTS else "content"
 
 
@@ -605,9 +581,8 @@ def _text_in(value: Any) -> str:
     if isinstance(value, str):
         return value
     if _is_of_shell(value):
-        return "".join([text for name in _STREAMS if isinstance(text := value.get(name), str)])
-    text = value.get("text") if is_object(value) and value.get("type") in _TEXTS else None
-    return text if isinstance(text, str) else ""
+        return "".join([as_text(value.get(name)) for name in _STREAMS])
+    return as_text(value.get("text")) if _is_text(value) else ""
 
 
 def _is_text(value: Any) -> bool:
@@ -620,7 +595,6 @@ def _is_of_shell(value: Any) -> TypeGuard[JsonObject]:
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """Return a part with another text."""
     if _is_of_shell(part):
         return part | {"stdout": text, "stderr": ""}
     # Annotations say at which characters of the text sources stand.
@@ -633,15 +607,17 @@ def _is_attachment(value: Any) -> bool:
 
 
 def _refusals(slots: Iterable[_Slot]) -> list[str]:
-    values = [slot.value.get("refusal") for slot in slots if is_object(slot.value)]
+    return _texts([as_object(slot.value).get("refusal") for slot in slots])
+
+
+def _texts(values: Iterable[Any]) -> list[str]:
     return [value for value in values if isinstance(value, str) and value]
 
 
 def _summary(item: JsonObject) -> list[str]:
     """Return the texts of a reasoning item: its summary and, of open models, what was thought."""
-    parts = [part for name in ("summary", "content") if is_array(item.get(name)) for part in item[name]]
-    texts = [part.get("text") for part in parts if is_object(part)]
-    return [text for text in texts if isinstance(text, str)]
+    parts = [part for name in ("summary", "content") for part in as_array(item.get(name))]
+    return [text for part in parts if isinstance(text := as_object(part).get("text"), str)]
 
 
 def _says(item: JsonObject) -> bool:
@@ -667,18 +643,15 @@ def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
         if not isinstance(arguments, str):
             arguments = "" if arguments is None else write(arguments).decode()
         custom = kind == "custom_tool_call"
-        yield (
-            at,
-            Call(id=call_id_of(item), name=name if isinstance(name, str) else "", arguments=arguments, custom=custom),
-        )
+        yield at, Call(id=call_id_of(item), name=as_text(name), arguments=arguments, custom=custom)
 
 
 def _marks(item: JsonObject) -> list[str]:
     """Return what no other item of the model's has, as far as it is known: some clients leave ids out."""
-    return [mark for name in ("id", "encrypted_content") if isinstance(mark := item.get(name), str) and mark]
+    return _texts([item.get("id"), item.get("encrypted_content")])
 
 
-def _is_whole(item: JsonObject) -> bool:
+def is_whole(item: JsonObject) -> bool:
     """Tell whether an item of a reply that broke off can be sent back."""
     kind = kind_of(item)
     if not is_call(item):
@@ -712,8 +685,7 @@ def _line_of(item: JsonObject) -> str:
 
 
 def _attachment(place: int, part: JsonObject) -> Attachment:
-    kind = part.get("type")
-    named = one_line(kind) if isinstance(kind, str) and kind else "part"
+    named = one_line(as_text(part.get("type")) or "part")
     held = next((part[name] for name in _HELD if part.get(name)), None)
     return Attachment(place=place, kind=named, is_image=named in _IMAGES, description=_described(held))
 

@@ -1,7 +1,7 @@
 """The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
 
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the
-client sees one response. It has what all rounds said: without the calls, and without a reasoning item right before one.
+The client sees one response. It has what all rounds said: without the calls, and without a reasoning item right
+before one.
 
 Of a stream an item is shown, or not, from its first event on, which names the tool. Where something was left out,
 the events after it are numbered anew.
@@ -10,16 +10,25 @@ the events after it are numbered anew.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 from msgspec import Struct, structs
 
 from proxy.dialects import Call, JsonObject, Message, OwnCalls, Request, ToolDefinition, ToolOffer
-from proxy.dialects.jsontext import RawFields, is_object, is_object_text, is_one_of, read, with_field, write
+from proxy.dialects.jsontext import (
+    RawFields,
+    as_object,
+    as_text,
+    is_object,
+    is_object_text,
+    read,
+    with_field,
+    with_value,
+    write,
+)
 from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFilter, offer, schema_of, unused_id
-from proxy.dialects.responses.items import Item, Placed, kind_of, turn_of
+from proxy.dialects.responses.items import Item, Placed, is_whole, kind_of, turn_of
 from proxy.dialects.responses.reply import OPENINGS, WHOLE, ResponseReader, event_of, item_events, read_body, usage_of
 from proxy.dialects.sse import Event
 
@@ -39,7 +48,6 @@ def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
     return offer(tools, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
 
 
-@lru_cache
 def _definition(tool: ToolDefinition, strict: bool) -> bytes:
     """Return the JSON text of a tool. What is not called strict is so by default."""
     named = {"type": "function", "name": tool.name, "description": tool.description}
@@ -61,68 +69,54 @@ class ItemRound(Struct, kw_only=True, eq=False):
 
     @property
     def says(self) -> bool:
-        """Whether it has anything to read."""
         return self.turn.has_content
 
-    def _is_own(self, item: JsonObject) -> bool:
-        return kind_of(item) == "function_call" and is_one_of(item.get("name"), self.names)
-
-    def _is_broken(self, item: JsonObject) -> bool:
-        return self.cut and not Item(turn_of([write(item)])).without_unfinished_calls().items
+    def is_own(self, item: JsonObject) -> bool:
+        return kind_of(item) == "function_call" and as_text(item.get("name")) in self.names
 
     @property
     def shown(self) -> Item:
-        """What the client is shown of it."""
-        return self.turn.keeping(lambda each: None if self._is_own(each.item) else each.raw).with_paired_reasoning()
+        return self.turn.keeping(lambda each: None if self.is_own(each.item) else each.raw).with_paired_reasoning()
 
     @property
     def calls(self) -> OwnCalls:
         """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
-        ours = [at for at, item in enumerate(self.turn.items) if self._is_own(item)]
-        broken = {at for at in ours if self._is_broken(self.turn.items[at])}
+        ours = [at for at, item in enumerate(self.turn.items) if self.is_own(item)]
+        broken = {at for at in ours if self.cut and not is_whole(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
-        answered: list[Call] = []
-        named: dict[int, str] = {}
+        own: dict[int, Call] = {}
         for at, call in self.turn.placed_calls:
-            if at not in ours or at in broken:
-                continue
-            name = call.id
-            if not name or taken.count(name) > 1:
-                name = unused_id(at, taken)
-                taken.append(name)
-            named[at] = name
-            answered.append(structs.replace(call, id=name))
+            if at in ours and at not in broken:
+                own[at] = call
+                if not call.id or taken.count(call.id) > 1:
+                    own[at] = structs.replace(call, id=unused_id(at, taken))
+                    taken.append(own[at].id)
 
         def complete(each: Placed) -> bytes | None:
-            if each.at in broken:
-                return None
-            if each.at not in named:
-                return each.raw
-            item = Item(each.raw)
-            if each.item.get("call_id") != named[each.at]:
-                item = item.replacing("call_id", named[each.at])
-            return item.raw if is_object_text(each.item.get("arguments")) else item.replacing("arguments", "{}").raw
+            if each.at not in own:
+                return None if each.at in broken else each.raw
+            raw, name = each.raw, own[each.at].id
+            if each.item.get("call_id") != name:
+                raw = with_value(raw, "call_id", name)
+            return raw if is_object_text(each.item.get("arguments")) else with_value(raw, "arguments", "{}")
 
         message = self.turn.keeping(complete).with_paired_reasoning()
         others = len(self.turn.calls) > len(ours)
-        return OwnCalls(message=message, own=tuple(answered), broken=bool(broken), others=others)
+        return OwnCalls(message=message, own=tuple(own.values()), broken=bool(broken), others=others)
 
 
 def _has_text(raws: Sequence[bytes]) -> bool:
-    """Tell whether output items say anything to read."""
     return bool(Item(turn_of(raws)).text)
 
 
 def _message(text: str, response: Any) -> JsonObject:
     """Return an output item of our own, for the end of a response."""
-    name = response.get("id") if is_object(response) else None
-    part: JsonObject = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {
         "type": "message",
-        "id": f"msg_proxy_{name[-32:] if isinstance(name, str) else ''}",
+        "id": f"msg_proxy_{as_text(as_object(response).get('id'))[-32:]}",
         "status": "completed",
         "role": "assistant",
-        "content": [part],
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
     }
 
 
@@ -153,9 +147,9 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
             data, found = None, ()
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]
-        if is_object(data):
-            self._round.usage = data["usage"] if is_object(data.get("usage")) else None
-            self._round.cut = data.get("status") == "incomplete"
+        told = as_object(data)
+        self._round.usage = told["usage"] if is_object(told.get("usage")) else None
+        self._round.cut = told.get("status") == "incomplete"
         self.last = self._round.shown
         return is_object(data)
 
@@ -164,7 +158,6 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
         self._round = ItemRound(names=self._names)
 
     def _shown(self, how: RoundEnding) -> bytes:
-        """Return the reply in the body of its last round."""
         raws = self._round.shown.raws
         if how.text:
             raws.append(write(_message(how.text, read(self._body))))
@@ -203,10 +196,6 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         self.ended = False
         self._end = self._closing = b""
 
-    @property
-    def calls(self) -> OwnCalls:
-        return self._round.calls
-
     def _current(self) -> ItemRound:
         return self._round
 
@@ -237,8 +226,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         if not isinstance(index, int):
             return self._show(event, data)
         if index not in self._places:
-            item = data.get("item")
-            own = is_object(item) and kind_of(item) == "function_call" and is_one_of(item.get("name"), self._names)
+            own = self._round.is_own(as_object(data.get("item")))
             self._places[index] = None if own else self._shown_items
             self._shown_items += not own
         place = self._places[index]
@@ -254,9 +242,8 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         if event is not None:
             self._reply.take(event)
         self._read_round()
-        data: Any = None if event is None else event.value
-        response = data.get("response") if is_object(data) else None
-        if event is not None and is_object(data) and is_object(response):
+        data = as_object(None if event is None else event.value)
+        if event is not None and is_object(response := data.get("response")):
             self._response, self._end = response, event.raw
             self._round.usage = response["usage"] if is_object(response.get("usage")) else None
             self._round.cut = data.get("type") == "response.incomplete"
@@ -284,7 +271,6 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         return shown + self._closed(None, {"type": kind, "response": self._response})
 
     def _read_round(self) -> None:
-        """Note what the round said as far as it has come."""
         found = self._reply.replies.messages
         if found and isinstance(found[0], Item):
             self._round.turn = found[0]

@@ -34,20 +34,9 @@ from proxy.dialects.base import (
 from proxy.dialects.chat.completion import error_words
 from proxy.dialects.chat.refusals import overflow_of
 from proxy.dialects.jsontext import write
+from proxy.dialects.responses import own_tools, reply, request
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
-from proxy.dialects.responses.own_tools import ItemBodyFilter, ItemStreamFilter, add_tools, leaves_room
-from proxy.dialects.responses.reply import (
-    DONE,
-    ENDS,
-    ResponseReader,
-    answer_id,
-    error_event,
-    made_answer,
-    opening_error,
-    read_body,
-)
-from proxy.dialects.responses.request import STATE_FIELDS, compose, parse_responses_request, resolved
 
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 """Calls for which a result can be made up."""
@@ -90,7 +79,6 @@ class _ItemWalk(RulesWalk):
         self._fill(len(entries))
 
     def _turn(self, at: int, entry: Item) -> None:
-        """Keep of a turn what keeps the rules."""
         seen: set[str] = set()
         self._answered = set()
         self._refers = any(kind_of(item) == "item_reference" for item in entry.items)
@@ -173,28 +161,28 @@ class ResponsesDialect(Dialect):
     cures: ClassVar[Mapping[StrEnum, str]] = {ItemProblem.MISSING: "a result was put in"}
     requests: ClassVar[RequestSide] = RequestSide(
         path="/responses",
-        parse=parse_responses_request,
-        compose=compose,
-        leaves_room=leaves_room,
-        add_tools=add_tools,
+        parse=request.parse_responses_request,
+        compose=request.compose,
+        leaves_room=own_tools.leaves_room,
+        add_tools=own_tools.add_tools,
         decides_caching=lambda fields: "prompt_cache_options" in fields,
         overflow_of=overflow_of,
-        state_fields=STATE_FIELDS,
-        resolved=resolved,
-        opening_error=opening_error,
+        state_fields=request.STATE_FIELDS,
+        resolved=request.resolved,
+        opening_error=reply.opening_error,
     )
     replies: ClassVar[ReplySide] = ReplySide(
-        read=read_body,
-        reader=ResponseReader,
-        ends=ENDS,
-        body_filter=ItemBodyFilter,
-        stream_filter=ItemStreamFilter,
-        repeat=made_answer,
-        repeat_id=answer_id,
-        calling=DONE,
+        read=reply.read_body,
+        reader=reply.ResponseReader,
+        ends=reply.ENDS,
+        body_filter=own_tools.ItemBodyFilter,
+        stream_filter=own_tools.ItemStreamFilter,
+        repeat=reply.made_answer,
+        repeat_id=reply.answer_id,
+        calling=reply.DONE,
         error_words=error_words,
         error_body=lambda error: write(error.body()),
-        error_event=error_event,
+        error_event=reply.error_event,
     )
 
     def spoken(self, role: SpokenRole, text: str) -> Item:

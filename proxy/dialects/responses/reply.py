@@ -1,8 +1,7 @@
 """What a response says, whether it came as one body or as a stream of events.
 
 Of a stream the last event holds the whole response, which counts. Until it comes, finished items count as they are
-(`response.output_item.done`), and those under way by their deltas. It reads whatever a provider sends and never
-fails: what cannot be understood is left out.
+(`response.output_item.done`), and those under way by their deltas.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import orjson
 
 from proxy.dialects import JsonObject, Message, Replies, begun_under
 from proxy.dialects.chat.completion import words_of
-from proxy.dialects.jsontext import FIELDS, ITEMS, is_array, is_object, read, write
+from proxy.dialects.jsontext import FIELDS, ITEMS, as_array, as_object, as_text, is_array, is_object, read, write
 from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
 
@@ -37,15 +36,13 @@ _DELTAS: Final = {
 
 def read_body(body: bytes) -> Replies:
     """Return what a body says; raises ValueError where it is no JSON."""
-    data = read(body)
+    data = as_object(read(body))
     return _replies(data, _output_of(body, data))
 
 
-def _output_of(body: bytes, data: Any) -> list[bytes]:
+def _output_of(body: bytes, data: JsonObject) -> list[bytes]:
     """Return the texts of the output items of a response, as they stand there where that can be told."""
-    output = data.get("output") if is_object(data) else None
-    if not is_array(output):
-        return []
+    output = as_array(data.get("output"))
     try:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
@@ -55,26 +52,22 @@ def _output_of(body: bytes, data: Any) -> list[bytes]:
     return [Item.as_stored(item).raw for item in output if is_object(item)]
 
 
-def _replies(data: Any, output: list[bytes]) -> Replies:
-    """Return what a response object says, with the texts of its items."""
-    if not is_object(data):
-        return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=None)
+def _replies(data: JsonObject, output: list[bytes]) -> Replies:
+    """Return what a response object says, which may be empty, with the texts of its items."""
     status = data.get("status")
     error = words_of(data.get("error"))
     if error is None and status in _UNFINISHED:
         error = f"the response is {status}"
     reason = None if status == "failed" or status in _UNFINISHED else DONE
     if status == "incomplete":
-        details = data.get("incomplete_details")
-        why = details.get("reason") if is_object(details) else None
-        reason = why if isinstance(why, str) and why else "incomplete"
+        reason = as_text(as_object(data.get("incomplete_details")).get("reason")) or "incomplete"
     return Replies(
         messages=(Item(turn_of(output)),) if output else (),
         finish_reasons=(reason,) if output else (),
         usage=usage_of(data.get("usage")),
         model=data["model"] if isinstance(data.get("model"), str) else None,
         error=error,
-        ids=_ids(data, output),
+        ids=_ids(data, output) if data else (),
         kept=data.get("store") is not False,
         later=status in _RUNNING,
         cancelled=status == "cancelled",
@@ -86,7 +79,7 @@ def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
     conversation = data.get("conversation")
     named = [data.get("id"), conversation.get("id") if is_object(conversation) else conversation]
     named += [orjson.loads(raw).get("id") for raw in output]
-    return tuple([name for name in named if isinstance(name, str) and name])
+    return tuple(filter(None, map(as_text, named)))
 
 
 def usage_of(usage: Any) -> JsonObject | None:
@@ -106,19 +99,14 @@ def usage_of(usage: Any) -> JsonObject | None:
 def opening_error(text: bytes) -> bytes | None:
     """Return the body of the error that a stream begins with; "" where it begins with none, None if not told yet."""
     for event in EventDecoder().feed(text):
-        try:
-            data = read(event.data or b"")
-        except ValueError:
-            continue
-        kind = data.get("type") if is_object(data) else None
-        if kind in OPENINGS:
+        data = event.value
+        told = as_object(data)
+        kind, response = told.get("type"), told.get("response")
+        if data is None or kind in OPENINGS:
             continue
         if kind == "error":
-            return write({"error": data.get("error") or data})
-        response = data.get("response") if is_object(data) else None
-        if kind == "response.failed" and is_object(response):
-            return write({"error": response.get("error")})
-        return b""
+            return write({"error": told.get("error") or told})
+        return write({"error": response.get("error")}) if kind == "response.failed" and is_object(response) else b""
     return None
 
 
@@ -126,7 +114,7 @@ class ResponseReader:
     """Folds the events of one stream into a reply."""
 
     def __init__(self) -> None:
-        self._response: Any = None  # the response as the last event that held it gave it
+        self._response: JsonObject = {}  # the response as the last event that held it gave it
         self._output: list[bytes] = []
         self._done: dict[int, bytes] = {}  # finished items
         self._begun: dict[int, JsonObject] = {}  # items under way
@@ -136,13 +124,7 @@ class ResponseReader:
         self._ended = False
 
     def take(self, event: Event) -> bool:
-        if event.data is None or event.data.strip() == b"[DONE]":
-            return False
-        try:
-            data = read(event.data)
-        except ValueError:
-            return False
-        if is_object(data):
+        if event.data is not None and is_object(data := event.value):
             self._take(event.data, data)
         return False
 
@@ -175,13 +157,9 @@ class ResponseReader:
     def replies(self) -> Replies:
         found = _replies(self._response, self._output or self._items())
         reasons = found.finish_reasons if self._ended else tuple([None for _ in found.finish_reasons])
-        if self._response is None and self._done | self._begun:  # the provider tells of items alone
-            items = self._items()
-            found = msgspec.structs.replace(found, messages=(Item(turn_of(items)),))
-            reasons = (None,)
         error = words_of(self._error) if self._error is not None else found.error if self._ended else None
         # Of others a provider makes no more than it has sent.
-        later = found.later and is_object(self._response) and self._response.get("background") is True
+        later = found.later and self._response.get("background") is True
         ids = found.ids
         if self._opened is not None and self._opened not in ids:
             ids = (*ids, self._opened, begun_under(self._opened))
@@ -192,7 +170,6 @@ class ResponseReader:
         return self._error is not None
 
     def _items(self) -> list[bytes]:
-        """Return the items as far as they have come."""
         places = sorted({*self._done, *self._begun})
         return [self._done.get(at) or Item.as_stored(self._under_way(at)).raw for at in places]
 
@@ -321,8 +298,7 @@ def event_of(name: str, data: JsonObject) -> bytes:
 
 def error_event(body: bytes) -> bytes:
     """Return the event that ends a broken stream. SDKs look for `error`, others for the fields beside it."""
-    found = read(body)
-    error = found.get("error") if is_object(found) else None
+    error = as_object(read(body)).get("error")
     told = error if is_object(error) else {"message": words_of(error), "code": None, "param": None}
     beside = {name: told.get(name) for name in ("code", "message", "param")}
     data = {"type": "error", **beside, "error": told, "sequence_number": 0}

@@ -1,8 +1,4 @@
-"""A request for a response beside its bytes, and the body that goes upstream.
-
-Unknown fields and unknown items come through as they came in. If nothing is changed, the client's own bytes are
-the body.
-"""
+"""A request for a response beside its bytes, and the body that goes upstream."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ from proxy.dialects.bodies import (
     with_changes,
     wrong_type,
 )
-from proxy.dialects.jsontext import ITEMS, RawFields, is_object, write
+from proxy.dialects.jsontext import ITEMS, RawFields, as_text, is_object, write
 from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import (
     INSTRUCTIONS,
@@ -58,10 +54,7 @@ _KNOWN: Final = KnownMessages()
 
 
 def parse_responses_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
-    """Read a request. Fields and items that are not known here pass as they are.
-
-    `InvalidRequest`: it is no JSON object in UTF-8, nests too deeply, or has a field of the wrong type.
-    """
+    """Read a request; see `RequestSide.parse`."""
     del before, kept  # nothing is taken over: `Request.ends` is empty
     try:
         fields = RawFields(body)
@@ -106,7 +99,6 @@ def _input(fields: RawFields, given: bytes, items: Sequence[msgspec.Raw], values
 
 
 def _entries(raws: Sequence[bytes]) -> list[Item]:
-    """Return the entries: what the model wrote in a row is one of them."""
     entries: list[Item] = []
     turn: list[bytes] = []
     for at, raw in enumerate(raws):
@@ -252,8 +244,7 @@ def _without_unkept(message: Message) -> Message | None:
 def _state_of(values: Mapping[str, Any]) -> str:
     """Return the id of the state from which a request goes on; "" without one."""
     previous, conversation = (values.get(name) for name in STATE_FIELDS)
-    state = previous or (conversation.get("id") if is_object(conversation) else conversation)
-    return state if isinstance(state, str) else ""
+    return as_text(previous or (conversation.get("id") if is_object(conversation) else conversation))
 
 
 def _ids(items: Sequence[JsonObject]) -> tuple[str, ...]:

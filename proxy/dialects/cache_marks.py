@@ -1,0 +1,88 @@
+"""What the dialects with cache marks share: putting a mark at the end of messages, or inside one.
+
+Only the content that gets a mark changes; every other byte stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from proxy.dialects.base import Message
+from proxy.dialects.jsontext import ITEMS, RawFields, is_array, read, with_break, with_field
+
+Marked = TypeVar("Marked", bound=Message)
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """A cache mark, and how many of them a request may have."""
+
+    name: str
+    value: bytes
+    most: int
+
+
+def marked_at(message: Marked, name: str, value: bytes, takes: Callable[[Any], bool]) -> Marked | None:
+    """Return the message with a mark on the last part of its content that `takes` one; None where none does.
+
+    A content that is a text becomes one part.
+    """
+    fields = RawFields(message.raw)
+    content = fields.get("content", b"null")
+    said = read(content)
+    if isinstance(said, str) and said.strip():
+        made = b'[{"type":"text","text":%b,"%b":%b}]' % (content, name.encode(), value)
+    else:
+        places = [at for at, part in enumerate(said) if takes(part)] if is_array(said) else []
+        if not places:
+            return None
+        *before, part = map(bytes, ITEMS.decode(content)[: places[-1] + 1])
+        at = 1
+        for each in before:
+            at = content.index(each, at) + len(each)
+        at = content.index(part, at)
+        made = content[:at] + with_field(part, RawFields(part), name, value) + content[at + len(part) :]
+    return type(message)(with_field(message.raw, fields, "content", made))
+
+
+def marked_ends(
+    messages: Sequence[Marked],
+    places: Collection[int],
+    most: int,
+    marks_in: Callable[[Marked], int],
+    with_end: Callable[[Marked], Marked | None],
+) -> tuple[Message, ...]:
+    """Return the messages with marks at the ends of those at `places`.
+
+    Marks that stand there stay. Where a message takes none, the nearest one before it that does is marked. Of more
+    than `most` the last ones are put, since they end the longest prefixes.
+    """
+    sent, counts = list(messages), [marks_in(message) for message in messages]
+    room, wanted = most - sum(counts), False
+    for at in range(len(sent) - 1, -1, -1):
+        if room <= 0:
+            break
+        wanted = wanted or at in places
+        if wanted and counts[at]:
+            wanted = False
+        elif wanted and (new := with_end(sent[at])) is not None:
+            sent[at], wanted = new, False
+            room -= 1
+    return tuple(sent)
+
+
+def marked_inside(
+    messages: Sequence[Marked], place: int, at: int, mark: Mark, marks_in: Callable[[Marked], int]
+) -> tuple[Message, ...]:
+    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    sent, message = list(messages), messages[place]
+    fields = RawFields(message.raw)
+    content = with_break(fields.get("content", b"null"), at, mark.name, mark.value)
+    if content is not None:
+        made = type(message)(with_field(message.raw, fields, "content", content))
+        others = sum([marks_in(other) for number, other in enumerate(sent) if number != place])
+        if others + marks_in(made) <= mark.most:
+            sent[place] = made
+    return tuple(sent)
