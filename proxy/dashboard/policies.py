@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 import orjson
 import yaml
-from msgspec import Struct
 from msgspec.structs import asdict
 from sqlalchemy import make_url
 
@@ -119,18 +118,8 @@ def _settings(settings: Settings) -> str:
 # -------------------------------------------------------------------------------------------------------- the lab
 
 
-class LabResult(Struct, frozen=True, kw_only=True):
-    """A session under the policy that serves it today, and under another one."""
-
-    session: SessionRow
-    names: tuple[str, str]  # today's policy, and the other one
-    views: tuple[dict[str, Any], dict[str, Any]]  # what each would send now, as `GET /sessions/{id}/context` tells it
-    replay: BacktestResult
-    replayed: int  # messages that were replayed
-    messages: int  # messages of the branch
-
-
-async def try_policy(
+async def lab_page(
+    page: Page,
     session: SessionRow,
     name: str,
     typed: Policy | None,
@@ -138,8 +127,8 @@ async def try_policy(
     app: AppServices,
     settings: Settings,
     charge: Charge,
-) -> LabResult:
-    """Return what a policy would do to a session. Nothing is sent, and nothing is stored.
+) -> Page:
+    """Return the page of the policies with what one would do to a session. Nothing is sent, and nothing is stored.
 
     `charge` is called as by `session_view`.
     """
@@ -166,33 +155,21 @@ async def try_policy(
         marks=settings.cache.breakpoints != "never",
     )
     replay = await compute(_REPLAY_BYTES, test.run, [history])
-    return LabResult(
-        session=session,
-        names=(strategies[0].name, strategies[1].name),
-        views=(await preview(today), await preview(other)),
-        replay=replay,
-        replayed=len(history.messages),
-        messages=len(today.rows),
-    )
-
-
-def lab_page(page: Page, found: LabResult) -> Page:
-    """Return the page of the policies with what the lab found."""
-    rows = _figures(found.replay, found.names)
-    dialect = dialect_named(found.session.dialect)
-    views = [_view(name, view, dialect) for name, view in zip(found.names, found.views, strict=True)]
+    names = (strategies[0].name, strategies[1].name)
+    rows, dialect = _figures(replay, names), dialect_named(session.dialect)
     result = {
-        "session": found.session.id,
-        "names": list(found.names),
+        "session": session.id,
+        "names": names,
         "figures": rows,
-        "prices": found.replay.classes[0].name,
-        "replayed": found.replayed,
-        "messages": found.messages,
-        "views": views,
-        "warnings": list(found.replay.warnings),
+        "prices": replay.classes[0].name,
+        "replayed": len(history.messages),
+        "messages": len(today.rows),
+        "views": [_view(name, await preview(view), dialect) for name, view in zip(names, (today, other), strict=True)],
+        "warnings": list(replay.warnings),
     }
-    data = page.data | {"result": result}
-    return Page(template=page.template, title="Policy lab", data=data, columns=_COLUMNS, rows=rows)
+    return Page(
+        template=page.template, title="Policy lab", data=page.data | {"result": result}, columns=_COLUMNS, rows=rows
+    )
 
 
 def _figures(replay: BacktestResult, names: Sequence[str]) -> list[dict[str, Any]]:

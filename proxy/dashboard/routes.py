@@ -1,4 +1,4 @@
-"""The paths of the dashboard. Each page is read, made by a pure function, and answered as HTML, JSON or CSV."""
+"""The paths of the dashboard. Each page is answered as HTML, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from proxy.dashboard.access import (
 )
 from proxy.dashboard.cache import cache_page, read_cache
 from proxy.dashboard.overview import RangeQuery, overview_page, read_overview
-from proxy.dashboard.policies import lab_page, policies_page, read_served, try_policy, visible_policies
+from proxy.dashboard.policies import lab_page, policies_page, read_served, visible_policies
 from proxy.dashboard.render import Page, form_of, html, static_response
-from proxy.dashboard.session import SessionQuery, message_page, read_message, read_session, session_page
-from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, read_sessions, sessions_page
+from proxy.dashboard.session import message_page, read_message, read_session, session_page
+from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, sessions_page
 from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import compute, write_lines
@@ -224,8 +224,7 @@ async def sessions(
     asked = replace(asked, failed=failed)
     most = _MOST_ROWS if form_of(request) == "html" else limit
     query = asked.query(datetime.now(UTC), sort, limit=min(limit, most), after=after or None)
-    found = await read_sessions(services.app.store, query, asked)
-    return await rendered(request, sessions_page(found, deleted))
+    return await rendered(request, await sessions_page(services.app.store, query, asked, deleted))
 
 
 @_page("/compare")
@@ -262,13 +261,13 @@ async def show_session(
     found: PathSession,
     services: OpenServices,
     memory: Memory,
-    asked_request: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
+    number: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
     exchange: Annotated[str | None, Query(description="Id of a request.")] = None,
     start: Annotated[int | None, Query(ge=0, description="Position of the first message that is shown.")] = None,
 ) -> Response:
     """Show one session."""
-    asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    data = await read_session(services.app, found, asked, memory.add_stored)
+    charge = memory.add_stored
+    data = await read_session(services.app, found, charge, request=number, exchange=exchange, start=start)
     return await rendered(request, await compute(data.size, session_page, data))
 
 
@@ -357,8 +356,8 @@ async def _try(
     if typed is None and name not in page.data["lab"]["names"]:
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
     charge = memory.add_stored
-    result = await try_policy(found, name, typed, services.policies, services.app, services.settings, charge)
-    return await rendered(request, lab_page(page, result))
+    tried = await lab_page(page, found, name, typed, services.policies, services.app, services.settings, charge)
+    return await rendered(request, tried)
 
 
 def _lab(asked: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Between two trims each view begins with the last one. So what is sent of the beginning is known, and only the messages
 after it are looked at: whether the trigger fires with them, and whether they keep the protocol. Where anything is to be
-decided, or is not certain, `plan` decides, which gives the same plan. A log of which nothing was planned goes on from an
-empty beginning.
+decided, or is not certain, `plan` decides, which gives the same plan. The first plan of a log goes on from an empty
+beginning.
 """
 
 from __future__ import annotations
