@@ -31,7 +31,6 @@ from proxy.dashboard.policies import lab_page, policies_page, read_served, visib
 from proxy.dashboard.render import Page, form_of, html, static_response
 from proxy.dashboard.session import message_page, read_message, read_session, session_page
 from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, sessions_page
-from proxy.dialects import dialect_named
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import compute, write_lines
 from proxy.server.authentication import Identity
@@ -172,13 +171,7 @@ async def overview(
 @_page("/cache")
 async def cache(request: Request, services: OpenServices, reader: Reader, asked: AskedRange) -> Response:
     """Show why the provider's cache missed, and which tools are called."""
-    knowledge, counter = services.app.knowledge, services.app.counter
-    found = await read_cache(
-        services.app.store,
-        asked,
-        counter.json,
-        lambda row: knowledge.facts(row.model or "", dialect_named(row.dialect)),
-    )
+    found = await read_cache(services.app, asked)
     return await rendered(request, cache_page(found, admin=reader.admin))
 
 
