@@ -27,8 +27,8 @@ from proxy.dashboard.access import (
 )
 from proxy.dashboard.cache import cache_page, read_cache
 from proxy.dashboard.overview import RangeQuery, overview_page, read_overview
-from proxy.dashboard.policies import lab_page, policies_page, read_served, visible_policies
-from proxy.dashboard.render import Page, form_of, html, static_response
+from proxy.dashboard.policies import lab_page, policies_page
+from proxy.dashboard.render import form_of, html, static_response
 from proxy.dashboard.session import message_page, read_message, read_session, session_page
 from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, sessions_page
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
@@ -310,7 +310,7 @@ async def policies(
     request: Request, services: OpenServices, reader: Reader, session: str = "", tenant: str = ""
 ) -> Response:
     """Show the configuration that is in force; `session` and `tenant` are filled in for the lab."""
-    return await rendered(request, await _policies(services, reader, {"session": session, "tenant": tenant}))
+    return await rendered(request, await policies_page(services, reader, {"session": session, "tenant": tenant}))
 
 
 @_page("/policies/lab")
@@ -334,7 +334,7 @@ async def try_typed(request: Request, services: OpenServices, reader: Reader, me
     try:
         return await _try(request, services, reader, memory, form)
     except (InvalidRequest, NotFound) as why:
-        page = await _policies(services, reader, _lab(form))
+        page = await policies_page(services, reader, _lab(form))
         told = page.data | {"problem": why.message}
         return html(page.template, await context_of(request, page.title) | told, why.status)
 
@@ -342,28 +342,18 @@ async def try_typed(request: Request, services: OpenServices, reader: Reader, me
 async def _try(
     request: Request, services: OpenServices, reader: Identity, memory: Reservation, asked: dict[str, str]
 ) -> Response:
-    page = await _policies(services, reader, _lab(asked))
+    page = await policies_page(services, reader, _lab(asked))
     found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
     typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
     name = asked.get("policy") or OFF
     if typed is None and name not in page.data["lab"]["names"]:
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
-    charge = memory.add_stored
-    tried = await lab_page(page, found, name, typed, services.policies, services.app, services.settings, charge)
-    return await rendered(request, tried)
+    return await rendered(request, await lab_page(page, found, name, typed, services, memory.add_stored))
 
 
 def _lab(asked: Mapping[str, str]) -> dict[str, str]:
     """Return what the form of the lab is filled in with; browsers send lines that end with CR and LF."""
     return {name: asked.get(name, "").replace("\r\n", "\n") for name in ("session", "policy", "typed", "tenant")}
-
-
-async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
-    sees_all = reader.admin or services.settings.auth.mode == "none"
-    shown = visible_policies(services.policies, reader, sees_all=sees_all)
-    served = await read_served(services.app.store, None if reader.admin else reader.tenant)
-    budgets = await services.budgets.usage(None if sees_all else reader)
-    return policies_page(services.in_force if sees_all else None, shown, reader, served, budgets, lab)
 
 
 # ------------------------------------------------------------------------------------------------------ all the rest
