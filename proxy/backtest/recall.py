@@ -197,13 +197,13 @@ class _Reader:
         self._pinned: set[int] = set()
         self._asked: frozenset[int] = frozenset()
         for number in fixed:
-            self._pinned.update(index.atoms_in(number))
+            self._pinned.update(index.places[number])
             self._name(number)
 
     def read(self, message: Message) -> None:
         """Read the next message."""
         number = self._index.number_of(message)
-        atoms = self._index.atoms_in(number)
+        atoms = self._index.places[number]
         for atom in atoms:
             self._last[atom] = self._position
         if not message.is_result:
@@ -225,11 +225,11 @@ class _Reader:
                 strata = ("every", "near")
             else:
                 strata = ("every", "far") if atom in self._spoken else ("every", "far", "tool_only")
-                strata += ("key",) if self._index.atom(atom) in whole else ()
+                strata += ("key",) if self._index.atoms[atom] in whole else ()
             yield Reference(atom=atom, strata=strata, labels=self._labels.get(atom, frozenset()))
 
     def _name(self, number: int) -> None:
-        for atom in self._index.atoms_in(number):
+        for atom in self._index.places[number]:
             self._labels[atom] = self._labels.get(atom, frozenset()) | self._index.labels(atom, number)
 
 
@@ -237,10 +237,11 @@ class _Index:
     """The texts that hold each of a fixed set of atoms. Each text is searched once, in linear time."""
 
     def __init__(self, atoms: Sequence[str]) -> None:
-        self._atoms = atoms
+        self.atoms = atoms
         self._numbers: dict[Message, int] = {}
         self._texts: list[str] = []
-        self._places: list[dict[int, list[int]]] = []
+        self.places: list[dict[int, list[int]]] = []
+        """By the number of a text, the atoms that it holds, each with where it begins."""
         self._bound: dict[tuple[int, int], frozenset[str]] = {}
         self.holders: list[set[int]] = [set() for _ in atoms]
         # An atom is found by its longest chunk, which is whole wherever the atom occurs.
@@ -248,10 +249,6 @@ class _Index:
         for number, atom in enumerate(atoms):
             chunk = max(CHUNKS.finditer(atom), key=lambda match: len(match.group()))
             self._by_chunk.setdefault(chunk.group(), []).append((chunk.start(), number))
-
-    def atom(self, number: int) -> str:
-        """Return the text of an atom."""
-        return self._atoms[number]
 
     def number_of(self, message: Message) -> int:
         """Return the number of a message. A new message is searched."""
@@ -264,28 +261,24 @@ class _Index:
         """Search a new text and return its number."""
         number, places = len(self._texts), self._search(text)
         self._texts.append(text)
-        self._places.append(places)
+        self.places.append(places)
         for atom in places:
             self.holders[atom].add(number)
         return number
 
-    def atoms_in(self, number: int) -> Iterable[int]:
-        """Return the atoms that a message holds."""
-        return self._places[number]
-
     def labels(self, atom: int, number: int) -> frozenset[str]:
         """Return the words that name an atom in a message that holds it."""
-        text, size = self._texts[number], len(self._atoms[atom])
-        return frozenset[str]().union(*(labels_of(text, start, start + size) for start in self._places[number][atom]))
+        text, size = self._texts[number], len(self.atoms[atom])
+        return frozenset[str]().union(*(labels_of(text, start, start + size) for start in self.places[number][atom]))
 
     def is_bound(self, atom: int, number: int, labels: frozenset[str]) -> bool:
         """Tell whether one of the words is near an atom in a message that holds it."""
         key = (atom, number)
         near = self._bound.get(key)
         if near is None:
-            text, size = self._texts[number], len(self._atoms[atom])
+            text, size = self._texts[number], len(self.atoms[atom])
             near = self._bound[key] = frozenset[str]().union(
-                *(words_near(text, start, start + size) for start in self._places[number][atom])
+                *(words_near(text, start, start + size) for start in self.places[number][atom])
             )
         return not near.isdisjoint(labels)
 
@@ -308,7 +301,7 @@ class _Index:
             places = found.get(number)
             if places is not None and len(places) == _OCCURRENCES:
                 continue
-            atom, begin = self._atoms[number], start - offset
+            atom, begin = self.atoms[number], start - offset
             if begin >= 0 and text.startswith(atom, begin) and stands_alone(text, begin, begin + len(atom)):
                 found.setdefault(number, []).append(begin)
 

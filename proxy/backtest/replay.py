@@ -23,6 +23,7 @@ from proxy.backtest.recall import References
 from proxy.conversation import body_of, span_start, spans
 from proxy.dialects import Message
 from proxy.errors import InvalidRequest
+from proxy.recall import ref_of
 from proxy.tokens import TokenCounter
 from proxy.trimming import Cut, DropOldest, Entry, Plan, PlanningContext, Policy, Prices, Target, Trigger, merged, plan
 
@@ -37,7 +38,6 @@ _CLEAR_KEEPS: Final = 3
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 """Explicit cache marks, as fields of messages or of their parts."""
-_REF_DIGITS: Final = 16
 
 
 class Counted:
@@ -122,7 +122,7 @@ class Counted:
         return Entry(
             message=sent,
             tokens=self.count(sent),
-            ref=f"ref_{body_of(message)[:_REF_DIGITS]}",
+            ref=ref_of(body_of(message)),
             position=position,
             agent=message.agent,
             is_internal=message.is_internal,

@@ -102,7 +102,7 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     text = secret.get_secret_value()
     if text.startswith(KEY_HASH) and not _HASH.fullmatch(text):
         raise ValueError(f"after {KEY_HASH} come 64 hexadecimal digits, as `palimpsest key new` prints them")
-    if len(secret.get_secret_value()) < SHORTEST_KEY:
+    if len(text) < SHORTEST_KEY:
         raise ValueError(f"a key of clients has at least {SHORTEST_KEY} characters: shorter ones can be guessed")
     return secret
 

@@ -10,7 +10,8 @@
     cache       why the provider's cache missed; tools declared and tools called
     policies    the configuration, and the lab
 
-A page is a pure function of what was read: `… -> Page`. Its data is what `.json` answers, and what the template shows.
+What takes long is a pure function of what was read: `… -> Page`. A page's data is what `.json` answers, and what the
+template shows.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,10 +17,9 @@ from proxy.dashboard.overview import RANGES, RangeQuery
 from proxy.dashboard.render import Page
 from proxy.dialects import dialect_named
 from proxy.errors import NotFound
-from proxy.models import ModelFacts
-from proxy.pipeline import compute
+from proxy.pipeline import AppServices, compute
 from proxy.pipeline.statistics import statistics
-from proxy.store import HOUR, NodeRow, SessionListQuery, SessionRow, Store
+from proxy.store import HOUR, NodeRow, SessionListQuery, SessionRow
 
 MEANINGS: Final = {
     "": ("no miss", "what was sent before came from the cache, or the provider does not tell"),
@@ -61,32 +60,25 @@ class Inventory(Struct, frozen=True, kw_only=True):
     complete: bool  # whether these are all of the time that was asked for
 
 
-async def read_inventory(
-    store: Store, query: SessionListQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
-) -> Inventory:
-    """Look through the newest sessions for their tools, for a moment; `count` counts the tokens of a definition."""
+async def read_inventory(services: AppServices, query: SessionListQuery) -> Inventory:
+    """Look through the newest sessions for their tools, for a moment."""
     until = time.monotonic() + _SECONDS
     found: dict[str, DeclaredTool] = {}
     looked = 0
     after: str | None = None
     while True:
-        listed, after = await store.listed(replace(query, limit=_PAGE, after=after))
+        listed, after = await services.store.listed(replace(query, limit=_PAGE, after=after))
         for each in listed:
             if time.monotonic() > until:
                 return Inventory(tools=tuple(found.values()), sessions=looked, complete=False)
             looked += 1
-            await _add_session(store, each.row, found, count, facts)
+            await _add_session(services, each.row, found)
         if after is None:
             return Inventory(tools=tuple(found.values()), sessions=looked, complete=True)
 
 
-async def _add_session(
-    store: Store,
-    session: SessionRow,
-    found: dict[str, DeclaredTool],
-    count: Callable[[bytes, str], int],
-    facts: Callable[[SessionRow], ModelFacts],
-) -> None:
+async def _add_session(services: AppServices, session: SessionRow, found: dict[str, DeclaredTool]) -> None:
+    store, model, dialect = services.store, session.model or "", dialect_named(session.dialect)
     tools = await store.tools(session.key, session.tools) if session.tools is not None else None
     if tools is None:
         return
@@ -96,11 +88,11 @@ async def _add_session(
         async for rows in store.portions(session.key, nodes):
             size = sum([len(row.message.raw) for row in rows])
             calls.update(await compute(size, _calls_in, rows))
-    dollars = facts(session).dollars
-    for name, definition in dialect_named(session.dialect).requests.declared(tools):
+    dollars = services.knowledge.facts(model, dialect).dollars
+    for name, definition in dialect.requests.declared(tools):
         if name is None:  # the provider runs it, and nobody here sees its calls
             continue
-        tokens = count(bytes(definition), session.model or "")
+        tokens = services.counter.json(bytes(definition), model)
         use = found.setdefault(name, DeclaredTool(name=name))
         use.tokens = max(use.tokens, tokens)
         use.sessions += 1
@@ -125,9 +117,7 @@ class CacheData(Struct, frozen=True, kw_only=True):
     inventory: Inventory
 
 
-async def read_cache(
-    store: Store, asked: RangeQuery, count: Callable[[bytes, str], int], facts: Callable[[SessionRow], ModelFacts]
-) -> CacheData:
+async def read_cache(services: AppServices, asked: RangeQuery) -> CacheData:
     """Return what the page shows."""
     now = datetime.now(UTC)
     query = asked.within("miss", now)
@@ -135,9 +125,9 @@ async def read_cache(
         tenant=asked.tenant, model=asked.model or None, since=query.since * HOUR, until=query.until * HOUR
     )
     misses, models, inventory = await asyncio.gather(
-        statistics(store, query),
-        statistics(store, replace(query, group="model")),
-        read_inventory(store, sessions, count, facts),
+        statistics(services.store, query),
+        statistics(services.store, replace(query, group="model")),
+        read_inventory(services, sessions),
     )
     return CacheData(asked=asked, misses=misses, models=models, inventory=inventory)
 

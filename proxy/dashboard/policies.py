@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 import orjson
 import yaml
-from msgspec import Struct
 from msgspec.structs import asdict
 from sqlalchemy import make_url
 
@@ -22,12 +21,12 @@ from proxy.dashboard.render import Page
 from proxy.dashboard.text import clip
 from proxy.dialects import Dialect, dialect_named
 from proxy.errors import InvalidRequest
-from proxy.pipeline import AppServices, compute, preview, session_view
+from proxy.pipeline import compute, preview, session_view
 from proxy.pipeline.context import Charge
 from proxy.pipeline.statistics import statistics
 from proxy.server.authentication import Identity
-from proxy.server.budgets import BudgetUse
-from proxy.store import SessionRow, Store
+from proxy.server.dependencies import Services
+from proxy.store import SessionRow
 from proxy.trimming import Policy
 
 LIMITS: Final = {
@@ -48,29 +47,17 @@ _SHOWN: Final = 50  # messages of a view, and lines of its plan
 _COLUMNS: Final = ("policy", "requests", "tokens_before", "tokens_sent", "largest", "trims", "cost", "recall")
 
 
-def visible_policies(policies: Policies, reader: Identity, *, sees_all: bool) -> dict[str, Policy]:
-    """Return the policies that a reader may see: all, or those that may serve its own requests."""
-    known = with_built_in(policies.current)
-    if sees_all:
-        return known
-    return {name: policy for name, policy in known.items() if policy.match.covers_tenant(reader.tenant)}
-
-
-async def read_served(store: Store, tenant: str | None) -> dict[str, Any]:
-    """Return what each policy served of late, as `GET /stats` tells it."""
-    return await statistics(store, RangeQuery(since=SERVED, tenant=tenant).within("policy", datetime.now(UTC)))
-
-
-def policies_page(
-    settings: Settings | None,
-    policies: Mapping[str, Policy],
-    reader: Identity,
-    served: Mapping[str, Any],
-    budgets: Sequence[BudgetUse],
-    lab: Mapping[str, str],
-) -> Page:
-    """Return the policies in the order in which they are tried; with `settings` the reader may see everything."""
-    only_for = None if settings is not None else reader.tenant
+async def policies_page(services: Services, reader: Identity, lab: Mapping[str, str]) -> Page:
+    """Return the policies in the order in which they are tried: all, or those that may serve the reader."""
+    sees_all = reader.admin or services.settings.auth.mode == "none"
+    only_for = None if sees_all else reader.tenant
+    known = with_built_in(services.policies.current)
+    policies = {
+        name: policy for name, policy in known.items() if only_for is None or policy.match.covers_tenant(only_for)
+    }
+    asked = RangeQuery(since=SERVED, tenant=None if reader.admin else reader.tenant)
+    served = await statistics(services.app.store, asked.within("policy", datetime.now(UTC)))
+    budgets = await services.budgets.usage(None if sees_all else reader)
     used = {row["group"]: row for row in served["data"]}
     rows = [_policy_line(name, policy, only_for, used.get(name)) for name, policy in policies.items()]
     data = {
@@ -78,7 +65,7 @@ def policies_page(
         "gone": [row for name, row in used.items() if name not in policies],
         "served": {"since": served["since"], "until": served["until"], "total": served["total"]},
         "budgets": [{**asdict(use), "name": LIMITS[use.limit]} for use in budgets],
-        "settings": None if settings is None else _settings(settings),
+        "settings": _settings(services.in_force) if sees_all else None,
         "lab": {"policy": next(iter(policies), OFF), "typed": "", "names": [*policies, OFF], **lab},
         "result": None,
     }
@@ -119,30 +106,14 @@ def _settings(settings: Settings) -> str:
 # -------------------------------------------------------------------------------------------------------- the lab
 
 
-class LabResult(Struct, frozen=True, kw_only=True):
-    """A session under the policy that serves it today, and under another one."""
-
-    session: SessionRow
-    names: tuple[str, str]  # today's policy, and the other one
-    views: tuple[dict[str, Any], dict[str, Any]]  # what each would send now, as `GET /sessions/{id}/context` tells it
-    replay: BacktestResult
-    replayed: int  # messages that were replayed
-    messages: int  # messages of the branch
-
-
-async def try_policy(
-    session: SessionRow,
-    name: str,
-    typed: Policy | None,
-    policies: Policies,
-    app: AppServices,
-    settings: Settings,
-    charge: Charge,
-) -> LabResult:
-    """Return what a policy would do to a session. Nothing is sent, and nothing is stored.
+async def lab_page(
+    page: Page, session: SessionRow, name: str, typed: Policy | None, services: Services, charge: Charge
+) -> Page:
+    """Return the page of the policies with what one would do to a session. Nothing is sent, and nothing is stored.
 
     `charge` is called as by `session_view`.
     """
+    app, policies = services.app, services.policies
     known = Policies({**policies.current, TYPED: typed}) if typed is not None else policies
     today = await session_view(session, None, policies, app, charge)
     if not today.rows:
@@ -163,36 +134,24 @@ async def try_policy(
         app.counter,
         model=today.model,
         windows=lambda _: facts.context_window,
-        marks=settings.cache.breakpoints != "never",
+        marks=services.settings.cache.breakpoints != "never",
     )
     replay = await compute(_REPLAY_BYTES, test.run, [history])
-    return LabResult(
-        session=session,
-        names=(strategies[0].name, strategies[1].name),
-        views=(await preview(today), await preview(other)),
-        replay=replay,
-        replayed=len(history.messages),
-        messages=len(today.rows),
-    )
-
-
-def lab_page(page: Page, found: LabResult) -> Page:
-    """Return the page of the policies with what the lab found."""
-    rows = _figures(found.replay, found.names)
-    dialect = dialect_named(found.session.dialect)
-    views = [_view(name, view, dialect) for name, view in zip(found.names, found.views, strict=True)]
+    names = (strategies[0].name, strategies[1].name)
+    rows, dialect = _figures(replay, names), dialect_named(session.dialect)
     result = {
-        "session": found.session.id,
-        "names": list(found.names),
+        "session": session.id,
+        "names": names,
         "figures": rows,
-        "prices": found.replay.classes[0].name,
-        "replayed": found.replayed,
-        "messages": found.messages,
-        "views": views,
-        "warnings": list(found.replay.warnings),
+        "prices": replay.classes[0].name,
+        "replayed": len(history.messages),
+        "messages": len(today.rows),
+        "views": [_view(name, await preview(view), dialect) for name, view in zip(names, (today, other), strict=True)],
+        "warnings": list(replay.warnings),
     }
-    data = page.data | {"result": result}
-    return Page(template=page.template, title="Policy lab", data=data, columns=_COLUMNS, rows=rows)
+    return Page(
+        template=page.template, title="Policy lab", data=page.data | {"result": result}, columns=_COLUMNS, rows=rows
+    )
 
 
 def _figures(replay: BacktestResult, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -40,32 +40,16 @@ class Page(Struct, frozen=True, kw_only=True):
     rows: Sequence[Mapping[str, Any]] = ()
 
 
-class StaticFile(Struct, frozen=True, kw_only=True):
-    """A file that pages load."""
-
-    content: bytes
-    media_type: str
-
-
-def _read_files() -> dict[str, StaticFile]:
-    found = sorted((_HERE / "static").iterdir())
-    return {
-        path.name: StaticFile(content=path.read_bytes(), media_type=_TYPES[path.suffix])
-        for path in found
-        if path.suffix in _TYPES
-    }
-
-
-_FILES: Final = _read_files()
-_VERSION: Final = blake2b(b"".join(file.content for file in _FILES.values()), digest_size=6).hexdigest()
+_FILES: Final = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.suffix in _TYPES}
+"""What pages load."""
+_VERSION: Final = blake2b(b"".join(_FILES.values()), digest_size=6).hexdigest()
 
 
 def static_response(name: str) -> Response:
     """Return a file that pages load; its address changes with its content, so that it may be kept for ever."""
     if name not in _FILES:
         raise NotFound(f"There is no file {name!r}.")
-    file = _FILES[name]
-    return Response(file.content, media_type=file.media_type, headers={"cache-control": _YEAR})
+    return Response(_FILES[name], media_type=_TYPES[Path(name).suffix], headers={"cache-control": _YEAR})
 
 
 def _made_visible(value: Any) -> Any:

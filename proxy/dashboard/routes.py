@@ -1,4 +1,4 @@
-"""The paths of the dashboard. Each page is read, made by a pure function, and answered as HTML, JSON or CSV."""
+"""The paths of the dashboard. Each page is answered as HTML, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from proxy.dashboard.access import (
 )
 from proxy.dashboard.cache import cache_page, read_cache
 from proxy.dashboard.overview import RangeQuery, overview_page, read_overview
-from proxy.dashboard.policies import lab_page, policies_page, read_served, try_policy, visible_policies
-from proxy.dashboard.render import Page, form_of, html, static_response
-from proxy.dashboard.session import SessionQuery, message_page, read_message, read_session, session_page
-from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, read_sessions, sessions_page
-from proxy.dialects import dialect_named
+from proxy.dashboard.policies import lab_page, policies_page
+from proxy.dashboard.render import form_of, html, static_response
+from proxy.dashboard.session import message_page, read_message, read_session, session_page
+from proxy.dashboard.sessions import SessionFilter, common_messages, compare_page, sessions_page
 from proxy.errors import InvalidRequest, NotFound, Unauthenticated
 from proxy.pipeline import compute, write_lines
 from proxy.server.authentication import Identity
@@ -172,13 +171,7 @@ async def overview(
 @_page("/cache")
 async def cache(request: Request, services: OpenServices, reader: Reader, asked: AskedRange) -> Response:
     """Show why the provider's cache missed, and which tools are called."""
-    knowledge, counter = services.app.knowledge, services.app.counter
-    found = await read_cache(
-        services.app.store,
-        asked,
-        counter.json,
-        lambda row: knowledge.facts(row.model or "", dialect_named(row.dialect)),
-    )
+    found = await read_cache(services.app, asked)
     return await rendered(request, cache_page(found, admin=reader.admin))
 
 
@@ -224,8 +217,7 @@ async def sessions(
     asked = replace(asked, failed=failed)
     most = _MOST_ROWS if form_of(request) == "html" else limit
     query = asked.query(datetime.now(UTC), sort, limit=min(limit, most), after=after or None)
-    found = await read_sessions(services.app.store, query, asked)
-    return await rendered(request, sessions_page(found, deleted))
+    return await rendered(request, await sessions_page(services.app.store, query, asked, deleted))
 
 
 @_page("/compare")
@@ -262,13 +254,13 @@ async def show_session(
     found: PathSession,
     services: OpenServices,
     memory: Memory,
-    asked_request: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
+    number: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
     exchange: Annotated[str | None, Query(description="Id of a request.")] = None,
     start: Annotated[int | None, Query(ge=0, description="Position of the first message that is shown.")] = None,
 ) -> Response:
     """Show one session."""
-    asked = SessionQuery(request=asked_request, exchange=exchange, start=start)
-    data = await read_session(services.app, found, asked, memory.add_stored)
+    charge = memory.add_stored
+    data = await read_session(services.app, found, charge, request=number, exchange=exchange, start=start)
     return await rendered(request, await compute(data.size, session_page, data))
 
 
@@ -318,7 +310,7 @@ async def policies(
     request: Request, services: OpenServices, reader: Reader, session: str = "", tenant: str = ""
 ) -> Response:
     """Show the configuration that is in force; `session` and `tenant` are filled in for the lab."""
-    return await rendered(request, await _policies(services, reader, {"session": session, "tenant": tenant}))
+    return await rendered(request, await policies_page(services, reader, {"session": session, "tenant": tenant}))
 
 
 @_page("/policies/lab")
@@ -342,7 +334,7 @@ async def try_typed(request: Request, services: OpenServices, reader: Reader, me
     try:
         return await _try(request, services, reader, memory, form)
     except (InvalidRequest, NotFound) as why:
-        page = await _policies(services, reader, _lab(form))
+        page = await policies_page(services, reader, _lab(form))
         told = page.data | {"problem": why.message}
         return html(page.template, await context_of(request, page.title) | told, why.status)
 
@@ -350,28 +342,18 @@ async def try_typed(request: Request, services: OpenServices, reader: Reader, me
 async def _try(
     request: Request, services: OpenServices, reader: Identity, memory: Reservation, asked: dict[str, str]
 ) -> Response:
-    page = await _policies(services, reader, _lab(asked))
+    page = await policies_page(services, reader, _lab(asked))
     found = await _named(asked.get("session", "").strip(), services, reader, asked.get("tenant"))
     typed = policy_of(asked["typed"], services.policies.current) if asked.get("typed", "").strip() else None
     name = asked.get("policy") or OFF
     if typed is None and name not in page.data["lab"]["names"]:
         raise NotFound(f"There is no policy {name!r}. Choose one of {', '.join(page.data['lab']['names'])}.")
-    charge = memory.add_stored
-    result = await try_policy(found, name, typed, services.policies, services.app, services.settings, charge)
-    return await rendered(request, lab_page(page, result))
+    return await rendered(request, await lab_page(page, found, name, typed, services, memory.add_stored))
 
 
 def _lab(asked: Mapping[str, str]) -> dict[str, str]:
     """Return what the form of the lab is filled in with; browsers send lines that end with CR and LF."""
     return {name: asked.get(name, "").replace("\r\n", "\n") for name in ("session", "policy", "typed", "tenant")}
-
-
-async def _policies(services: OpenServices, reader: Identity, lab: Mapping[str, str]) -> Page:
-    sees_all = reader.admin or services.settings.auth.mode == "none"
-    shown = visible_policies(services.policies, reader, sees_all=sees_all)
-    served = await read_served(services.app.store, None if reader.admin else reader.tenant)
-    budgets = await services.budgets.usage(None if sees_all else reader)
-    return policies_page(services.in_force if sees_all else None, shown, reader, served, budgets, lab)
 
 
 # ------------------------------------------------------------------------------------------------------ all the rest

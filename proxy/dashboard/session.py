@@ -43,32 +43,13 @@ _UNSTORED: Final = {"node": None, "agent": None, "partial": False, "created_at":
 """What is known of a message of a request that failed: it became no node."""
 
 
-class RequestPoint(Struct, frozen=True, kw_only=True):
-    """One request of a session, as the slider and the chart know it."""
-
-    number: int  # 1 is the session's first
-    id: str
-    created_at: int
-    status: str
-    kind: str
-    policy: str
-    model: str
-    agent: str | None
-    tokens_before: int
-    tokens_sent: int
-    tokens_cached: int | None
-    cost: float | None
-    trimmed: bool
-    warnings: int
-    replies: tuple[str, ...]  # the nodes of its replies
-
-
 class SessionData(Struct, frozen=True, kw_only=True):
     """All that the page shows."""
 
     session: SessionRow
     cost_saved: float | None
-    requests: tuple[RequestPoint, ...]  # oldest first
+    requests: Sequence[dict[str, Any]]  # oldest first
+    answered: Mapping[str, Mapping[str, Any]]  # these by the nodes of their replies
     chosen: ExchangeRow | None
     place: int  # number of the chosen request; 0 where there is none
     receipt: Mapping[str, Any]
@@ -80,7 +61,7 @@ class SessionData(Struct, frozen=True, kw_only=True):
     summary: Summary | None  # what was sent in the place of the beginning
     instructions: InstructionsRow | None
     summaries: tuple[SummaryRow, ...]
-    branches: tuple[Branch, ...]
+    branches: Sequence[tuple[BranchRow, int]]  # each with the number of messages that it shares with that of the head
     window: int | None  # tokens that the model takes
 
     @property
@@ -91,26 +72,8 @@ class SessionData(Struct, frozen=True, kw_only=True):
         return size_of([*(entry.message for entry in shown), *lead, *(row.message for row in self.replies)])
 
 
-class Branch(Struct, frozen=True, kw_only=True):
-    """One branch of the tree, and where it leaves the branch of the head."""
-
-    head: str
-    depth: int
-    shared: int  # messages that it has in common with the branch of the head
-    updated_at: int
-    current: bool
-
-
-class SessionQuery(Struct, frozen=True, kw_only=True):
-    """What of a session is wanted."""
-
-    request: int | None = None  # number of a request; None: the newest
-    exchange: str | None = None  # id of a request, instead of its number
-    start: int | None = None  # position of the first message that is shown; None: the last ones
-
-
-async def read_requests(store: Store, session: SessionRow) -> tuple[RequestPoint, ...]:
-    """Return the requests of a session, oldest first."""
+async def read_requests(store: Store, session: SessionRow) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the requests of a session, oldest first, and the same by the nodes of their replies."""
     rows: list[ExchangeRow] = []
     after: str | None = None
     while len(rows) < _MOST_REQUESTS:
@@ -118,22 +81,28 @@ async def read_requests(store: Store, session: SessionRow) -> tuple[RequestPoint
         rows += page
         if after is None:
             break
-    return tuple([_point(number, row) for number, row in enumerate(reversed(rows), start=1)])
+    rows.reverse()
+    requests = [_request(number, row) for number, row in enumerate(rows, start=1)]
+    answered = {node: told for told, row in zip(requests, rows, strict=True) for node in row.replies}
+    return requests, answered
 
 
-def _point(number: int, row: ExchangeRow) -> RequestPoint:
+def _request(number: int, row: ExchangeRow) -> dict[str, Any]:
+    """Return one request of a session, as the slider and the chart know it; 1 is the session's first."""
     told = row.receipt
     cut = told.get("cut")
-    same = ("id", "created_at", "kind", "policy", "model", "agent", "tokens_before", "tokens_sent", "replies")
-    return RequestPoint(
-        number=number,
+    same = ("kind", "policy", "model", "agent", "tokens_before", "tokens_sent")
+    return {
+        "number": number,
+        "id": row.id,
+        "created_at": row.created_at,
+        "status": row.status.value,
         **{name: getattr(row, name) for name in same},
-        status=row.status.value,
-        tokens_cached=_cached(told.get("usage")),
-        cost=told.get("cost"),
-        trimmed=bool(cut and cut["moved"]) and "observed" not in told,
-        warnings=len(told.get("warnings", ())),
-    )
+        "tokens_cached": _cached(told.get("usage")),
+        "cost": told.get("cost"),
+        "trimmed": bool(cut and cut["moved"]) and "observed" not in told,
+        "warnings": len(told.get("warnings", ())),
+    }
 
 
 def _cached(usage: Any) -> int | None:
@@ -147,13 +116,25 @@ def _cached(usage: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-async def read_session(services: AppServices, session: SessionRow, asked: SessionQuery, charge: Charge) -> SessionData:
-    """Return what the page shows of a session; `charge` is called as by `exchange_view`."""
+async def read_session(
+    services: AppServices,
+    session: SessionRow,
+    charge: Charge,
+    *,
+    request: int | None,
+    exchange: str | None,
+    start: int | None,
+) -> SessionData:
+    """Return what the page shows of a session; `charge` is called as by `exchange_view`.
+
+    It is the view of the request with this number, or with this id, else of the newest. `start` is the position of the
+    first message that is shown; without it the last ones are.
+    """
     store = services.store
     listed, _ = await store.listed(SessionListQuery(key=session.key))
-    requests = await read_requests(store, session)
-    place = _place(requests, asked)
-    chosen = await store.exchange(requests[place - 1].id) if place else None
+    requests, answered = await read_requests(store, session)
+    place = _place(requests, request, exchange)
+    chosen = await store.exchange(requests[place - 1]["id"]) if place else None
     told: Mapping[str, Any] = {}
     view, summary, tip = None, None, session.head
     if chosen is not None:
@@ -165,7 +146,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     lineage = await store.lineage(session.key, [tip]) if tip else Lineage()
     depth = lineage.depth(tip)
     total = depth if view is None else len(view.entries)
-    start = max(0, total - WINDOW) if asked.start is None else min(asked.start, max(0, total - 1))
+    start = max(0, total - WINDOW) if start is None else min(start, max(0, total - 1))
     last = lineage.node_at(tip, min(start + WINDOW, depth) - 1)
     rows = await store.path(session.key, last, below=start) if last is not None else []
     replies: list[NodeRow] = []
@@ -181,6 +162,7 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
         session=session,
         cost_saved=listed[0].cost_saved if listed else None,
         requests=requests,
+        answered=answered,
         chosen=chosen,
         place=place,
         receipt=told,
@@ -197,33 +179,27 @@ async def read_session(services: AppServices, session: SessionRow, asked: Sessio
     )
 
 
-def _place(requests: Sequence[RequestPoint], asked: SessionQuery) -> int:
-    if asked.exchange is not None:
-        found = next((each.number for each in requests if each.id == asked.exchange), None)
+def _place(requests: Sequence[Mapping[str, Any]], request: int | None, exchange: str | None) -> int:
+    if exchange is not None:
+        found = next((each["number"] for each in requests if each["id"] == exchange), None)
         if found is None:
-            raise NotFound(f"There is no exchange {asked.exchange!r} in this session.", param="exchange")
-        return found
-    if asked.request is None or not requests:
+            raise NotFound(f"There is no exchange {exchange!r} in this session.", param="exchange")
+        return cast("int", found)
+    if request is None or not requests:
         return len(requests)
-    if not 1 <= asked.request <= len(requests):
+    if not 1 <= request <= len(requests):
         raise InvalidRequest(f"request must be 1 to {len(requests)}: the session has so many.", param="request")
-    return asked.request
+    return request
 
 
-async def read_branches(store: Store, session: SessionRow) -> tuple[Branch, ...]:
+async def read_branches(store: Store, session: SessionRow) -> Sequence[tuple[BranchRow, int]]:
     """Return the branches of a session, the current one first, then the newest."""
     leaves = (await store.branches(session.key))[:_MOST_BRANCHES]
-    if len(leaves) <= 1 and (not leaves or leaves[0].head == session.head):
-        return tuple([_branch(leaf, leaf.depth, session) for leaf in leaves])
+    if [leaf.head for leaf in leaves] in ([], [session.head]):
+        return [(leaf, leaf.depth) for leaf in leaves]
     lineage = await store.lineage(session.key, [session.head, *(leaf.head for leaf in leaves)])
-
-    found = [_branch(leaf, lineage.common(leaf.head, lineage, session.head), session) for leaf in leaves]
-    return tuple(sorted(found, key=lambda branch: not branch.current))
-
-
-def _branch(leaf: BranchRow, shared: int, session: SessionRow) -> Branch:
-    current = leaf.head == session.head
-    return Branch(head=leaf.head, depth=leaf.depth, shared=shared, updated_at=leaf.updated_at, current=current)
+    found = [(leaf, lineage.common(leaf.head, lineage, session.head)) for leaf in leaves]
+    return sorted(found, key=lambda each: each[0].head != session.head)
 
 
 # ------------------------------------------------------------------------------------------------------- the page
@@ -234,12 +210,11 @@ def session_page(found: SessionData) -> Page:
     shown = [_message(found, place) for place in range(found.start, min(found.start + WINDOW, found.total))]
     chosen = None
     if found.chosen is not None:
-        point = found.requests[found.place - 1]
         told = {name: value for name, value in found.receipt.items() if name not in {"plan", "nodes", "replies"}}
-        chosen = told | {"number": found.place, "tokens_cached": point.tokens_cached}
+        chosen = told | {"number": found.place, "tokens_cached": found.requests[found.place - 1]["tokens_cached"]}
     data = {
         "session": session_document(found.session, cost_saved=found.cost_saved) | {"model": found.session.model},
-        "requests": [_request(point) for point in found.requests],
+        "requests": [each | {"created_at": timestamp(each["created_at"])} for each in found.requests],
         "chosen": chosen,
         "runs": _runs(found.view.fates if found.view is not None else ["sent"] * found.total),
         "messages": shown,
@@ -257,7 +232,7 @@ def session_page(found: SessionData) -> Page:
         | {"covered_tokens": found.summary.covered_tokens, "covered_messages": found.summary.covered_messages},
         "summaries": [summary_document(row, row.created_at) | {"status": row.status.value} for row in found.summaries],
         "branches": _branches(found),
-        "agents": sorted({point.agent for point in found.requests if point.agent}),
+        "agents": sorted({each["agent"] for each in found.requests if each["agent"]}),
         "chart": _chart(found.requests, found.window),
     }
     columns = ("position", "node", "role", "agent", "state", "edit", "reason", "tokens", "tokens_sent", "text")
@@ -304,20 +279,22 @@ def _message(found: SessionData, place: int) -> dict[str, Any]:
     }
 
 
-def _request(point: RequestPoint) -> dict[str, Any]:
-    told = {name: getattr(point, name) for name in RequestPoint.__struct_fields__ if name != "replies"}
-    return told | {"created_at": timestamp(point.created_at)}
-
-
 def _branches(found: SessionData) -> list[dict[str, Any]]:
     """Return the branches, each with the request that led to its end, and the agent that asked."""
-    ends = {node: point for point in found.requests for node in point.replies}
     told: list[dict[str, Any]] = []
-    for branch in found.branches:
-        point = ends.get(branch.head)
-        line = {name: getattr(branch, name) for name in Branch.__struct_fields__}
-        line |= {"agent": None, "request": None} if point is None else {"agent": point.agent, "request": point.number}
-        told.append(line | {"updated_at": timestamp(branch.updated_at)})
+    for leaf, shared in found.branches:
+        request = found.answered.get(leaf.head, {})
+        told.append(
+            {
+                "head": leaf.head,
+                "depth": leaf.depth,
+                "shared": shared,
+                "updated_at": timestamp(leaf.updated_at),
+                "current": leaf.head == found.session.head,
+                "agent": request.get("agent"),
+                "request": request.get("number"),
+            }
+        )
     return told
 
 
@@ -332,22 +309,22 @@ def _runs(fates: Sequence[str]) -> list[dict[str, Any]]:
     return runs
 
 
-def _chart(requests: Sequence[RequestPoint], window: int | None) -> dict[str, Any]:
+def _chart(requests: Sequence[Mapping[str, Any]], window: int | None) -> dict[str, Any]:
     """Return tokens per request, at most so many that a chart shows; requests that trimmed stay."""
     step = max(1, -(-len(requests) // _MOST_POINTS))
-    shown = [each for each in requests if step == 1 or each.number % step == 0 or each.number == len(requests)]
+    shown = [each for each in requests if step == 1 or each["number"] % step == 0 or each["number"] == len(requests)]
     series: list[dict[str, Any]] = [
-        {"label": "before", "values": [each.tokens_before for each in shown]},
-        {"label": "sent", "values": [each.tokens_sent for each in shown], "fill": True},
-        {"label": "cached", "values": [each.tokens_cached for each in shown], "fill": True},
+        {"label": "before", "values": [each["tokens_before"] for each in shown]},
+        {"label": "sent", "values": [each["tokens_sent"] for each in shown], "fill": True},
+        {"label": "cached", "values": [each["tokens_cached"] for each in shown], "fill": True},
     ]
-    most = max([each.tokens_before for each in shown], default=0)
+    most = max([each["tokens_before"] for each in shown], default=0)
     if window is not None and most > window / _NEAR:  # else the line would press the others flat
         series.append({"label": "what the model takes", "values": [window] * len(shown), "colour": 6, "dash": True})
     return {
-        "x": [each.number for each in shown],
+        "x": [each["number"] for each in shown],
         "series": series,
-        "trims": [each.number for each in requests if each.trimmed][:_MOST_POINTS],
+        "trims": [each["number"] for each in requests if each["trimmed"]][:_MOST_POINTS],
         "window": window,
         "thinned": step > 1,
     }

@@ -53,42 +53,29 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
         )
 
 
-class SessionsData(Struct, frozen=True, kw_only=True):
-    """What the page shows: sessions, or messages that hold a text."""
-
-    asked: SessionFilter
-    query: SessionListQuery
-    sessions: Sequence[ListedSession] = ()
-    next: str | None = None
+async def sessions_page(store: Store, query: SessionListQuery, asked: SessionFilter, deleted: str = "") -> Page:
+    """Return the list of sessions, or of messages that hold a text; `deleted` was deleted just now."""
+    listed: Sequence[ListedSession] = ()
     found: Mapping[str, Any] | None = None  # what `GET /search` answers, where a text is looked for
-
-
-async def read_sessions(store: Store, query: SessionListQuery, asked: SessionFilter) -> SessionsData:
-    """Return the sessions that are asked for, or the messages that hold a text."""
     if asked.text:
         found = await search_texts(
             store, asked.text, query.tenant, limit=query.limit, after=query.after, seconds=_SECONDS
         )
-        return SessionsData(asked=asked, query=query, found=found, next=found["next"])
-    rows, following = await store.listed(query)
-    return SessionsData(asked=asked, query=query, sessions=rows, next=following)
-
-
-def sessions_page(found: SessionsData, deleted: str = "") -> Page:
-    """Return the list of sessions, or of messages that were found; `deleted` was deleted just now."""
-    asked = {name: getattr(found.asked, name) or "" for name in SessionFilter.__struct_fields__ if name != "owner"}
-    shown = [_line(each.row, each.cost_saved) for each in found.sessions]
+        following = found["next"]
+    else:
+        listed, following = await store.listed(query)
+    shown = [_line(each.row, each.cost_saved) for each in listed]
+    names = [name for name in SessionFilter.__struct_fields__ if name != "owner"]
     data = {
         "sessions": shown,
-        "found": found.found,
-        "next": found.next,
-        "asked": asked | {"sort": found.query.sort, "deleted": deleted},
+        "found": found,
+        "next": following,
+        "asked": {name: getattr(asked, name) or "" for name in names} | {"sort": query.sort, "deleted": deleted},
         "sorts": SORTS,
-        "first": found.query.after is None,
+        "first": query.after is None,
     }
-    if found.found is not None:
-        return Page(template="sessions.html", title="Sessions", data=data, columns=_FOUND, rows=found.found["data"])
-    return Page(template="sessions.html", title="Sessions", data=data, columns=_COLUMNS, rows=shown)
+    columns, rows = (_COLUMNS, shown) if found is None else (_FOUND, found["data"])
+    return Page(template="sessions.html", title="Sessions", data=data, columns=columns, rows=rows)
 
 
 def _line(row: SessionRow, saved: float | None = None) -> dict[str, Any]:

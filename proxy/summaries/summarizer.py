@@ -164,7 +164,7 @@ class Summarizer:
         own = settings.base_url is not None or key is not None
         dialect = dialect_named(caller.dialect) if caller.dialect in _NATIVE and not own else _CHAT
         destination = self._upstream.destination(model, dialect.name)
-        if settings.base_url is not None or key is not None:
+        if own:
             destination = Destination(
                 base_url=settings.base_url or destination.base_url,
                 authorization=None if key is None else f"Bearer {key}".encode(),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any, Final, Literal, TextIO
 
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -60,57 +59,23 @@ def _escaped(line: str) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes all lines of one turn of the event loop with one system call.
-
-    Warnings, and lines from outside an event loop, are written at once, together with the lines that wait.
-    """
+    """Writes each line at once. What a stream does not take, closed or on a full disk, fails nobody."""
 
     def __init__(self, stream: TextIO) -> None:
         """Write to `stream`."""
         super().__init__()
         self._stream = stream
-        self._lines: list[str] = []
-        self._loop: asyncio.AbstractEventLoop | None = None  # the event loop that will write the lines that wait
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line, or write it at once."""
+        """Write a line."""
         try:
-            self._lines.append(self.format(record))
+            line = self.format(record)
         except Exception:  # noqa: BLE001 - as every handler does: logging must not fail the caller
             self.handleError(record)
             return
-        if record.levelno < logging.WARNING:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass
-            else:
-                if loop is not self._loop:
-                    self._loop = loop
-                    loop.call_soon(self._flush_of, loop)
-                return
-        self.flush()
-
-    def flush(self) -> None:
-        """Write the lines that wait."""
-        with self.lock or nullcontext():
-            if self._lines:
-                lines, self._lines = "\n".join(self._lines), []
-                try:
-                    self._stream.write(lines + "\n")
-                    self._stream.flush()
-                except (OSError, ValueError):  # the stream is closed
-                    pass
-
-    def close(self) -> None:
-        """Write the lines that wait, and close."""
-        self.flush()
-        super().close()
-
-    def _flush_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is loop:
-            self._loop = None
-        self.flush()
+        with suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 def log_exchange(logger: logging.Logger, fields: dict[str, Any]) -> None:

@@ -107,7 +107,6 @@ class TokenCounter:
         self._limit = max(cache_bytes // ENTRY_BYTES, 1)
         self._counts: OrderedDict[tuple[EncodingName, str], int] = OrderedDict()
         """Counts of messages by encoding and body id, the least recently used first."""
-        self._tokens = 0
         self._json: dict[tuple[EncodingName, bytes], int] = {}
         """Counts of JSON texts by encoding and hash, the oldest first."""
 
@@ -175,22 +174,20 @@ class TokenCounter:
     def cached(self) -> Cached:
         """How many messages are cached, and their tokens."""
         with self._lock:
-            return Cached(cached_messages=len(self._counts), total_cached_tokens=self._tokens)
+            return Cached(cached_messages=len(self._counts), total_cached_tokens=sum(self._counts.values()))
 
     def clear(self) -> None:
         """Forget every count."""
         with self._lock:
             self._counts.clear()
             self._json.clear()
-            self._tokens = 0
 
     def _new_count(self, message: Message, key: tuple[EncodingName, str]) -> int:
         countable = message.countable()
         count = sum(map(self._vocabularies[key[0]].count, countable.texts), MESSAGE_TOKENS)
         count += MEDIA_TOKENS * countable.media + LOW_DETAIL_TOKENS * countable.small_images
         with self._lock:
-            self._tokens += count - self._counts.pop(key, 0)
             self._counts[key] = count
             if len(self._counts) > self._limit:
-                self._tokens -= self._counts.popitem(last=False)[1]
+                self._counts.popitem(last=False)
         return count

@@ -11,9 +11,10 @@ import logging
 import lzma
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 from tiktoken import Encoding
@@ -91,7 +92,7 @@ def estimate(text: str, encoding: str) -> int:
     The result is within about a tenth, for Chinese within a sixth. It is slower than a vocabulary.
     """
     tokens = 0.0
-    for window in (text,) if len(text) <= _AT_ONCE else _windows(text):
+    for window in _windows(text):
         tokens += sum(weight * len(kind.findall(window)) for kind, weight in _WEIGHTS)
         if not window.isascii():
             tokens += sum(weights[encoding] * len(kind.findall(window)) for kind, weights in _BEYOND_LATIN)
@@ -130,7 +131,7 @@ class Vocabulary:
         if encoding is None:
             return estimate(text, self.name)
         tokens = 0
-        for piece in (text,) if len(text) < _LONGEST_GAP else _windowed(_pieces(text)):
+        for piece in (text,) if len(text) < _LONGEST_GAP else chain.from_iterable(map(_windows, _pieces(text))):
             try:
                 tokens += len(encoding.encode_ordinary(piece))
             except BaseException as why:
@@ -139,15 +140,6 @@ class Vocabulary:
                 _LOG.warning("tiktoken failed on %d characters: their tokens are estimated", len(piece))
                 tokens += estimate(piece, self.name)
         return tokens
-
-
-def _windowed(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield pieces, the long ones in windows."""
-    for piece in pieces:
-        if len(piece) <= _AT_ONCE:
-            yield piece
-        else:
-            yield from _windows(piece)
 
 
 def _windows(text: str) -> Iterator[str]:

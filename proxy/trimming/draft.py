@@ -147,14 +147,14 @@ class Draft(Struct, frozen=True, kw_only=True):
             tokens_after=self.count(message),
         )
 
-    def replacing_results(self, position: int, edit: str, reason: str, results: Mapping[int, Message]) -> Change:
+    def replacing_results(self, position: int, edit: str, reason: str, results: Mapping[int, Message | None]) -> Change:
         """Return the change that puts these in the place of results of what stands at `position`, by their indexes.
 
-        What stands beside them stays. The message is made and counted once, however many results it holds.
+        With None a result goes; what stands beside them stays. The message is made and counted once.
         """
         whole = cast("Message", self.messages[position])  # it stands: it has results
         made = whole.with_results([results.get(index, each) for index, each in enumerate(whole.results)])
-        return self.replacing(position, edit, reason, cast("Message", made))  # none is left out
+        return self.removing(position, edit, reason) if made is None else self.replacing(position, edit, reason, made)
 
     def reducing(self, position: int, edit: str, reason: str, message: Message) -> Change:
         """Return the change to a `message` with fewer calls, which goes if nothing is left of it."""

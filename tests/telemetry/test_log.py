@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -75,16 +74,6 @@ def test_only_our_own_lines_come_below_warnings() -> None:
     assert isinstance(logging.getLogger().handlers[0].formatter, FieldFormatter)
 
 
-class _Stream(io.StringIO):
-    """Counts how often it is written to."""
-
-    writes = 0
-
-    def write(self, text: str) -> int:
-        self.writes += 1
-        return super().write(text)
-
-
 def _record(text: str, level: int = logging.INFO) -> logging.LogRecord:
     return logging.LogRecord("palimpsest.x", level, "f", 1, text, (), None)
 
@@ -102,63 +91,14 @@ def test_the_line_of_an_exchange_is_one_that_was_logged_with_its_fields(caplog: 
     assert caplog.records == [logged, shorter]
 
 
-@pytest.mark.anyio
-async def test_lines_of_one_turn_are_written_together() -> None:
-    handler = LineHandler(stream := _Stream())
-    for text in ("one", "two"):
-        handler.handle(_record(text))
-    assert stream.getvalue() == ""
-    await asyncio.sleep(0)
-    handler.handle(_record("three"))
-    await asyncio.sleep(0)
-    assert (stream.getvalue(), stream.writes) == ("one\ntwo\nthree\n", 2)
-
-
-@pytest.mark.anyio
-async def test_a_warning_waits_for_nothing_nor_does_what_came_before() -> None:
-    handler = LineHandler(stream := _Stream())
-    handler.handle(_record("one"))
-    handler.handle(_record("two", logging.WARNING))
-    assert stream.getvalue() == "one\ntwo\n"
-    await asyncio.sleep(0)
-    assert stream.writes == 1
-
-
-def test_where_no_event_loop_runs_a_line_is_written_at_once() -> None:
-    handler = LineHandler(stream := _Stream())
+def test_a_line_is_written_at_once() -> None:
+    handler = LineHandler(stream := io.StringIO())
     handler.handle(_record("one"))
     assert stream.getvalue() == "one\n"
 
 
-def test_an_event_loop_that_has_ended_holds_nothing_back() -> None:
-    handler = LineHandler(stream := _Stream())
-    ended = asyncio.new_event_loop()
-    ended.call_soon(handler.handle, _record("one"))
-    ended.call_soon(ended.stop)
-    ended.run_forever()  # one turn: what that called for is not done any more
-    ended.close()
-    assert stream.getvalue() == ""
-
-    async def log() -> None:
-        handler.handle(_record("two"))
-
-    asyncio.run(log())
-    assert stream.getvalue() == "one\ntwo\n"
-
-
-def test_what_waits_is_written_at_the_end() -> None:
-    handler = LineHandler(stream := _Stream())
-
-    async def log() -> None:
-        handler.handle(_record("one"))
-        handler.close()
-        assert stream.getvalue() == "one\n"
-
-    asyncio.run(log())
-
-
 def test_nothing_fails_for_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = LineHandler(stream := _Stream())
+    handler = LineHandler(stream := io.StringIO())
     stream.close()
     handler.handle(_record("one"))
     broken = logging.LogRecord("palimpsest.x", logging.INFO, "f", 1, "%d", ("x",), None)

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar, Final, Literal
 
-from msgspec import Struct
-
 from proxy.dialects import Message
 from proxy.trimming.draft import Draft, Result
 from proxy.trimming.edits.edit import BaseEdit
@@ -20,15 +18,6 @@ _POINTER: Final = re.compile(
 _SAME: Final = "an earlier result says the same"
 _GONE: Final = "the earlier result that it pointed to does not stand whole any more"
 _NAME: Final = 100  # characters of a tool's name that are told at most
-
-
-class _WholeResult(Struct, frozen=True, kw_only=True):
-    """A tool result that stands whole."""
-
-    place: tuple[int, int]  # place of the message, and which of its results it is
-    tool: str
-    ref: str
-    size: int  # characters of its text
 
 
 class DeduplicateResults(BaseEdit, frozen=True):
@@ -47,7 +36,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Put pointers in the place of results that an earlier one repeats."""
-        whole: dict[tuple[str, str | None], _WholeResult] = {}
+        whole: dict[tuple[str, str | None], Result] = {}
         pointers: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
         for result in draft.results():
             text = _text(result.message)
@@ -57,13 +46,11 @@ class DeduplicateResults(BaseEdit, frozen=True):
             key = (text, _text(result.original))
             older = whole.get(key)
             if older is not None and result.place not in draft.protected:
-                pointer = _pointing(result, older)
+                pointer = _pointing(result, older, text)
                 if draft.count(pointer) < draft.count(result.message):
                     pointers[result.place][result.index] = pointer
                     continue
-            whole[key] = _WholeResult(
-                place=(result.place, result.index), tool=result.tool, ref=result.ref, size=len(text)
-            )
+            whole[key] = result
         for place, made in pointers.items():
             yield draft.replacing_results(place, self.type, _SAME, made)
 
@@ -77,7 +64,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
                 pointers.append((result, found))
             elif text := _text(result.message):
                 whole[result.ref].append(((result.place, result.index), len(text)))
-        back: dict[str, _WholeResult] = {}
+        back: dict[str, Result] = {}
         changed: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
         for result, found in pointers:
             place, size = (result.place, result.index), int(found["size"])
@@ -86,11 +73,8 @@ class DeduplicateResults(BaseEdit, frozen=True):
                 continue
             first = _first_sent(draft, result)
             text = _text(first) or ""
-            if (older := back.get(text)) is not None:
-                changed[result.place][result.index] = _pointing(result, older)
-            else:
-                back[text] = _WholeResult(place=place, tool=result.tool, ref=result.ref, size=len(text))
-                changed[result.place][result.index] = first
+            older = back.setdefault(text, result)
+            changed[result.place][result.index] = first if older is result else _pointing(result, older, text)
         for at, made in changed.items():
             yield draft.replacing_results(at, self.type, _GONE, made)
 
@@ -103,10 +87,11 @@ class DeduplicateResults(BaseEdit, frozen=True):
         return _POINTER.fullmatch(_text(result.message) or "")
 
 
-def _pointing(result: Result, older: _WholeResult) -> Message:
+def _pointing(result: Result, older: Result, text: str) -> Message:
+    """Return the pointer of a result to an older one, which had this text."""
     name = " ".join(older.tool.split())[:_NAME] or "a tool"
     return result.message.with_text(
-        f"[same output as the earlier one of {name}: {older.size} characters; ref={older.ref}]"
+        f"[same output as the earlier one of {name}: {len(text)} characters; ref={older.ref}]"
     )
 
 

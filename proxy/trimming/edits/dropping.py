@@ -120,12 +120,9 @@ def _leaving_out(
     """Leave out those results of a message that go; what is said beside them stays."""
     message = draft.messages[position]
     results = message.results if message is not None else ()
-    left = [None if goes(result) else result for result in results]
-    if message is not None and None in left:
-        made = message.with_results(left)
-        yield (
-            draft.removing(position, edit, reason) if made is None else draft.replacing(position, edit, reason, made)
-        )
+    gone = {index: None for index, result in enumerate(results) if goes(result)}
+    if gone:
+        yield draft.replacing_results(position, edit, reason, gone)
 
 
 class RecentWindow(BaseEdit, frozen=True):
