@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hmac
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Final, TypeAlias, TypeVar
 
@@ -112,11 +111,17 @@ class Attempt(Struct, kw_only=True):
     rounds: Sequence[Message] = ()  # calls of our own tools and their results, sent after the view
     sent_bytes: int = 0  # of the body that was sent last
     caches_newest: bool = False  # whether the provider may be asked to cache up to the newest message by itself
+    answer: Answer | None = None  # the last one that came
 
     def replan(self, report: PlanReport, event: str) -> None:
         """Send another plan from now on, and tell of it."""
         self.report = report
         self.told(report, event)
+
+    async def close(self) -> None:
+        """Close the last answer, which occupies a connection: another one is asked for, or nobody comes to hold it."""
+        if self.answer is not None:
+            await self.answer.aclose()
 
 
 class Sent(Struct, frozen=True, kw_only=True):
@@ -172,21 +177,13 @@ class UpstreamSender:
             caches_newest=lasts and model not in self._refuses_caching,
             orders=known,
         )
-        answer = await self._ask(attempt)
-        if request.stream and policy is not None and prepared.call.dialect.requests.opening_error is not None:
-            answer = await self._past_opening(attempt, policy, answer)
-        rescued = attempt.report is not prepared.report  # a second refusal is the client's
-        if answer.status >= 400 and policy is not None and not rescued:
-            answer = await self._reordered(attempt, answer)
-            first, refusal = attempt.report, answer
-            if answer.status >= 400 and await self._rescued(attempt, policy, answer):
-                answer = await self._reordered(attempt, await self._ask(attempt))
-                if prepared.planning.binds_loop and await self._refuses_loop(attempt, answer):
-                    await answer.aclose()
-                    answer = refusal
-                    attempt.replan(replace(first, warnings=(*first.warnings, REFUSED_BOTH)), "refused_again")
-            elif 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY:
-                answer = await self._refused(attempt, answer)
+        try:
+            answer = await self._ask(attempt)
+            if policy is not None:
+                answer = await self._accepted(attempt, policy, answer)
+        except BaseException:
+            await attempt.close()
+            raise
         if attempt.orders:
             if answer.status < 300 and attempt.orders != known:  # it was the order indeed
                 self._orders[model] = self._orders.get(model, frozenset()) | attempt.orders
@@ -197,14 +194,19 @@ class UpstreamSender:
 
     async def send_rounds(self, sent: Sent, rounds: Sequence[Message]) -> Answer:
         """Send the same view again with `rounds` after it: calls of the proxy's own tools, and their results."""
-        return await self._ask(replace(sent.attempt, rounds=rounds))
+        attempt = replace(sent.attempt, rounds=rounds, answer=None)
+        try:
+            return await self._ask(attempt)
+        except BaseException:
+            await attempt.close()
+            raise
 
     async def _ask(self, attempt: Attempt) -> Answer:
         """Send once, and again without the option of ours that an upstream refuses."""
         answer = await self._post(attempt)
         if not (attempt.adds_usage or attempt.caches_newest) or answer.status < 400:
             return answer
-        prepared, refusal = attempt.prepared, await _read(answer)
+        prepared, refusal = attempt.prepared, await answer.read()
         api, model = prepared.call.dialect.requests, (prepared.destination.base_url, prepared.request.model)
         named = api.refuses_caching(refusal)
         refusing: LRUCache[tuple[str, str], bool] | None = None
@@ -221,7 +223,6 @@ class UpstreamSender:
                 self._unmarked[prepared.key] = True
         else:
             return answer
-        await answer.aclose()
         answer = await self._post(attempt)
         if refusing is not None and answer.status < 300:  # it was our option indeed, and nothing of the client's
             refusing[model] = True
@@ -234,6 +235,28 @@ class UpstreamSender:
         untrimmed = attempt.report.plan.view == prepared.request.messages
         return answer.status in _OF_A_FIELD and untrimmed and await _told(answer, api.overflow_of) is None
 
+    async def _accepted(self, attempt: Attempt, policy: Policy, answer: Answer) -> Answer:
+        """Send a refused request again, in each way that may help; return the answer that the client gets."""
+        prepared, requests = attempt.prepared, attempt.prepared.call.dialect.requests
+        if prepared.request.stream and requests.opening_error is not None and 200 <= answer.status < 300:
+            answer = await self._past_opening(attempt, policy, answer, requests.opening_error)
+        if answer.status < 400 or attempt.report is not prepared.report:  # a second refusal is the client's
+            return answer
+        answer = await self._reordered(attempt, answer)
+        first, refusal = attempt.report, answer
+        overflow = await _told(answer, requests.overflow_of) if answer.status >= 400 else None
+        if await self._trim_harder(attempt, policy, overflow):
+            answer = await self._reordered(attempt, await self._ask(attempt))
+            # Amid a tool loop another reason than its length is its reasoning: the client hears that it is too long.
+            refused = prepared.planning.binds_loop and _is_of_the_body(answer)
+            if refused and await _told(answer, requests.overflow_of) is None:
+                await answer.aclose()
+                answer = refusal
+                attempt.replan(replace(first, warnings=(*first.warnings, REFUSED_BOTH)), "refused_again")
+        elif _is_of_the_body(answer):
+            answer = await self._refused(attempt, answer)
+        return answer
+
     async def _reordered(self, attempt: Attempt, answer: Answer) -> Answer:
         """Send again in the order of roles that a refusal asks for, as long as another one is asked for."""
         while answer.status >= 400:
@@ -244,45 +267,16 @@ class UpstreamSender:
             if self._body(attempt, demanded) == self._body(attempt, attempt.orders):
                 return answer
             attempt.orders = demanded
-            await answer.aclose()
             answer = await self._ask(attempt)
         return answer
 
-    async def _refuses_loop(self, attempt: Attempt, answer: Answer) -> bool:
-        """Tell whether a rescue was refused for another reason than its length: amid a tool loop, for its reasoning.
-
-        Then the client hears what the first refusal said: that the request is too long.
-        """
-        if not 400 <= answer.status < 500 or answer.status in _NOT_OF_THE_BODY:
-            return False
-        return await _told(answer, attempt.prepared.call.dialect.requests.overflow_of) is None
-
-    async def _past_opening(self, attempt: Attempt, policy: Policy, answer: Answer) -> Answer:
+    async def _past_opening(
+        self, attempt: Attempt, policy: Policy, answer: Answer, opening_error: Callable[[bytes], bytes | None]
+    ) -> Answer:
         """Ask again, for less, where a stream begins with the error that the request is too long."""
-        opening_error = attempt.prepared.call.dialect.requests.opening_error
-        if opening_error is None or not 200 <= answer.status < 300 or not answer.readable:
-            return answer
-        async with _closed_on_error(answer):
-            error = await answer.opening(opening_error, _OPENING_SECONDS)
-        if not error or not await self._rescued(attempt, policy, answer, error):
-            return answer
-        return await self._ask(attempt)
-
-    async def _rescued(self, attempt: Attempt, policy: Policy, answer: Answer, error: bytes | None = None) -> bool:
-        """Tell whether the request was refused for its length and got shorter; then the answer is closed.
-
-        `error` is the body of an error that came in a stream.
-        """
-        overflow_of = attempt.prepared.call.dialect.requests.overflow_of
-        overflow = await _told(answer, overflow_of) if error is None else overflow_of(400, error)
-        if overflow is None:
-            return False
-        async with _closed_on_error(answer):
-            shorter = await self._trim_harder(attempt, policy, overflow)
-        if shorter:
-            await answer.aclose()
-            attempt.told(attempt.report, "overflowed")
-        return shorter
+        error = await answer.opening(opening_error, _OPENING_SECONDS) if answer.readable else None
+        overflow = attempt.prepared.call.dialect.requests.overflow_of(400, error) if error else None
+        return await self._ask(attempt) if await self._trim_harder(attempt, policy, overflow) else answer
 
     async def _refused(self, attempt: Attempt, answer: Answer) -> Answer:
         """Ask again where upstream refused what lies in the request itself; see `_opened` and `_unbound`."""
@@ -300,14 +294,12 @@ class UpstreamSender:
         prepared, first = attempt.prepared, attempt.report
         if await _told(answer, prepared.call.dialect.requests.overflow_of) is not None:
             return answer
-        async with _closed_on_error(answer):
-            original = await self._preparer.original_of(prepared)
+        original = await self._preparer.original_of(prepared)
         if original is None:
             return answer
         made = original.plan
         if made.view == first.plan.view and made.summary == first.plan.summary:
             return answer
-        await answer.aclose()
         warning = OPENED if original.helped is None else HELD
         attempt.replan(prepared.reported(made, (*first.beside, warning)), "refused")
         attempt.caches_newest = False  # the original is the client's own bytes
@@ -323,11 +315,9 @@ class UpstreamSender:
         if answer.status not in _OF_A_FIELD or not await _told(answer, _speaks_of_reasoning):
             return answer
         first, prepared = attempt.report, attempt.prepared
-        async with _closed_on_error(answer):
-            made = await self._preparer.unbound_of(prepared, first.plan)
+        made = await self._preparer.unbound_of(prepared, first.plan)
         if made is None:
             return answer
-        await answer.aclose()
         warnings = [each for each in first.beside if each != REFUSED_BOTH]
         attempt.replan(prepared.reported(made, (*warnings, UNBOUND)), "unbound")
         again = await self._ask(attempt)
@@ -337,8 +327,10 @@ class UpstreamSender:
         attempt.replan(first, "refused_again")
         return answer
 
-    async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow) -> bool:
-        """Trim what upstream found too long to a safe size; return whether that makes it shorter."""
+    async def _trim_harder(self, attempt: Attempt, policy: Policy, overflow: Overflow | None) -> bool:
+        """Trim what upstream found too long to a safe size; tell whether it did, and that makes it shorter."""
+        if overflow is None:
+            return False
         prepared, first, size = attempt.prepared, attempt.report, attempt.sent_bytes
         history, planning = prepared.history, prepared.planning
         before = shortest = first.plan.tokens_sent
@@ -365,10 +357,13 @@ class UpstreamSender:
             if expected <= room:
                 break
             target = int(target * max(room / expected, _LEAST_STEP))
+        if shortest < before:
+            attempt.told(attempt.report, "overflowed")
         return shortest < before
 
     async def _post(self, attempt: Attempt) -> Answer:
-        """Send the body."""
+        """Send the body, in the place of what was refused."""
+        await attempt.close()
         call, destination = attempt.prepared.call, attempt.prepared.destination
         body = self._body(attempt, attempt.orders)
         attempt.sent_bytes = len(body)
@@ -379,7 +374,8 @@ class UpstreamSender:
         path = call.dialect.requests.path
         if call.query and destination.forwards_query:
             path += f"?{call.query.decode('latin-1')}"
-        return await self._upstream.ask(destination, "POST", path, sent, body)
+        attempt.answer = await self._upstream.ask(destination, "POST", path, sent, body)
+        return attempt.answer
 
     def _body(self, attempt: Attempt, orders: Collection[RoleOrder]) -> bytes:
         """Return the body to send: the client's own bytes where nothing was trimmed or added."""
@@ -497,30 +493,18 @@ def cache_key(secret: bytes, tenant: str, session: str) -> str:
     return hmac.new(secret, write([tenant, session]), sha256).hexdigest()[:32]
 
 
+def _is_of_the_body(answer: Answer) -> bool:
+    """Tell whether it refuses something that lies in the request itself."""
+    return 400 <= answer.status < 500 and answer.status not in _NOT_OF_THE_BODY
+
+
 async def _told(answer: Answer, of: Callable[[int, bytes], Found]) -> Found:
     """Return what `of` says of an error, found in a thread where that is long: some repeat the request."""
-    async with _closed_on_error(answer):
-        body = await answer.read()
-        return await compute(len(body), of, answer.status, body)
+    body = await answer.read()
+    return await compute(len(body), of, answer.status, body)
 
 
 def _speaks_of_reasoning(_: int, body: bytes) -> bool:
     """Tell whether an error speaks of reasoning. A pattern would take a second for what may be read of one."""
     said = body.lower()
     return any([word in said for word in _OF_REASONING])
-
-
-async def _read(answer: Answer) -> bytes:
-    """Return the body of an answer; one that breaks off, or whose reader is cancelled, is closed."""
-    async with _closed_on_error(answer):
-        return await answer.read()
-
-
-@asynccontextmanager
-async def _closed_on_error(answer: Answer) -> AsyncGenerator[None]:
-    """Close an answer whatever goes wrong: nobody else holds it yet, and it occupies a connection."""
-    try:
-        yield
-    except BaseException:  # cancelled too
-        await answer.aclose()
-        raise
