@@ -214,11 +214,11 @@ class Application:
                 reload=reload,
                 stopping=threading.Event(),
             )
-            self._endpoint = DialectEndpoint(settings, authenticator, handler, app.background, budget, budgets)
+            tracing: Tracing | None = None
             if settings.telemetry.otlp_endpoint is not None:
                 tracing = await stack.enter_async_context(tracing_to(settings.telemetry.otlp_endpoint, worker.mark))
-                self._endpoint.tracing = tracing
-            self._passthrough = Passthrough(settings, authenticator, app, budget, budgets)
+            self._endpoint = DialectEndpoint(self._services, handler, tracing)
+            self._passthrough = Passthrough(self._services)
             if reload is not None:
                 # A worker that takes the place of another one has the settings that the parent was started with.
                 await stack.enter_async_context(reload.running(again=bool(worker.ended)))

@@ -154,7 +154,7 @@ FoundSession = Annotated[SessionRow, Depends(session_of)]
 
 async def memory_of(services: OpenServices) -> AsyncIterator[Reservation]:
     """Give a reservation that lasts until the response is sent, at the client's pace."""
-    with services.budget.reserve() as memory:
+    with Reservation(services.budget) as memory:
         yield memory
 
 

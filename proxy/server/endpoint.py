@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from proxy.config import Settings
 from proxy.dialects import LONG_BODY, Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
-from proxy.server.authentication import Authenticator
-from proxy.server.budgets import Budgets
-from proxy.server.limits import PIECE_BYTES, BodyLimits, MemoryBudget, Reservation, forget_way
+from proxy.server.dependencies import Services
+from proxy.server.limits import PIECE_BYTES, BodyLimits, Reservation, forget_way
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
@@ -190,42 +188,35 @@ def _with_model(body: bytes, model: str) -> bytes:
 class DialectEndpoint:
     """Serves requests for completions, of every dialect. One for the life of the process."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        authenticator: Authenticator,
-        handler: ExchangeHandler,
-        background: Background,
-        budget: MemoryBudget,
-        budgets: Budgets,
-    ) -> None:
-        self._background = background
-        self._budgets = budgets
-        self._budget = budget
-        self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
-        self._countable = min(settings.server.max_messages, settings.server.max_json_values, LONG_BODY - 1)
-        self._limit = settings.server.max_body_bytes
-        self._cancels = settings.sessions.on_disconnect == "cancel"
-        self._authenticator = authenticator
+    def __init__(self, services: Services, handler: ExchangeHandler, tracing: Tracing | None = None) -> None:
+        server = services.settings.server
+        self._services = services
         self._handler = handler
-        self.tracing: Tracing | None = None  # set where requests are traced
+        self._tracing = tracing
+        self._limits = BodyLimits.of(server)
+        self._countable = min(server.max_messages, server.max_json_values, LONG_BODY - 1)
 
     async def serve(self, connection: ClientConnection, model: str = "") -> None:
         """Answer one request; `model` is the one that its path names."""
         try:
-            with self._budget.reserve() as memory:
+            with Reservation(self._services.budget) as memory:
                 call = await self._call(connection, memory)
                 if model:
                     call = replace(call, body=_with_model(call.body, model))
-                if self.tracing is not None:
-                    await self._traced(call, connection, self.tracing)
-                    return
-                await connection.serve(self._handler.answer(call, connection), self._background, stops=self._cancels)
+                if self._tracing is not None:
+                    await self._traced(call, connection, self._tracing)
+                else:
+                    await self._answer(call, connection)
         except ClientLeft as why:
             forget_way(why)
         except PalimpsestError as why:
             forget_way(why)
             await connection.fail(why, [_REFUSED])
+
+    async def _answer(self, call: ClientRequest, connection: ClientConnection) -> None:
+        cancels = self._services.settings.sessions.on_disconnect == "cancel"
+        background = self._services.app.background
+        await connection.serve(self._handler.answer(call, connection), background, stops=cancels)
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
         """Answer a request within a span of its own."""
@@ -233,23 +224,24 @@ class DialectEndpoint:
         connection.write = trace.noting(connection.write)  # type: ignore[method-assign,assignment]
         call = replace(call, headers=trace.headers, trace=trace)
         try:
-            await connection.serve(self._handler.answer(call, connection), self._background, stops=self._cancels)
+            await self._answer(call, connection)
         except BaseException as why:
             trace.end(why.code if isinstance(why, PalimpsestError) else type(why).__name__)
             raise
         trace.end()
 
     async def _call(self, connection: ClientConnection, memory: Reservation) -> ClientRequest:
-        caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
+        services = self._services
+        caller = services.authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Ask models with a tenant's key.")
         encoding = connection.first.get(b"content-encoding") or b"identity"
         if encoding.lower() != b"identity":
             raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
-        self._authenticator.check_content_type(connection.first)
-        if self._budgets.in_force:
-            await self._budgets.admit(caller)
-        body = await connection.body(self._limit, memory)
+        services.authenticator.check_content_type(connection.first)
+        if services.budgets.in_force:
+            await services.budgets.admit(caller)
+        body = await connection.body(services.settings.server.max_body_bytes, memory)
         short = len(body) <= self._countable  # it cannot hold too much
         if short:
             memory.add(0, body.count(b"{"))

@@ -371,13 +371,9 @@ class MemoryBudget:
         if self._trim_heap is not None:
             loop.run_in_executor(None, self._trim_heap, 0)
 
-    def reserve(self) -> Reservation:
-        """Return an empty reservation, for a `with` block that lasts as long as the work on a body."""
-        return Reservation(self)
-
 
 class Reservation:
-    """What one body takes."""
+    """What one body takes, in a `with` block that lasts as long as the work on it."""
 
     __slots__ = ("_budget", "_taken")
 
@@ -441,6 +437,11 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
 
     messages: int
     values: int
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Self:
+        """Return the limits that are set."""
+        return cls(messages=settings.max_messages, values=settings.max_json_values)
 
     def check(self, body: bytes) -> None:
         """Raise `InvalidRequest` if a body holds too much."""

@@ -14,14 +14,13 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import Struct
 
-from proxy.config import Settings
 from proxy.dialects import dialect_named
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, StoreUnavailable, UpgradeRefused
-from proxy.pipeline import AppServices, LateReply, awaited, compute, headers
-from proxy.server.authentication import Authenticator, Identity
-from proxy.server.budgets import Budgets
+from proxy.pipeline import LateReply, awaited, compute, headers
+from proxy.server.authentication import Identity
+from proxy.server.dependencies import Services
 from proxy.server.endpoint import ClientConnection
-from proxy.server.limits import BodyLimits, MemoryBudget, Reservation, forget_way
+from proxy.server.limits import BodyLimits, Reservation, forget_way
 from proxy.upstream import Answer, Destination
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
@@ -56,25 +55,19 @@ _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
 class Passthrough:
     """Relays requests that are none of ours. One for the life of the process."""
 
-    def __init__(
-        self, settings: Settings, authenticator: Authenticator, app: AppServices, budget: MemoryBudget, budgets: Budgets
-    ) -> None:
-        self._budgets = budgets
-        self._app = app
-        self._loader = app.loader
-        self._budget = budget
-        self._limits = BodyLimits(messages=settings.server.max_messages, values=settings.server.max_json_values)
-        self._limit = settings.server.max_body_bytes
-        self._authenticator = authenticator
-        self._background = app.background
-        self._upstream = app.upstream
-        self._own_headers = frozenset(name.lower().encode() for name in settings.sessions.headers)
-        self._allowed = frozenset(settings.upstream.passthrough)
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._app = services.app
+        self._upstream = services.app.upstream
+        self._limits = BodyLimits.of(services.settings.server)
+        self._limit = services.settings.server.max_body_bytes
+        self._own_headers = frozenset(name.lower().encode() for name in services.settings.sessions.headers)
+        self._allowed = frozenset(services.settings.upstream.passthrough)
 
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
         """Relay one request; `path` is what followed `/v1`, as it was quoted."""
         try:
-            with self._budget.reserve() as memory:
+            with Reservation(self._services.budget) as memory:
                 await self._serve(connection, path, memory)
         except ClientLeft as why:
             forget_way(why)
@@ -89,14 +82,14 @@ class Passthrough:
         base = self._upstream.anthropic if anthropic else self._upstream.base
         if connection.method == "OPTIONS" and _PREFLIGHT in connection.first and base.forwards_credentials:
             # A browser asks whether a page may send a key, and sends none itself.
-            self._authenticator.check_host(connection.first.get(b"host"))
-            await connection.serve(self._relay(connection, path, base), self._background)
+            self._services.authenticator.check_host(connection.first.get(b"host"))
+            await connection.serve(self._relay(connection, path, base), self._app.background)
             return
-        caller = self._authenticator.admit(connection.first, connection.method, connection.headers)
+        caller = self._services.authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
             raise Forbidden("The admin key does not go upstream. Use a tenant's key.")
         if path == _COUNT and connection.method == "POST":
-            await connection.serve(self._count(connection, path, memory), self._background)
+            await connection.serve(self._count(connection, path, memory), self._app.background)
             return
         body: bytes | None = None
         if path.startswith(_RESPONSES) and self._upstream.has_routes:
@@ -106,14 +99,14 @@ class Passthrough:
             else:
                 base = await self._of_response(path, caller.tenant) or base
         if not base.forwards_credentials:
-            if connection.method == "POST" and self._budgets.in_force:  # it may cost the key's owner something
-                await self._budgets.admit(caller)
+            if connection.method == "POST" and self._services.budgets.in_force:  # it may cost the key's owner something
+                await self._services.budgets.admit(caller)
             if path.startswith(_RESPONSES):
                 body = await self._check_owner(connection, path, caller.tenant, memory, body)
             else:
                 self._check(connection.method, path)
         late = await self._late(connection, path, base, caller) if path.startswith(_RESPONSES) else None
-        await connection.serve(self._relay(connection, path, base, body, late), self._background)
+        await connection.serve(self._relay(connection, path, base, body, late), self._app.background)
 
     async def _of_response(self, path: bytes, tenant: str) -> Destination | None:
         """Return where the response was made that a path names; None where that is not known."""
@@ -160,7 +153,7 @@ class Passthrough:
             names = list(_API.requests.parse(body).references)
         elif odd or connection.method not in _ON_RESPONSES:
             raise NotFound(f"There is no {connection.method} {path.decode('latin-1')} here.", code="unknown_url")
-        await self._loader.check_owned(tenant, _API, names)
+        await self._app.loader.check_owned(tenant, _API, names)
         return body
 
     def _check(self, method: str, path: bytes) -> None:

@@ -54,7 +54,7 @@ from proxy.server.dependencies import (
     tenant_of,
 )
 from proxy.server.endpoint import bounded
-from proxy.server.limits import BodyLimits
+from proxy.server.limits import BodyLimits, Reservation
 from proxy.store import AT_FIRST, ExchangeRow, NodeRow, SessionListQuery, SessionRow, Store, SummaryRow, SummaryStatus
 from proxy.summaries import Caller
 from proxy.trimming import BUILT_IN, broadcast_of
@@ -246,15 +246,14 @@ async def import_session(
         raise InvalidRequest("An import holds content, and none is stored (store.content: none).")
     announced = request.headers.get("content-length", "").encode("latin-1")
     server = services.settings.server
-    with services.budget.reserve() as memory:
+    with Reservation(services.budget) as memory:
         lines = await bounded(request.stream(), announced, server.max_body_bytes, memory)
         if await compute(len(lines), count_of, lines, b"\n") > server.max_messages:
             raise InvalidRequest(
                 f"The import has more than {server.max_messages} lines. Raise server.max_messages.",
                 code="too_many_messages",
             )
-        limits = BodyLimits(messages=server.max_messages, values=server.max_json_values)
-        await compute(len(lines), limits.check, lines)
+        await compute(len(lines), BodyLimits.of(server).check, lines)
         memory.add(0, await compute(len(lines), count_of, lines, b"{"))
         records = await compute(len(lines), lambda: read_lines(lines))
         if (masker := services.app.store.masker) is not None:
@@ -300,7 +299,7 @@ async def compact_session(
     policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
 ) -> Response:
     """Sum up now what may be summed up; the next request uses it."""
-    with services.budget.reserve() as memory:
+    with Reservation(services.budget) as memory:
         now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
         if now.policy is None:
             raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -262,8 +263,14 @@ async def _served(
         sent.append(message)
 
     scope = {"headers": list(headers), "method": "POST", "query_string": b"a=b"}
-    gate = Authenticator(settings.auth, b"s" * 32)
-    endpoint = DialectEndpoint(settings, gate, chat, Background(), MemoryBudget(settings.server), BUDGETS)  # type: ignore[arg-type]  # as much of it as is needed
+    services: Any = SimpleNamespace(
+        settings=settings,
+        app=SimpleNamespace(background=Background()),
+        authenticator=Authenticator(settings.auth, b"s" * 32),
+        budget=MemoryBudget(settings.server),
+        budgets=BUDGETS,
+    )
+    endpoint = DialectEndpoint(services, chat)  # type: ignore[arg-type]  # as much of it as is needed
     await endpoint.serve(ClientConnection(scope, receive, send))
     status = sent[0]["status"] if sent else None
     return status, b"".join(message.get("body", b"") for message in sent)
