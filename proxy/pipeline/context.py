@@ -50,8 +50,11 @@ class Client(Protocol):
 
 
 Charge: TypeAlias = Callable[[int, int], None]
-"""Is told the bytes and the number of stored messages that a request goes on from; raises where there is no memory for
-them."""
+"""Is told the bytes and the number of stored messages that are read for a request; raises where there is no memory."""
+
+
+def free_of_charge(size: int, messages: int) -> None:
+    """Take any number of stored messages."""
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
@@ -67,7 +70,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     admit: Callable[[int, int], Awaitable[None]] | None = None
     """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
     messages in how many bytes it begins with that were admitted before."""
-    charge: Charge | None = None
+    charge: Charge = free_of_charge
 
     @property
     def caller(self) -> Caller:
@@ -88,7 +91,7 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     retried: bool = False  # whether the client announces a retry
     idempotency: str | None = None  # hash of the `Idempotency-Key`; None without one
     agent: str | None = None  # the agent that asks, where several share a session
-    charge: Charge | None = None
+    charge: Charge = free_of_charge
     select: Callable[[str], tuple[str, Policy]] | None = None
     """Returns name and policy for a session. None where the policy above is final, whatever the session is."""
 

@@ -208,7 +208,7 @@ class HistoryLoader:
             rows = await self._store.replies_with(context.tenant, dialect.name, request.pointers)
         except StoreUnavailable:
             return request
-        if rows and context.charge is not None:
+        if rows:
             context.charge(size_of([row.message for row in rows]), len(rows))
         rows = [row for row in rows if not is_withheld(row.message)]  # stored under another store.content
         replies = [row.message.as_request(self._reasoning, partial=row.partial) for row in rows]
@@ -370,8 +370,6 @@ class HistoryLoader:
                 state=state,
             )
         )
-        if snapshot.rows and context.charge is not None:
-            context.charge(size_of([row.message for row in snapshot.rows]), len(snapshot.rows))
         if snapshot.names:
             incoming = replace(incoming, names=snapshot.names)
         made = _made_before(request, snapshot, known)
@@ -379,7 +377,9 @@ class HistoryLoader:
         if COUNTING * len(request.raw) > OFF_LOOP_BYTES:
             work += COUNTING * size_of(request.messages[snapshot.arrival.known :])
         if snapshot.rows:
-            work += size_of([row.message for row in snapshot.rows])
+            size = size_of([row.message for row in snapshot.rows])
+            context.charge(size, len(snapshot.rows))
+            work += size
         return await compute(work, self._put_together, request, incoming, context, session, snapshot, made)
 
     def _put_together(
@@ -519,7 +519,7 @@ def size_of(messages: Iterable[Message]) -> int:
     return size
 
 
-async def read_in_portions(store: Store, key: str, end: str, charge: Charge | None = None) -> list[NodeRow]:
+async def read_in_portions(store: Store, key: str, end: str, charge: Charge) -> list[NodeRow]:
     """Return the branch that ends at a node, oldest first; empty where it is not there.
 
     It is read in portions, and `charge` is told of each: it may refuse before all of a long one is in memory.
@@ -527,8 +527,7 @@ async def read_in_portions(store: Store, key: str, end: str, charge: Charge | No
     rows: list[NodeRow] = []
     nodes = (await store.lineage(key, [end])).nodes(end) if end else ()
     async for some in store.portions(key, nodes):
-        if charge is not None:
-            charge(size_of([row.message for row in some]), len(some))
+        charge(size_of([row.message for row in some]), len(some))
         rows += some
     return rows
 

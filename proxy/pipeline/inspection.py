@@ -17,7 +17,7 @@ from proxy.conversation import ROOT, Kind
 from proxy.dialects import REPAIRED, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, NotFound
 from proxy.pipeline.background import COUNTING, compute
-from proxy.pipeline.context import Charge
+from proxy.pipeline.context import Charge, free_of_charge
 from proxy.pipeline.history import beside_hidden, read_in_portions, size_of
 from proxy.pipeline.receipt import expanded, gap_lines, plan_lines, told_gaps
 from proxy.pipeline.services import AppServices
@@ -166,7 +166,7 @@ class SentView(Struct, kw_only=True):
 
 
 async def exchange_view(
-    row: ExchangeRow, session: SessionRow, services: AppServices, charge: Charge | None = None
+    row: ExchangeRow, session: SessionRow, services: AppServices, charge: Charge = free_of_charge
 ) -> SentView:
     """Put together what was sent, from the history, the cut that stood, and what was decided on arrival.
 
@@ -177,13 +177,11 @@ async def exchange_view(
     nodes: list[str | None] = [each.node for each in rows]
     hidden = await store.hidden(session, [each.node for each in rows])
     forms = await store.forms(key, row.id)
-    if charge is not None:
-        charge(size_of(forms.values()), len(forms))
+    charge(size_of(forms.values()), len(forms))
     brought: list[Message] = []
     for name in () if row.nodes else row.messages:  # its messages never became nodes
         if (found := await store.body(key, name)) is not None:
-            if charge is not None:
-                charge(len(found[1].raw), 1)
+            charge(len(found[1].raw), 1)
             brought.append(found[1])
             nodes.append(None)
     work = size_of([each.message for each in rows]) + size_of(forms.values()) + COUNTING * size_of(brought)
@@ -191,9 +189,8 @@ async def exchange_view(
     stored = None
     if row.instructions is not None or row.kind == "append":
         stored = await store.instructions(key, row.instructions)
-    if stored is not None and charge is not None:
-        charge(size_of(stored.messages), len(stored.messages))
     lead = tuple(message.without_own_fields() for message in stored.messages) if stored is not None else ()
+    charge(size_of(lead), len(lead))
     tools = await tools_sent(row, dialect, store)
     start: int = row.receipt.get("start", 0)
     spoken = len(entries) - start

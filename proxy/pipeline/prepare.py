@@ -24,7 +24,7 @@ from proxy.dialects import LONG_BODY, Dialect, Message, Request
 from proxy.errors import StoreUnavailable
 from proxy.models import ModelFacts
 from proxy.pipeline.background import COUNTING, OFF_LOOP_BYTES, TRIMMING, compute
-from proxy.pipeline.context import ClientRequest, RequestContext, read_context
+from proxy.pipeline.context import ClientRequest, RequestContext, free_of_charge, read_context
 from proxy.pipeline.history import History, size_of
 from proxy.pipeline.outage import AWAY
 from proxy.pipeline.prefix import Key, KnownPrefixes, KnownRequest
@@ -367,7 +367,7 @@ class Preparer:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
             return Original(plan=waiting, helped=partial(self._bind, prepared.request.model, prepared.facts))
         if history.composed and history.standing is not None:  # what the cut dropped was not read
-            again = replace(context, session=history.id, charge=None)  # it would take the place of upstream's refusal
+            again = replace(context, session=history.id, charge=free_of_charge)  # its refusal would hide upstream's
             whole = await self._services.loader.load(prepared.request, again, whole=True)
             if whole.arrival.base != history.arrival.base:
                 return None

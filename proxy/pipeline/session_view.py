@@ -17,7 +17,7 @@ from proxy.conversation import Kind
 from proxy.dialects import Dialect, JsonObject, Message, dialect_named
 from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamError
 from proxy.pipeline.background import COUNTING, TRIMMING, compute
-from proxy.pipeline.context import Charge
+from proxy.pipeline.context import Charge, free_of_charge
 from proxy.pipeline.history import read_in_portions, size_of
 from proxy.pipeline.prepare import as_requested, has_target, ready_summary_of, unused
 from proxy.pipeline.receipt import gap_messages, plan_lines
@@ -83,7 +83,7 @@ async def session_view(
     policy: str | None,
     policies: Policies,
     services: AppServices,
-    charge: Charge | None = None,
+    charge: Charge = free_of_charge,
     *,
     rows: Sequence[NodeRow] | None = None,
 ) -> SessionView:
