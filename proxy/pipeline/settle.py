@@ -79,9 +79,7 @@ class Exchange:
         services = self._services
         services.counts.values[services.counts.under_way] += 1
         if self._stored and not self._waits:
-            self._opening = services.store.begin(
-                opening_of(self.prepared, services.knowledge.now), self.prepared.packing
-            )
+            self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
         """Wait until what is new is stored. Where it cannot be, the exchange is stored later: upstream was asked."""
