@@ -287,7 +287,7 @@ class Answer:
                     parts.clear()  # who tells the client of the error holds this frame
                     raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
                 if size > room:
-                    await self.hold()
+                    await self._memory.take(self, HELD_BYTES * _COPIES)
                     room += HELD_BYTES
             body = b"".join(parts)
             if size > _LARGE_BYTES:
@@ -295,10 +295,6 @@ class Answer:
                 await self._memory.take(self, body.count(b",") * _VALUE_BYTES)
             self._body = body
         return self._body
-
-    async def hold(self) -> None:
-        """Take memory for `HELD_BYTES` of this answer, until it is closed."""
-        await self._memory.take(self, HELD_BYTES * _COPIES)
 
     def hold_stream(self) -> bool:
         """Take memory for `HELD_BYTES` more of this stream, until it is closed; tell whether there was any."""

@@ -11,7 +11,6 @@ import re
 import select
 import ssl
 import time
-from collections.abc import Iterable
 from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
@@ -24,7 +23,6 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpProcessingError
 from aiohttp.payload import Payload
 from msgspec import Struct
-from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import UpstreamBusy, UpstreamUnreachable
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
     from aiohttp.http import RawResponseMessage
     from aiohttp.tracing import Trace
-    from aiohttp.typedefs import LooseHeaders
 
 IDLE_SECONDS: Final = 4.0
 """How long an idle connection is kept. Many servers close it after five seconds, and a request that is sent
@@ -50,11 +47,10 @@ _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
 _MOST_HEADERS: Final = 1000  # of an answer; aiohttp takes 128
 _HEAD_BYTES: Final = 1_048_576  # longest head of an answer, with the informational ones before it
-_FINAL_STATUS: Final = 200  # those below inform, and another head follows
 _BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
 _SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
-_AUTOMATIC_HEADERS: Final = CIMultiDict({"Content-Type": None})  # those that aiohttp would add to a body
+_AUTOMATIC_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # aiohttp would add these
 _IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
 """A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
 _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
@@ -109,6 +105,7 @@ def open_session(
         timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout),
         trust_env=False,
         auto_decompress=False,
+        skip_auto_headers=_AUTOMATIC_HEADERS,
         read_bufsize=_BUFFER_BYTES,
         max_line_size=_HEADER_BYTES,
         max_field_size=_HEADER_BYTES,
@@ -146,7 +143,7 @@ class RequestBody(Payload):
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that has only the headers it was given, and knows which connection it is sent on."""
+    """A request that knows which connection it is sent on."""
 
     protocol: ResponseHandler | None = None
     reused = False  # whether that connection served an earlier request
@@ -163,15 +160,6 @@ class _Request(aiohttp.ClientRequest):
             protocol.set_exception(aiohttp.ClientConnectionResetError("the server closed the connection"))
             return
         await super().write_bytes(writer, conn, content_length)
-
-    def update_headers(self, headers: LooseHeaders | None) -> None:
-        """Take the headers after `Host`. aiohttp's own way copies them one by one."""
-        self.headers = CIMultiDict({"Host": self.url.host_port_subcomponent or ""})
-        self.headers.extend(headers or ())
-
-    def update_auto_headers(self, skip_auto_headers: Iterable[str] | None) -> None:  # noqa: ARG002 - theirs
-        """Add none."""
-        self._skip_auto_headers = _AUTOMATIC_HEADERS
 
 
 class _Protocol(ResponseHandler):
@@ -200,7 +188,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """Hand a head on."""
-        self._informed = data[0].code < _FINAL_STATUS
+        self._informed = data[0].code < 200  # another head follows
         if not self._informed:
             self._head_bytes = 0
         super().feed_data(data, size)
