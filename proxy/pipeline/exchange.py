@@ -13,7 +13,7 @@ import secrets
 from functools import partial
 from typing import Final
 
-from proxy.config import Policies, Settings
+from proxy.config import Settings
 from proxy.conversation import chain
 from proxy.errors import PalimpsestError
 from proxy.pipeline.background import STOPPED
@@ -41,20 +41,12 @@ class ExchangeHandler:
     def __init__(
         self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
     ) -> None:
-        """Use `services`.
-
-        Every exchange's id ends with `process_mark`, 8 hexadecimal digits. `cache_secret` makes the names of
-        sessions in the provider's cache.
-        """
+        """Every exchange's id ends with `process_mark`, 8 hexadecimal digits; for `cache_secret` see `cache_key`."""
         self._settings = settings
         self._services = services
         self._preparer = Preparer(settings, services, process_mark or secrets.token_hex(4))
         self._sender = UpstreamSender(settings, services.upstream, self._preparer, cache_secret)
-
-    @property
-    def policies(self) -> Policies:
-        """Those in force."""
-        return self._preparer.policies
+        self.policies: Final = self._preparer.policies  # those in force
 
     async def answer(self, call: ClientRequest, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.

@@ -121,11 +121,3 @@ class LateReply(Struct, frozen=True, kw_only=True):
             ),
             late=True,
         )
-
-
-async def awaited(services: AppServices, dialect: Dialect, tenant: str, response: str) -> ExchangeRow | None:
-    """Return the tenant's exchange that waits for a response; None where none does, or the store cannot tell."""
-    try:
-        return await services.store.unfinished(tenant, dialect.name, response)
-    except StoreUnavailable:
-        return None

@@ -158,9 +158,7 @@ class UpstreamSender:
         """Send a request; return the answer, whatever its status. Raises `PalimpsestError` without an answer."""
         request, policy = prepared.request, prepared.context.policy
         model = (prepared.destination.base_url, request.model)
-        known: frozenset[RoleOrder] = frozenset()
-        if policy is not None and self._orders:
-            known = self._orders.get(model, known)
+        known: frozenset[RoleOrder] = frozenset() if policy is None else self._orders.get(model, frozenset())
         adds_usage = (
             request.stream
             and request.wants_usage is None

@@ -13,7 +13,6 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 _AGO: Final = re.compile(r"([0-9]{1,6})([hdw])")
 _UNITS: Final = {"h": 1, "d": 24, "w": 168}
-_LONG_AGO: Final = 0
 _HOUR_SECONDS: Final = HOUR // 1000
 
 
@@ -49,7 +48,7 @@ def stats_query(
     Without `since`, from the beginning; without `until`, up to now. Times are whole hours, and days after a month:
     those in which `since` and `until` lie belong to it.
     """
-    first = _LONG_AGO if since is None else _hour_of(moment_of(since, "since", now))
+    first = 0 if since is None else _hour_of(moment_of(since, "since", now))
     if first < _hour_of(now) - HOURLY:  # the sums of a whole day may be in its first hour
         first -= first % 24
     end = now if until is None else moment_of(until, "until", now) - timedelta(microseconds=1)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from proxy.dialects import dialect_named
 from proxy.errors import ClientLeft, Forbidden, NotFound, PalimpsestError, StoreUnavailable, UpgradeRefused
-from proxy.pipeline import LateReply, awaited, compute, headers
+from proxy.pipeline import LateReply, compute, headers
 from proxy.server.authentication import Identity
 from proxy.server.dependencies import Services
 from proxy.server.endpoint import ClientConnection
@@ -123,7 +123,10 @@ class Passthrough:
         name, rest = _response_in(path)
         if (connection.method, rest) not in _FETCHES:
             return None
-        exchange = await awaited(self._app, _API, caller.tenant, name)
+        try:
+            exchange = await self._app.store.unfinished(caller.tenant, _API.name, name)
+        except StoreUnavailable:  # the client gets the reply all the same
+            exchange = None
         if exchange is None:
             return None
         return LateReply(
