@@ -17,7 +17,8 @@ from typer.main import get_command
 from proxy.__main__ import app as command_line
 from proxy.config import BUILT_IN, ModelPrices, ModelRule, PriceStep, Settings
 from proxy.config.settings import AuthKey, Budget, ModelCache, Route
-from proxy.pipeline import PlanReport, headers, log_line
+from proxy.pipeline import headers
+from proxy.pipeline.receipt import PlanReport, log_line
 from proxy.server.app import Application
 from proxy.trimming import TOOL_OUTPUT_TYPES, Edit, Keep, Match, Pin, PlanningContext, Policy, Target, Trigger, bypass
 from proxy.trimming.policy import ToolRules

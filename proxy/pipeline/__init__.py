@@ -29,14 +29,9 @@ from __future__ import annotations
 from proxy.pipeline.background import COMPUTING, Background, compute
 from proxy.pipeline.context import ClientRequest, valid_id, valid_tenant
 from proxy.pipeline.exchange import ExchangeHandler
-from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.late import LateReply
 from proxy.pipeline.outage import can_serve_without, erase_tenant, spool_at, warn_of_others
-from proxy.pipeline.own_tools import Rounds, WholeRelay, virtual_relay
-from proxy.pipeline.receipt import PlanReport, log_line
-from proxy.pipeline.relay import Answered, StreamRelay
-from proxy.pipeline.send import RESCUED
-from proxy.pipeline.services import AppServices, Knowledge, open_services
+from proxy.pipeline.services import AppServices, open_services
 from proxy.pipeline.session_view import (
     DEFAULT_TENANT,
     compact,

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from proxy.pipeline import RESCUED
+from proxy.pipeline.send import RESCUED
 from proxy.trimming.trim import BEYOND_KEEP
 from tests.e2e.conftest import Serve
 from tests.support.answers import OVERFLOWS, tokens_of

@@ -22,12 +22,12 @@ from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamBusy
 from proxy.models import Catalogue
-from proxy.pipeline import RESCUED, ClientRequest
+from proxy.pipeline import ClientRequest
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.history import History
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
-from proxy.pipeline.send import Attempt, UpstreamSender, cache_key
+from proxy.pipeline.send import RESCUED, Attempt, UpstreamSender, cache_key
 from proxy.store import Status
 from proxy.trimming import Entry, Plan, PlanningContext, Policy, Summary
 from proxy.upstream import Answer

@@ -16,7 +16,8 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.errors import StoreUnavailable
 from proxy.models import Catalogue, ModelFacts
-from proxy.pipeline import Knowledge, open_services
+from proxy.pipeline import open_services
+from proxy.pipeline.services import Knowledge
 from proxy.tokens import Calibration, TokenCounter
 from proxy.trimming import PlanningContext
 from tests.support.stores import empty_store

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from proxy.config import Policies, Settings
 from proxy.errors import InvalidRequest, StoreUnavailable, UpstreamError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, Background, HistoryLoader, Knowledge, compact, preview, session_view
+from proxy.pipeline import AppServices, Background, compact, preview, session_view
 from proxy.pipeline.background import OFF_LOOP_BYTES
+from proxy.pipeline.history import HistoryLoader
+from proxy.pipeline.services import Knowledge
 from proxy.pipeline.session_view import SessionView
 from proxy.recall import Recall
 from proxy.store import Kept, Store, SummaryRow

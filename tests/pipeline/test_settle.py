@@ -18,12 +18,13 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.request import parse_chat_request
 from proxy.errors import UpstreamTimeout
 from proxy.models import Catalogue
-from proxy.pipeline import Answered, ClientRequest, HistoryLoader
+from proxy.pipeline import ClientRequest
 from proxy.pipeline.background import Background
 from proxy.pipeline.context import RequestContext
-from proxy.pipeline.history import History
+from proxy.pipeline.history import History, HistoryLoader
 from proxy.pipeline.prepare import Prepared
 from proxy.pipeline.receipt import report_of
+from proxy.pipeline.relay import Answered
 from proxy.pipeline.settle import Exchange, opening_of, settlement_of
 from proxy.store import ExchangeFigures, Kept, Status, Store
 from proxy.telemetry.metrics import Meters

@@ -14,8 +14,10 @@ from proxy.config import Settings
 from proxy.dialects.chat import CHAT
 from proxy.errors import PalimpsestError
 from proxy.models import Catalogue
-from proxy.pipeline import AppServices, Background, ClientRequest, ExchangeHandler, HistoryLoader, Knowledge
+from proxy.pipeline import AppServices, Background, ClientRequest, ExchangeHandler
+from proxy.pipeline.history import HistoryLoader
 from proxy.pipeline.outage import Outage
+from proxy.pipeline.services import Knowledge
 from proxy.recall import Recall
 from proxy.store import ExchangeRow, Spool, Store, session_key
 from proxy.summaries import Summaries, Summarizer

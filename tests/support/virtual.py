@@ -16,7 +16,9 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.message import ChatMessage
 from proxy.dialects.sse import EventDecoder
 from proxy.errors import PalimpsestError
-from proxy.pipeline import Answered, Background, Rounds, StreamRelay, WholeRelay, virtual_relay
+from proxy.pipeline import Background
+from proxy.pipeline.own_tools import Rounds, WholeRelay, virtual_relay
+from proxy.pipeline.relay import Answered, StreamRelay
 from tests.support.api_rules import check
 from tests.support.replies import USAGE, body_of, events_of
 
