@@ -177,7 +177,7 @@ class UpstreamSender:
         )
         try:
             answer = await self._ask(attempt)
-            if policy is not None:
+            if policy is not None and (answer.status >= 400 or request.stream):
                 answer = await self._accepted(attempt, policy, answer)
         except BaseException:
             await attempt.close()

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import asdict, replace
@@ -112,11 +113,12 @@ class Exchange:
             what = "read the answer" if of_answer else "store how the exchange ended"
             error = f"the proxy could not {what}: {type(why).__name__}"
             failed = Answered(status=Status.FAILED, error=error, upstream_status=answered.upstream_status)
+            now = self._services.knowledge.now
             figures = ExchangeFigures(model=self.prepared.request.model, policy=self.report.plan.policy)
             with suppress(Exception):
-                figures = figures_of(self, failed, self._services.knowledge.now, None)
+                figures = figures_of(self, failed, now, None)
             with suppress(Exception):
-                await self._services.background.finish(self._settle_apart(failed, figures, None, 0, then))
+                await self._services.background.finish(self._settle_with(failed, figures, None, now, 0, then))
 
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
         prepared, services = self.prepared, self._services
@@ -145,36 +147,32 @@ class Exchange:
             return
         work = COUNTING * size_of([message for message, _ in answered.replies])
         work += _CHANGE_WORK * len(self.report.plan.made)
+        settling = partial(self._settle_with, answered, figures, scale, now, work, then)
         if answered.status is not Status.COMPLETE or self._waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
-            await services.background.finish(self._settle_apart(answered, figures, scale, work, then))
+            await services.background.finish(settling())  # it takes long, or the client may have left
             return
-        # Nearly always: no task is needed.
-        settlement = settlement_of(self, answered, now, services.counter, figures, scale)
-        # Not counted before: what cannot be settled so is settled, and counted, as failed.
-        self._count(figures, answered.status)
         try:
-            await self._store(settlement, self._kept_ids(answered), then)
+            await settling()  # nearly always: no task is needed
         except asyncio.CancelledError:
             # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
-            services.background.start(self._store(settlement, self._kept_ids(answered), then))
+            services.background.start(settling())
             raise
 
-    async def _settle_apart(
+    async def _settle_with(
         self,
         answered: Answered,
         figures: ExchangeFigures,
         scale: float | None,
+        now: int,
         work: int,
         then: Callable[[Settled], None],
     ) -> None:
-        """Settle in a task of its own: it takes long, or the client may have left."""
-        services = self._services
         if figures.miss in UNSURE:
             with suppress(StoreUnavailable):  # a store that is away withholds no answer
                 figures = await self._explained(figures, answered)
-        settlement = await compute(
-            work, settlement_of, self, answered, services.knowledge.now, services.counter, figures, scale
-        )
+        counter = self._services.counter
+        settlement = await compute(work, settlement_of, self, answered, now, counter, figures, scale)
+        # Not counted before: what cannot be settled so is settled, and counted, as failed.
         self._count(figures, answered.status)
         await self._store(settlement, self._kept_ids(answered), then)
 
