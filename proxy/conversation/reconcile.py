@@ -85,11 +85,6 @@ class Incoming(Struct, frozen=True, kw_only=True):
     manner: Manner | None = None  # how it asks; None where it surely belongs to the conversation
 
     @property
-    def speaks(self) -> bool:
-        """Whether an assistant message is among its messages."""
-        return bool(self.replies)
-
-    @property
     def digest(self) -> str:
         """One name for all that the request says: that of its last message under all the others."""
         return self.names[-1] if self.names else ROOT
@@ -162,12 +157,12 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         # It may come to stand behind another first one, unless the same request is sent twice at once.
         last = log.last
         twice = last is not None and last.pending and last.digest == incoming.digest
-        at_head = not incoming.speaks and incoming.mode is not Mode.FULL and not twice
+        at_head = not incoming.replies and incoming.mode is not Mode.FULL and not twice
         yields = at_head and incoming.mode is Mode.AUTO and incoming.manner is not None
         return Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=at_head, yields=yields)
     appends = incoming.mode is Mode.APPEND
     if incoming.mode is Mode.AUTO:  # as the session is used
-        appends = log.arrival in APPENDING and not incoming.speaks
+        appends = log.arrival in APPENDING and not incoming.replies
     if appends:
         return _append(incoming, log)
     stored = log.prefix
@@ -176,7 +171,7 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     if stored:
         base = incoming.names[stored - 1]
         return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, known=stored)
-    if not incoming.speaks:
+    if not incoming.replies:
         # Results without their calls go on with something, however the session is used.
         if not incoming.answers:
             return Arrival(kind=Kind.SIDE, base=ROOT, known=0)
@@ -207,7 +202,7 @@ def _stands_aside(incoming: Incoming, log: Log) -> bool:
     asked, usual = incoming.manner, log.manner
     if usual is None and log.last is not None and log.last.pending:
         usual = log.last.manner  # the conversation has just begun: nothing is answered yet
-    if asked is None or usual is None or incoming.speaks:
+    if asked is None or usual is None or incoming.replies:
         return False
     if asked.instructions is None or asked.instructions == usual.instructions:
         return False

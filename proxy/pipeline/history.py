@@ -52,8 +52,6 @@ _REPLIES: Final = 30_000  # replies of sessions without a name that one process 
 _UNKNOWN: Final = (None, ROOT)
 _RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
 
-_NO_HIDDEN: Final[Mapping[str, Hidden]] = {}
-
 
 class Unplaced(Struct, frozen=True, kw_only=True):
     """What gives a request its place in the history later, when the store can be used."""
@@ -238,7 +236,7 @@ class HistoryLoader:
         if place is not None and (expands or context.session in {None, place.session}):
             session, state = place.session, ProviderState(node=place.node, expands=expands, begun=place.begun)
         else:
-            session, state = context.session or f"ses_{secrets.token_hex(16)}", ProviderState(node=None, expands=False)
+            session, state = context.session or f"ses_{secrets.token_hex(16)}", ProviderState(node=None)
         return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:
@@ -309,7 +307,7 @@ class HistoryLoader:
         self,
         rows: Sequence[NodeRow],
         model: str,
-        hidden: Mapping[str, Hidden] = _NO_HIDDEN,
+        hidden: Mapping[str, Hidden],
         *,
         agent: str | None = None,
         new: Sequence[Body] = (),

@@ -26,6 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from proxy import __version__
 from proxy.config import AcceptedFile, Loaded, Policies, Reload, RetentionSettings, Settings, Takes
@@ -38,7 +39,7 @@ from proxy.server import operations, sessions
 from proxy.server.authentication import Authenticator
 from proxy.server.budgets import Budgets
 from proxy.server.dependencies import Services
-from proxy.server.endpoint import ClientConnection, DialectEndpoint, Receive, Scope, Send
+from proxy.server.endpoint import ClientConnection, DialectEndpoint
 from proxy.server.limits import ANSWERS_PART, MemoryBudget, forget_way
 from proxy.server.passthrough import Passthrough
 from proxy.store import Masker, Store, Withholder, WriterProcess

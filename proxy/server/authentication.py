@@ -119,7 +119,10 @@ class Authenticator:
         origin = headers.get(b"origin")
         if origin is None and headers.get(b"sec-fetch-site") != b"cross-site":
             return
-        if origin is not None and (origin in self._origins or _origin_of_host(headers, origin)):
+        host = headers.get(b"host", b"").lower()  # by which the proxy itself was called
+        if origin is not None and (
+            origin in self._origins or origin.lower() in {b"http://" + host, b"https://" + host}
+        ):
             return
         raise Forbidden(
             "Without authentication this proxy takes nothing from web pages of other origins. "
@@ -144,12 +147,6 @@ def _check_single(names: Sequence[bytes]) -> None:
         if names.count(name) > 1:
             shown = name.decode().title()
             raise InvalidRequest(f"The header {shown} stands there more than once. Send one.", param=shown)
-
-
-def _origin_of_host(headers: Mapping[bytes, bytes], origin: bytes) -> bool:
-    """Return whether `Origin` is the address by which the proxy itself was called."""
-    host = headers.get(b"host", b"").lower()
-    return origin.lower() in {b"http://" + host, b"https://" + host}
 
 
 @lru_cache(maxsize=64)

@@ -7,28 +7,24 @@ passthrough uses it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
 
 from proxy.dialects import LONG_BODY, Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
 from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
+from proxy.pipeline.context import Headers
 from proxy.server.dependencies import Services
 from proxy.server.limits import PIECE_BYTES, BodyLimits, Reservation, forget_way
 
 if TYPE_CHECKING:  # it would import OpenTelemetry
     from proxy.telemetry.tracing import Tracing
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
-
 
 _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")

@@ -60,6 +60,12 @@ _SMALL: Final = 2 << 30  # what bodies in work may take in a process on a small 
 _MOST_ROOM: Final = 16
 _BODY_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
+_TOO_LARGE: Final = "The request body takes more memory than server.max_memory allows. Send less, or raise it."
+_TOO_LARGE_STORED: Final = (
+    "The request takes, with the stored messages that it needs, more memory than server.max_memory allows: "
+    f"they count {BODY_FACTOR} times. Raise it, or send the newest messages of the history along with the new "
+    "ones: then no others are read. GET /sessions/{id}/messages and /export read a session in portions."
+)
 
 
 def _trimmer() -> Callable[[int], Any] | None:
@@ -213,11 +219,12 @@ class LimitedProtocol(HttpToolsProtocol):
         """Take the request, unless its head is too large."""
         if self.declines_upgrade():
             return
-        if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or self._extra > MAX_HEAD_BYTES:
+        size = self._extra
+        if size > MAX_HEAD_BYTES:  # some of it may be body
             size = sum([len(name) + len(value) + _FIELD_BYTES for name, value in self.headers])
-            if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
-                self._refusal = self._over_limit()
-                raise self._refusal
+        if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
+            self._refusal = self._over_limit()
+            raise self._refusal
         if len(self.pipeline) >= MAX_WAITING:
             self._refusal = Overloaded(f"More than {MAX_WAITING} requests wait on this connection. Await answers.")
             raise self._refusal
@@ -381,26 +388,8 @@ class Reservation:
         self._budget = budget
         self._taken = 0
 
-    def add(self, size: int, objects: int = 0) -> None:
-        """Take memory for `size` more bytes of a body, or for JSON objects in them.
-
-        Raises `Overloaded` or `TooLarge`.
-        """
-        self._take(
-            size, objects, "The request body takes more memory than server.max_memory allows. Send less, or raise it."
-        )
-
-    def add_stored(self, size: int, objects: int) -> None:
-        """Take memory for stored messages that a request goes on from, or asks about; raises what `add` does."""
-        self._take(
-            size,
-            objects,
-            "The request takes, with the stored messages that it needs, more memory than server.max_memory allows: "
-            f"they count {BODY_FACTOR} times. Raise it, or send the newest messages of the history along with the new "
-            "ones: then no others are read. GET /sessions/{id}/messages and /export read a session in portions.",
-        )
-
-    def _take(self, size: int, objects: int, refusal: str) -> None:
+    def add(self, size: int, objects: int = 0, refusal: str = _TOO_LARGE) -> None:
+        """Take memory for `size` more bytes of a body, or for JSON objects in it; raises `Overloaded` or `TooLarge`."""
         asked = size * BODY_FACTOR + objects * OBJECT_BYTES
         budget = self._budget
         if self._taken + asked > budget.most:
@@ -409,6 +398,10 @@ class Reservation:
             raise Overloaded("The proxy has no memory left for another request. Try again soon.")
         budget.used += asked
         self._taken += asked
+
+    def add_stored(self, size: int, objects: int) -> None:
+        """Take memory for stored messages that a request goes on from, or asks about; raises what `add` does."""
+        self.add(size, objects, _TOO_LARGE_STORED)
 
     def __enter__(self) -> Self:
         return self

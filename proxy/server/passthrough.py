@@ -42,7 +42,6 @@ class _Body(Struct, frozen=True, kw_only=True):
     model: str = ""
 
 
-_BODY: Final = msgspec.json.Decoder(_Body)
 _MESSAGES: Final = b"/messages/"
 _COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
 _VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
@@ -230,7 +229,7 @@ def is_odd(segment: bytes) -> bool:
 def _model_in(body: bytes) -> str:
     """Return the model that a body names; empty where it names none."""
     try:
-        return _BODY.decode(body).model
+        return msgspec.json.decode(body, type=_Body).model
     except (msgspec.DecodeError, RecursionError):
         return ""
 

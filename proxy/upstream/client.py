@@ -11,7 +11,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import anyio.to_thread
@@ -25,6 +25,9 @@ from proxy.config import UpstreamSettings
 from proxy.dialects.jsontext import excess_of
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.upstream.connections import RequestBody, open_session, origin_of
+
+if TYPE_CHECKING:
+    from zlib import _Decompress  # pyright: ignore[reportPrivateUsage] - the type has no public name
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -70,18 +73,6 @@ class Destination(Struct, frozen=True, kw_only=True):
     api_key: bytes | None = None  # the `x-api-key` to send instead of the client's, where the API wants that
 
 
-class _Decompressor(Protocol):
-    """zlib's object for one member; the type has no public name."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def unconsumed_tail(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes: ...
-
-
 class Inflater:
     """Undoes a content encoding, piece by piece: gzip in several members, deflate with a zlib header or without."""
 
@@ -89,7 +80,7 @@ class Inflater:
         """Begin a body in one of the `_READABLE` encodings."""
         self._gzip = encoding in _GZIP
         self._input = b""
-        self._stream: _Decompressor | None = None
+        self._stream: _Decompress | None = None
         self._members = 0
 
     @property
@@ -119,7 +110,7 @@ class Inflater:
                 return piece
         return b""
 
-    def _begin(self) -> _Decompressor | None:
+    def _begin(self) -> _Decompress | None:
         """Return what reads the next member; None where there is none, or too little of it yet."""
         if self._members and not (self._gzip and self._input.startswith(b"\x1f")):  # padding
             self._input = b""
