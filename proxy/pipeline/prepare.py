@@ -96,16 +96,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     def reported(self, plan: Plan, warnings: tuple[str, ...]) -> PlanReport:
         """Return the report of another plan of the request; `warnings` come beside the plan's own."""
-        return report_of(
-            plan,
-            self.planning,
-            session=self.report.session,
-            exchange=self.report.exchange,
-            kind=self.report.kind,
-            instructions=len(self.history.instructions),
-            removed_tokens=self.removed_tokens,
-            warnings=warnings,
-        )
+        return report_of(self.report.exchange, self.history, plan, self.planning, warnings, self.removed_tokens)
 
 
 class Original(Struct, frozen=True, kw_only=True):
@@ -184,16 +175,7 @@ class Preparer:
             kept = history.known if planned is None else replace(history.known, planned=planned)
             await self._prefixes.keep(key, kept, parsed=0 if made.trimmed else request.known)
         warnings, no_summary = self._warnings(call, request, context, history, made, tools, finishing)
-        report = report_of(
-            made,
-            planning,
-            session=history.placed_in,
-            exchange=self._new_id(),
-            kind=history.arrival.kind,
-            instructions=len(history.instructions),
-            removed_tokens=removed_tokens,
-            warnings=warnings,
-        )
+        report = report_of(self._new_id(), history, made, planning, warnings, removed_tokens)
         if observes and finishing is None:
             report = observed(report, bypass(history.entries, planning, composed=history.composed))
             context = replace(context, policy=None)  # no summary is made, and an overflow is the client's

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import JsonObject
 from proxy.pipeline import headers
+from proxy.pipeline.history import History
 from proxy.store import StandingCut, SummaryRow
 from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryRequest
 
@@ -54,27 +55,23 @@ class PlanReport(Struct, frozen=True, kw_only=True):
 
 
 def report_of(
+    exchange: str,
+    history: History,
     plan: Plan,
     context: PlanningContext,
-    *,
-    session: str | None,
-    exchange: str,
-    kind: str,
-    instructions: int,
-    removed_tokens: int = 0,
     warnings: tuple[str, ...] = (),
+    removed_tokens: int = 0,
 ) -> PlanReport:
     """Return the report of a plan.
 
-    `instructions` counts messages, `removed_tokens` the tokens of tools that are left out. `warnings` come beside the
-    plan's own.
+    `warnings` come beside the plan's own. `removed_tokens` are those of tools that were left out.
     """
-    summary, scale = plan.summary, context.scale
+    summary, scale, instructions = plan.summary, context.scale, len(history.instructions)
     leads = summary is not None and summary.role == "merge" and not instructions
     return PlanReport(
-        session=session,
+        session=history.placed_in,
         exchange=exchange,
-        kind=kind,
+        kind=history.arrival.kind,
         plan=plan,
         warnings=plan.warnings + warnings,
         messages_before=instructions + plan.messages_before,

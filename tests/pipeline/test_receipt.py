@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
@@ -98,9 +99,13 @@ def report(plan: Plan, instructions: int = 1, *, session: str | None = "s", **co
     """Return the report of a plan; `context` are fields of the planning context."""
     warnings = context.pop("warnings", ())
     planning = PlanningContext(count=lambda _: 10, **context)
-    return report_of(
-        plan, planning, session=session, exchange="e1", kind="resend", instructions=instructions, warnings=warnings
-    )
+    return report_of("e1", placed(session, "resend", instructions), plan, planning, warnings)
+
+
+def placed(session: str | None, kind: str, instructions: int) -> Any:
+    """Return as much of a request's history as a report tells."""
+    lead = (message("system", "S"),) * instructions
+    return SimpleNamespace(placed_in=session, arrival=SimpleNamespace(kind=kind), instructions=lead)
 
 
 def gaps_told(*gaps: Gap) -> list[dict[str, Any]]:
@@ -276,9 +281,7 @@ def test_a_report_tells_what_is_known_of_an_exchange() -> None:
     messages = (message("user", "a"), message("assistant", "b"), message("user", "c"))
     entries = [Entry(message=each, tokens=10, ref=f"ref_{at}", position=at) for at, each in enumerate(messages)]
     known = PlanningContext(count=lambda _: 10, fixed_tokens=5, context_window=1_000, scale=2.0)
-    told = report_of(
-        bypass(entries, known), known, session="s", exchange="e", kind="first", instructions=1, warnings=("told",)
-    )
+    told = report_of("e", placed("s", "first", 1), bypass(entries, known), known, ("told",))
     assert (told.session, told.exchange, told.window) == ("s", "e", 1_000)
     assert (told.messages_before, told.messages_sent) == (4, 4)
     assert (told.tokens_before, told.tokens_sent, told.instructions_tokens) == (70, 70, 10)

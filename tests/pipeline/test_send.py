@@ -250,7 +250,7 @@ def body_of(
         destination=DESTINATION,
         instructions_tokens=0,
         facts=replace(Catalogue().facts("m", None), **{"breakpoints": "none", **facts}),
-        report=report_of(plan, planning, session="s", exchange="e", kind="first", instructions=0),
+        report=report_of("e", history, plan, planning),
         own_tools=(),
         tools=request.tools,
         finishing=None,

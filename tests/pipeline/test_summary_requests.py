@@ -91,9 +91,7 @@ def prepared_request(*, stored: int = 2, kind: Kind = Kind.RESEND, start: int = 
         destination=DESTINATION,
         facts=FACTS,
         instructions_tokens=0,
-        report=report_of(
-            bypass(entries, PLANNING), PLANNING, session="s", exchange="exc_1", kind="first", instructions=0
-        ),
+        report=report_of("exc_1", history, bypass(entries, PLANNING), PLANNING),
         own_tools=(RECALL, COMPRESS),
         tools=None,
         finishing=None,
