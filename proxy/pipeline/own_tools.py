@@ -83,14 +83,6 @@ async def _request_summary(exchange: Exchange) -> str:
     return NOTHING_TO_SUM_UP if exchange.requested_summary is None else BEGUN
 
 
-AnswerCall = Callable[
-    [Call], Awaitable[str]
-]  # returns the text of a result; what goes wrong is said in it, never raised
-AskAgain = Callable[[Sequence[Message]], Awaitable[Answer]]
-"""Sends the view with these messages at its end. Raises a `PalimpsestError` where there is no answer."""
-Form = Callable[[Message, bool], Message]  # returns a reply as a request carries it; the flag says that it broke off
-
-
 class OwnRound(Struct, kw_only=True):
     """A reply with calls of the proxy's tools. All but the last of an exchange have no other calls."""
 
@@ -103,9 +95,17 @@ class Rounds:
     """What happens behind one reply. Used once."""
 
     def __init__(
-        self, dialect: Dialect, names: Collection[str], answer_call: AnswerCall, ask_again: AskAgain, form: Form
+        self,
+        dialect: Dialect,
+        names: Collection[str],
+        answer_call: Callable[[Call], Awaitable[str]],
+        ask_again: Callable[[Sequence[Message]], Awaitable[Answer]],
+        form: Callable[[Message, bool], Message],
     ) -> None:
-        """Answer calls of the tools `names` with `answer_call`."""
+        """`answer_call` returns the text of a result, whatever happens. `ask_again` sends messages after the view.
+
+        `form` returns a reply as a request carries it, one that broke off if the flag is set.
+        """
         self.dialect = dialect
         self.names = names
         self._answer_call = answer_call

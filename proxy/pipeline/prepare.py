@@ -8,7 +8,6 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from functools import partial
 from secrets import token_hex
 from typing import Final
 from weakref import WeakValueDictionary
@@ -103,8 +102,7 @@ class Original(Struct, frozen=True, kw_only=True):
     """A request as it was before trimming, for an upstream that refused it trimmed."""
 
     plan: Plan
-    helped: Callable[[], None] | None = None
-    """Amid a tool loop: to be called where the upstream takes it. Then trims wait for the loop's end."""
+    waits: bool = False  # whether the trim only waits, amid a tool loop, for the loop's end
 
 
 class Preparer:
@@ -338,7 +336,7 @@ class Preparer:
             return None
         if planning.keeps_loop and prepared.report.plan.trimmed and entries[-1].message.is_result:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
-            return Original(plan=waiting, helped=partial(self._bind, prepared.request.model, prepared.facts))
+            return Original(plan=waiting, waits=True)
         if history.composed and history.standing is not None:  # what the cut dropped was not read
             again = replace(context, session=history.id, charge=free_of_charge)  # its refusal would hide upstream's
             whole = await self._services.loader.load(prepared.request, again, whole=True)
@@ -365,9 +363,9 @@ class Preparer:
             start=history.start,
         )
 
-    def _bind(self, model: str, facts: ModelFacts) -> None:
-        """Remember that a model refuses trims amid a tool loop."""
-        self._binding[model, facts.base_url] = True
+    def let_trims_wait(self, prepared: Prepared) -> None:
+        """Remember that the request's model refuses trims amid a tool loop."""
+        self._binding[prepared.request.model, prepared.facts.base_url] = True
 
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts

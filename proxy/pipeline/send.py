@@ -298,14 +298,14 @@ class UpstreamSender:
         made = original.plan
         if made.view == first.plan.view and made.summary == first.plan.summary:
             return answer
-        warning = OPENED if original.helped is None else HELD
+        warning = HELD if original.waits else OPENED
         attempt.replan(prepared.reported(made, (*first.beside, warning)), "refused")
         attempt.caches_newest = False  # the original is the client's own bytes
         answer = await self._ask(attempt)
         if answer.status >= 400:
             attempt.replan(replace(first, warnings=(*first.warnings, REFUSED_BOTH)), "refused_again")
-        elif original.helped is not None:
-            original.helped()
+        elif original.waits:
+            self._preparer.let_trims_wait(prepared)
         return answer
 
     async def _unbound(self, attempt: Attempt, answer: Answer) -> Answer:

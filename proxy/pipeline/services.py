@@ -27,7 +27,7 @@ from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
-_COUNTABLE: Final = 1024  # models that are remembered at most: clients choose the names
+_MODELS: Final = 1024  # models that are remembered at most: clients choose the names
 _NEWS: Final = 0.1  # weight of a new observation of the provider's cache against all earlier ones
 
 
@@ -51,8 +51,7 @@ class Knowledge:
         self.catalogue = catalogue  # exchanged when the configuration is read again
         self._upstream = upstream
         self._calibration = calibration
-        self._cached_shares: LRUCache[tuple[str | None, str], float] = LRUCache(_COUNTABLE)  # by address and model
-        self._countable: set[str] = set()  # models whose vocabulary is there
+        self._cached_shares: LRUCache[tuple[str | None, str], float] = LRUCache(_MODELS)  # by address and model
 
     def facts(self, model: str, dialect: Dialect) -> ModelFacts:
         """Return what is known of the model at the upstream that serves it in this dialect."""
@@ -64,12 +63,8 @@ class Knowledge:
 
     async def can_count(self, model: str) -> None:
         """Build the model's vocabulary if it is not there: in a thread, since it takes 0.3 s."""
-        if model in self._countable:
-            return
         if not self.counter.is_built(model):
             await anyio.to_thread.run_sync(self.counter.build, model)
-        if len(self._countable) < _COUNTABLE:
-            self._countable.add(model)
 
     @property
     def now(self) -> int:
