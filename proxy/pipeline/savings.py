@@ -38,8 +38,7 @@ class Shares(Struct, frozen=True, kw_only=True):
 
     whole: float  # tokens of the request if nothing were trimmed
     known: float  # those of them that the request before it would have sent too
-    sent: float  # tokens that were sent
-    expected: float  # those of them that should be in the provider's cache
+    expected: float  # tokens of what is sent that should be in the provider's cache
 
 
 def shares_of(history: History, report: PlanReport, prompt: int) -> Shares:
@@ -59,7 +58,6 @@ def shares_of(history: History, report: PlanReport, prompt: int) -> Shares:
     return Shares(
         whole=prompt + (before - sent) * ratio,
         known=0.0 if alone else max(before - new * report.scale, 0.0) * ratio,
-        sent=prompt,
         expected=0.0 if alone else max(sent - (new - shrunk) * report.scale, 0.0) * ratio,
     )
 
