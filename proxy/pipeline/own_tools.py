@@ -276,14 +276,10 @@ class WholeRelay:
         await settle(answered)
         await send_whole(self._client, self._answer.status, self._headers(self._answer), body)
 
-    def answered(self, *, left: bool = False) -> Answered:
+    async def ending(self, *, left: bool = False) -> Answered:
         """Return what has come so far: no reply."""
         why = "the client left" if left else "there is no reply"
         return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why))
-
-    async def ending(self, *, left: bool = False) -> Answered:
-        """Return `answered`, as `StreamRelay` does."""
-        return self.answered(left=left)
 
     async def _reply(self) -> tuple[Answered, bytes]:
         """Return what came of it, and the body that the client gets."""

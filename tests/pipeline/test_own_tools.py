@@ -401,7 +401,7 @@ async def test_a_client_that_leaves_while_a_tool_is_answered(stream: bool) -> No
         group.start_soon(relay.run, world.settle)
         await until_true(lambda: world.calls)
         group.cancel_scope.cancel()
-    answered = relay.answered(left=True)
+    answered = await relay.ending(left=True)
 
     assert world.answered is None
     assert answered.error == "the client left"
@@ -410,7 +410,7 @@ async def test_a_client_that_leaves_while_a_tool_is_answered(stream: bool) -> No
         assert [(message.text, partial) for message, partial in answered.replies] == [("Look.", True)]
     else:
         assert (answered.status, answered.replies) == (Status.CANCELLED, ())
-        assert relay.answered().status is Status.FAILED
+        assert (await relay.ending()).status is Status.FAILED
 
 
 @pytest.mark.parametrize("stream", [True, False])

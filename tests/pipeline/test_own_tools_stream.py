@@ -132,7 +132,7 @@ async def test_a_stream_in_a_strange_encoding_goes_through() -> None:
     world = World(answer)
     answered = await world.run()
     assert (world.got, answered.status) == (b"\x1f\x8b...", Status.FAILED)
-    assert world.relay.answered(left=True).error == "the client left"
+    assert (await world.relay.ending(left=True)).error == "the client left"
 
 
 # ---------------------------------------------------------------------------- who waits, and who leaves
@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_during_a_mixed_block_has_its_own_calls() -> 
         group.start_soon(relay.run, world.settle)
         await until_true(lambda: len(world.calls) == 2)
         group.cancel_scope.cancel()
-    answered = world.answered = relay.answered(left=True)
+    answered = world.answered = await relay.ending(left=True)
 
     assert (answered.status, answered.error) == (Status.COMPLETE, None)
     assert answered.hidden is not None
