@@ -24,7 +24,7 @@ from proxy.store import HOUR, Group, SessionListQuery, Sort, StatsQuery, Store
 from proxy.store.database import StoreConnection
 from proxy.store.records import ExchangeFigures, session_key
 from proxy.store.rollups import Sums, add_figures, sums_of
-from proxy.store.tree import create_session
+from proxy.store.sessions import create_session
 
 _DAYS: Final = 90
 _IN_SESSION: Final = 20

@@ -26,7 +26,7 @@ from proxy.conversation import ROOT, body_id, earlier_names, node_id, version_of
 from proxy.dialects import DIALECTS, Dialect, JsonObject, Message, dialect_named
 from proxy.dialects.jsontext import write
 from proxy.errors import Conflict, InvalidRequest, NotFound
-from proxy.store import tree
+from proxy.store import sessions, tree
 from proxy.store.cuts import changes_of, decode_changes, decode_cut, keep_cut, standing_cut
 from proxy.store.database import Database, Row, StoreConnection, Unit
 from proxy.store.packing import encode_exchange, is_plain, require_plain
@@ -164,7 +164,7 @@ async def _placed(
 
 
 def _session(connection: StoreConnection, key: str) -> JsonObject | None:
-    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key, tree.IS_THERE)).one_or_none()
+    row = connection.execute(select(SESSIONS).where(SESSIONS.c.session == key, sessions.IS_THERE)).one_or_none()
     if row is None:
         return None
     record = {"record": "session", "format": FORMAT} | _columns(row)
@@ -470,12 +470,10 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
         with _at(line):
             if not (isinstance(record, dict) and record.get("record") in _NOT_IMPORTED):
                 lines.append((line, msgspec.convert(record, _Record)))
-    sessions = [(line, record) for line, record in lines if isinstance(record, _SessionRecord)]
-    if len(sessions) != 1:
-        raise InvalidRequest(
-            f"The records must hold one session, and hold {len(sessions)}: import one export, unchanged."
-        )
-    line, session = sessions[0]
+    found = [(line, record) for line, record in lines if isinstance(record, _SessionRecord)]
+    if len(found) != 1:
+        raise InvalidRequest(f"The records must hold one session, and hold {len(found)}: import one export, unchanged.")
+    line, session = found[0]
     with _at(line):
         if session.dialect not in DIALECTS:
             raise ValueError(f"its dialect is {session.dialect!r}, and only {', '.join(DIALECTS)} is known here")
@@ -638,7 +636,7 @@ def _check_session(archive: Archive) -> None:
     """Check that what the session names is there."""
     session = archive.session
     require_plain(arrival=session.arrival, model=session.model, tools=session.tools)
-    if session.arrival == tree.REMOVED:
+    if session.arrival == sessions.REMOVED:
         raise ValueError(f"its arrival {session.arrival!r} is that of no session")
     if session.format != FORMAT:
         raise ValueError(f"its format is {session.format}, and only {FORMAT} is known here")
@@ -730,7 +728,7 @@ class _Loading:
 
     def is_held(self, connection: StoreConnection) -> bool:
         """Tell whether what there is of it is ours."""
-        asked = {"key": self.key, "arrival": tree.REMOVED, "model": self._holder}
+        asked = {"key": self.key, "arrival": sessions.REMOVED, "model": self._holder}
         return connection.execute(_HELD, asked).one_or_none() is not None
 
     def portions(self) -> Iterator[Unit[Any]]:
@@ -754,11 +752,11 @@ class _Loading:
 
     def _create(self, connection: StoreConnection) -> None:
         created_at = self._archive.session.created_at
-        if not tree.create_session(connection, self.key, self._tenant, self._id, created_at):
+        if not sessions.create_session(connection, self.key, self._tenant, self._id, created_at):
             raise Conflict(f"There is a session {self._id!r} already: delete it first, or import under another id.")
 
     def _hold(self, connection: StoreConnection) -> None:
-        values = {"arrival": tree.REMOVED, "model": self._holder, "updated_at": int(time.time() * 1000)}
+        values = {"arrival": sessions.REMOVED, "model": self._holder, "updated_at": int(time.time() * 1000)}
         connection.execute(_MOVE_HEAD, values | {"the_session": self.key})
 
     def _require_held(self, connection: StoreConnection) -> None:
@@ -789,10 +787,10 @@ def _move_head(
             "messages": head.depth,
             "rounds": head.round,
             "tokens": head.tokens_total,
-            "calls": tree.encode_calls(tree.calls_at(connection, key, head.node, head.depth)),
+            "calls": sessions.encode_calls(tree.calls_at(connection, key, head.node, head.depth)),
         }
     connection.execute(_MOVE_HEAD, values | {"the_session": key})
-    made = tree.session_of(connection, key)
+    made = sessions.session_of(connection, key)
     if made is None:
         raise AssertionError("the session is locked in this transaction")
     return made
@@ -842,7 +840,7 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
 
 
 def _read(connection: StoreConnection, tenant: str, key: str, node: str) -> tuple[SessionRow, list[Mark]]:
-    source = tree.session_of(connection, key)
+    source = sessions.session_of(connection, key)
     if source is None or source.tenant != tenant:
         raise NotFound("There is no such session.")
     if node == source.head == ROOT:
@@ -857,12 +855,12 @@ def _copy_portion(
     connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, begin: bool = False, finish: bool
 ) -> SessionRow:
     """Copy a portion. With `begin` it is the first one, and the session is made; with `finish` it is the last one."""
-    if begin and not tree.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
+    if begin and not sessions.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
         raise Conflict(f"There is a session {fork.id!r} already: delete it first, or fork under another id.")
-    made = tree.locked_session(connection, fork.key)
+    made = sessions.locked_session(connection, fork.key)
     if made is None or made.created_at != fork.at:
         raise Conflict(f"The session {fork.id!r} was deleted while it was made.")
-    if tree.session_of(connection, fork.source.key) is None:
+    if sessions.session_of(connection, fork.source.key) is None:
         raise NotFound("There is no such session: it was deleted while its history was copied.")
     nodes = [mark.node for mark in portion]
     bodies = list({mark.body for mark in portion})
@@ -897,9 +895,9 @@ def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
 
 def _give_up(connection: StoreConnection, fork: _Fork) -> None:
     """Delete what was copied, unless it is somebody else's by now."""
-    made = tree.locked_session(connection, fork.key)
+    made = sessions.locked_session(connection, fork.key)
     if made is not None and made.created_at == fork.at and made.head == ROOT:
-        tree.delete_session(connection, fork.key)
+        sessions.delete_session(connection, fork.key)
 
 
 def _copy(connection: StoreConnection, fork: _Fork, table: Table, names: Sequence[str]) -> None:

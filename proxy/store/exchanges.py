@@ -54,7 +54,7 @@ from proxy.conversation import (
     takes_head,
 )
 from proxy.dialects import Message
-from proxy.store import tree
+from proxy.store import sessions, tree
 from proxy.store.cuts import keep_cut
 from proxy.store.database import GatheringConnection, Row, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
@@ -81,6 +81,7 @@ from proxy.store.records import (
 )
 from proxy.store.rollups import Sums, add_figures, counted
 from proxy.store.schema import EXCHANGES, NODES, PENDING, SESSIONS, insert_into, matching
+from proxy.store.sessions import encode_calls
 from proxy.trimming import Hidden
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -192,7 +193,7 @@ def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[st
     if marks is not None:
         rows = [row for row in rows if row.id.endswith(tuple(marks))]
     for key in sorted({row.session for row in rows}, key=encode_session):  # all lock in one order, the database's
-        tree.locked_session(connection, key)
+        sessions.locked_session(connection, key)
     # Read again: what was being settled meanwhile is.
     some = tree.in_parts([row.id for row in rows])
     left = [row for ids in some for row in connection.execute(_PENDING, {"ids": ids})]
@@ -367,7 +368,7 @@ def settle_snapshots(connection: StoreConnection, settlements: Mapping[str, Sett
         return _snapshots_at_once(connection, settlements)
     found: dict[str, SettleSnapshot] = {}
     for key in sorted(settlements, key=encode_session):  # all lock in one order, the database's
-        session = tree.locked_session(connection, key)
+        session = sessions.locked_session(connection, key)
         found[key] = SettleSnapshot(session=session, state=_state(connection, key, settlements[key].exchange))
     return found
 
@@ -390,7 +391,7 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
         asked[f"asked_base_{at}"], asked[f"asked_first_{at}"] = settlement.base, first
     found = dict.fromkeys(settlements, SettleSnapshot())
     for row in connection.execute(_standings(count), asked):
-        session, state = tree.there(tree.session_in(row)), row[_STATE_FROM:_BASE_FROM]
+        session, state = sessions.there(sessions.session_in(row)), row[_STATE_FROM:_BASE_FROM]
         if session is None:
             continue
         depth, rounds, tokens, recorded, first = row[_BASE_FROM:]
@@ -445,7 +446,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Exchange]) -> l
     """
     gathered = GatheringConnection(connection)
     openings = [item for item in items if isinstance(item, Opening)]
-    newest = tree.open_sessions(gathered, openings)
+    newest = sessions.open_sessions(gathered, openings)
     begin(gathered, openings, newest, said=tree.said_before(gathered, openings))
     waiting = [(number, item) for number, item in enumerate(items) if isinstance(item, Settlement)]
     results: list[Any] = [None] * len(items)
@@ -605,7 +606,7 @@ class ExchangeEnd:
         self._progress(replies[0] if moves_head else None)
         if moves_head:
             reply = settlement.replies[0]
-            self.session_row["calls"] = tree.encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
+            self.session_row["calls"] = encode_calls(tree.calls_of(reply.body.message, partial=reply.partial))
         self._keep_hidden(heads, nodes, carried, renamed)
         self._keep_evidence(base, line, heads)
         head = heads[0] if moves_head else self._session.head
@@ -639,7 +640,7 @@ class ExchangeEnd:
             self.exchange_row["cut_node"] = self._keep_cut(base, line, {})
         self._progress(end if moves_head else None)
         if end is not None and moves_head:
-            self.session_row["calls"] = tree.encode_calls(tree.calls_at(connection, session.key, end.node, end.depth))
+            self.session_row["calls"] = encode_calls(tree.calls_at(connection, session.key, end.node, end.depth))
         return Settled(head=self.session_row.get("head", session.head), nodes=tuple(nodes), replies=())
 
     def _placement(self) -> tuple[Placement[NodeRow], bool]:

@@ -17,13 +17,14 @@ import orjson
 from cachetools import FIFOCache
 from msgspec import Struct
 from sqlalchemy import Executable, Insert
+from sqlalchemy.dialects import postgresql
 
 from proxy.conversation import APPENDING, body_of, node_id
 from proxy.dialects import Message
 from proxy.dialects.generations import Generations
 from proxy.store import tree
 from proxy.store.cuts import CHAIN
-from proxy.store.database import Parameters, Rows, SqlDialect
+from proxy.store.database import NO_ROWS, FetchedRows, Parameters, Rows, SqlDialect
 from proxy.store.exchanges import ExchangeEnd, ExchangeState, begin
 from proxy.store.packing import (
     decode_exchange,
@@ -37,7 +38,7 @@ from proxy.store.packing import (
 from proxy.store.records import Opening, SessionRow, Settled, Settlement, Status, session_key
 from proxy.store.rollups import counted
 from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PENDING, SESSIONS
-from proxy.store.statements import NO_ROWS, FetchedRows
+from proxy.store.sessions import new_sessions
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
 """Takes the arguments of `beginnings`; gives the ids of the exchanges that were begun."""
@@ -73,10 +74,6 @@ _CutPlace: TypeAlias = tuple[str, ...]
 _CUT_PLACE: Final = ("key", "node", "policy", "agent")
 
 
-class _Postgres:
-    name: str = "postgresql"
-
-
 _NOWHERE: Final[dict[str, Any]] = {
     **dict.fromkeys(("created_at", "updated_at", "messages", "rounds", "tokens", "requests"), 0),
     **dict.fromkeys(("tokens_sent", "tokens_saved"), 0),
@@ -100,15 +97,13 @@ class CutChain(Struct, frozen=True, kw_only=True):
 class _RowKeeper:
     """A connection that keeps the rows that are inserted, by table. All that it can read are cuts in `chains`."""
 
+    dialect: SqlDialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+
     def __init__(self, chains: Generations[_CutPlace, CutChain] | None = None) -> None:
         self.rows: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
         self.chain: CutChain | None = None
         """The one that was read."""
         self._chains = chains
-
-    @property
-    def dialect(self) -> SqlDialect:
-        return _Postgres()
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
         if statement is CHAIN and self._chains is not None:
@@ -181,24 +176,17 @@ class StoredTexts:
         return {place: reply for place, reply in zip(wanted, found, strict=True) if reply is not None}
 
 
-class Beginnings(Struct, frozen=True, kw_only=True):
-    """What a call begins."""
-
-    arguments: tuple[Any, ...]  # of `BEGIN`
-    exchanges: dict[str, Mapping[str, Any]]  # their rows by id
-
-
-def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
-    """Return what begins these exchanges; texts that are `stored` are left out."""
+def beginnings(
+    openings: Sequence[Opening], stored: StoredTexts
+) -> tuple[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
+    """Return the arguments of `BEGIN`, and the rows of these exchanges by id; texts that are `stored` are left out."""
     keeper = _RowKeeper()
-    sessions, replies = tree.new_sessions(openings), stored.replies_of(openings)
+    new, replies = new_sessions(openings), stored.replies_of(openings)
     said = {place: reply.raw.decode() for place, reply in replies.items()}
     begin(keeper, openings, stored.instructions, stored.tools, said)
     rows = keeper.rows
-    new = [
-        {name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in sessions.values()
-    ]
-    texts: list[str | None] = [_text(sorted(new, key=itemgetter("session")), _ENCODERS["sessions"])]
+    made = [{name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in new.values()]
+    texts: list[str | None] = [_text(sorted(made, key=itemgetter("session")), _ENCODERS["sessions"])]
     # In one order, so that two that insert the same do not wait for each other.
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES)):
         texts.append(_text(sorted(rows[table], key=order), _ENCODERS[table]) if rows[table] else None)
@@ -213,9 +201,7 @@ def beginnings(openings: Sequence[Opening], stored: StoredTexts) -> Beginnings:
     texts.append(_text(taken, _OF_A_FORM) if taken else None)
     opened = list(map(_column_names, rows["pending"]))
     texts.append(_text(opened, _ENCODERS["pending"]))
-    return Beginnings(
-        arguments=(*texts, list(map(encode_session, sessions))), exchanges={row["id"]: row for row in opened}
-    )
+    return (*texts, list(map(encode_session, new))), {row["id"]: row for row in opened}
 
 
 def begun(rows: Iterable[Sequence[Any]]) -> set[str]:

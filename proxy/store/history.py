@@ -38,7 +38,7 @@ from proxy.conversation import (
 from proxy.dialects import Message
 from proxy.dialects.generations import scaled
 from proxy.errors import Conflict
-from proxy.store import tree
+from proxy.store import sessions, tree
 from proxy.store.cuts import changes_of, cut_places, cut_row, decode_cut, newest_cut, standing_at
 from proxy.store.database import Row, StoreConnection
 from proxy.store.records import (
@@ -326,7 +326,7 @@ class HistoryReader:
         made_at, known = self._branches.beginning(self._key, names)
         count = len(known)
         if not count:
-            return tree.standing_session(self._connection, self._key), None, True
+            return sessions.standing_session(self._connection, self._key), None, True
         asked = {
             "key": self._key,
             "last": names[count - 1],
@@ -337,9 +337,9 @@ class HistoryReader:
         row = self._connection.execute(_GLANCE, asked).one_or_none()
         if row is None:
             return None, None, True
-        session, (last, following, cut) = tree.session_in(row), row[-3:]
-        if tree.there(session) is None:
-            raise tree.BeingRemoved
+        session, (last, following, cut) = sessions.session_in(row), row[-3:]
+        if sessions.there(session) is None:
+            raise sessions.BeingRemoved
         if last is None or following is not None or session.created_at != made_at:
             return session, None, True
         return session, count, cut is not None
@@ -551,15 +551,22 @@ class Lineage:
 
     def depth(self, end: str) -> int:
         """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
-        return len(self._branch(end))
+        return len(self.nodes(end))
 
     def nodes(self, end: str) -> Sequence[str]:
         """Return the branch that ends at `end`, oldest first; empty where there is none."""
-        return self._branch(end)
+        if end not in self._branches:
+            branch: list[str] = []
+            node = end
+            while node in self._parents:
+                branch.append(node)
+                node = self._parents[node]
+            self._branches[end] = branch[::-1]
+        return self._branches[end]
 
     def node_at(self, end: str, position: int) -> str | None:
         """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
-        branch = self._branch(end)
+        branch = self.nodes(end)
         return branch[position] if 0 <= position < len(branch) else None
 
     def tokens(self, end: str, start: int, stop: int) -> int:
@@ -568,7 +575,7 @@ class Lineage:
 
     def common(self, end: str, other: Lineage, other_end: str) -> int:
         """Return how many messages the branch to `end` and one of another lineage begin with alike."""
-        pairs = zip(self._branch(end), other._branch(other_end), strict=False)
+        pairs = zip(self.nodes(end), other.nodes(other_end), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def add(self, marks: Iterable[Mark], below: str) -> None:
@@ -580,20 +587,9 @@ class Lineage:
 
     def _total(self, end: str, count: int) -> int:
         """Return the tokens of the first messages, of as many as there are."""
-        branch = self._branch(end)
+        branch = self.nodes(end)
         last = min(count, len(branch)) - 1
         return self._totals[branch[last]] if last >= 0 else 0
-
-    def _branch(self, end: str) -> list[str]:
-        if (known := self._branches.get(end)) is not None:
-            return known
-        branch: list[str] = []
-        node = end
-        while node in self._parents:
-            branch.append(node)
-            node = self._parents[node]
-        self._branches[end] = branch[::-1]
-        return self._branches[end]
 
 
 def lineage_of(connection: StoreConnection, key: str, ends: Collection[str]) -> Lineage:

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from sqlalchemy import bindparam, select
 
 from proxy.conversation import ROOT, Witness, fingerprints, known_prefix
-from proxy.store import search, tree
+from proxy.store import search, sessions, tree
 from proxy.store.database import Database, GatheringConnection, StoreConnection
 from proxy.store.evidence import evidence_rows, insert_evidence
 from proxy.store.exchanges import asked_nodes, begin, settle_placed, write_exchanges
 from proxy.store.packing import TEXTS, pack_all
 from proxy.store.records import Body, Exchange, Opening, Settled, Settlement, session_key
 from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
+from proxy.store.sessions import delete_several, locked_session, open_sessions, remove_several
 
 _ROWS: Final = 512
 """Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
@@ -113,8 +114,8 @@ def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRo
     """Store some texts; return when the session was made. None: it is not the one that was made at `made_at`."""
     key = rows[0]["session"]
     if made_at is None:
-        tree.open_sessions(connection, [opening])
-    session = tree.locked_session(connection, key)
+        open_sessions(connection, [opening])
+    session = locked_session(connection, key)
     if session is None or made_at not in {None, session.created_at}:
         return None
     insert_many_new(connection, BODIES, rows)
@@ -123,7 +124,7 @@ def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRo
 
 def _begin(connection: StoreConnection, opening: Opening, made_at: int | None) -> None:
     """Store the exchange itself, and its texts too, if the session has been deleted since `made_at`."""
-    session = tree.locked_session(connection, session_key(opening.tenant, opening.session, opening.dialect))
+    session = locked_session(connection, session_key(opening.tenant, opening.session, opening.dialect))
     if session is None or session.created_at != made_at:
         write_exchanges(connection, [opening])
         return
@@ -217,7 +218,7 @@ def _keep_nodes(
     connection: StoreConnection, key: str, exchange: str, nodes: list[dict[str, Any]], evidence: list[dict[str, Any]]
 ) -> bool:
     """Store some nodes, if the exchange is still under way: it goes with its session."""
-    tree.locked_session(connection, key)
+    locked_session(connection, key)
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
     insert_many_new(connection, NODES, nodes)
@@ -241,15 +242,15 @@ async def delete_sessions(database: Database, keys: Sequence[str], *, begins: bo
     while left:
         some = left[:_SESSIONS]
         if not database.in_order:  # there nobody waits for it
-            number += await database.write(partial(tree.delete_several, keys=some))
+            number += await database.write(partial(delete_several, keys=some))
             del left[:_SESSIONS]
             continue
-        done = await database.write(partial(tree.remove_several, keys=some, most=_DELETED // _SESSIONS, begins=begins))
+        done = await database.write(partial(remove_several, keys=some, most=_DELETED // _SESSIONS, begins=begins))
         number += sum(each is not None for each in done)
         key, whole = some[len(done) - 1], done[-1]
         while whole is False and await database.write(partial(search.remove_some, key=key)):
             pass
         while whole is False:
-            whole = await database.write(partial(tree.remove_some, key=key, most=_DELETED, begins=False))
+            whole = await database.write(partial(sessions.remove_some, key=key, most=_DELETED, begins=False))
         del left[: len(done)]
     return number

@@ -33,11 +33,15 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from proxy.errors import StoreUnavailable
 from proxy.store import functions
 from proxy.store.database import (
+    NO_ROWS,
+    CompiledStatement,
+    FetchedRows,
     Parameters,
     PostgresServer,
     Result,
     Tasks,
     Unit,
+    Values,
     is_worth_another_try,
     log_seldom,
     outage_of,
@@ -48,7 +52,6 @@ from proxy.store.database import (
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
 from proxy.store.records import Exchange, Opening, Settlement, session_key
-from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
@@ -368,7 +371,10 @@ class DriverConnection:
                     rows = await raw.fetch(text, *values)
                 found = Fetched(names=tuple(rows[0].keys()) if rows else (), rows=rows)
             else:
-                cursor = await self._cursor(raw).execute(text, values)
+                from psycopg import AsyncRawCursor  # noqa: PLC0415 - it need not be installed
+
+                cursor: Any = AsyncRawCursor(raw)
+                await cursor.execute(text, values)
                 found = Fetched(names=[column.name for column in cursor.description], rows=await cursor.fetchall())
             whole = True
         except Exception as why:
@@ -406,12 +412,6 @@ class DriverConnection:
         if not self._uses_asyncpg:
             await raw.set_autocommit(True)
         return raw
-
-    @staticmethod
-    def _cursor(raw: Any) -> Any:
-        from psycopg import AsyncRawCursor  # noqa: PLC0415 - it need not be installed
-
-        return AsyncRawCursor(raw)
 
 
 # ------------------------------------------------------------------------------------------------------ short reads
@@ -459,8 +459,7 @@ class PostgresConnection:
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
         """Execute a statement, once."""
         compiled = _statement(statement)
-        asked = cast("Values", parameters or {})
-        values = compiled.pick({**compiled.fixed, **asked} if compiled.fixed else asked)
+        values = compiled.pick(cast("Values", parameters or {}))
         found = await_only(self._connection.fetch(compiled.text, values))
         if not found.rows:
             return NO_ROWS
@@ -633,11 +632,11 @@ class _ExchangeWriter:
         begun: set[str] = set()
         try:
             openings = [cast("Opening", write.item) for write in writes]
-            new = await _aside(writes, partial(functions.beginnings, openings, self._stored))
-            found = await self._fetch(functions.BEGIN, new.arguments)
+            arguments, rows = await _aside(writes, partial(functions.beginnings, openings, self._stored))
+            found = await self._fetch(functions.BEGIN, arguments)
             begun = functions.begun(found.rows)
             for exchange in begun:
-                self._stored.keep(new.exchanges[exchange])
+                self._stored.keep(rows[exchange])
         except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
             log_seldom(logging.INFO, f"exchanges are begun one by one: {said(why.__cause__ or why)}")
         for write in writes:

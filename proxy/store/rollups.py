@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Float, Table, delete, func, literal, liter
 from proxy.store.database import StoreConnection
 from proxy.store.packing import sanitize
 from proxy.store.records import ExchangeFigures, Settlement
-from proxy.store.schema import ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, put
+from proxy.store.schema import KEY_COSTS, ROLLUPS, SESSION_ROLLUPS, SESSIONS, SUMS, put
 
 HOUR: Final = 3_600_000  # milliseconds
 _AMOUNTS: Final = frozenset(column.name for column in ROLLUPS.columns if isinstance(column.type, Float))
@@ -292,3 +292,33 @@ def _shown(group: Group, value: Any) -> str:
         return str(value)
     moment = datetime.fromtimestamp(int(value) * HOUR // 1000, UTC)
     return f"{moment:%Y-%m-%d}" if group == "day" else f"{moment:%Y-%m-%dT%H:00Z}"
+
+
+# ----------------------------------------------------------------------------------------------------- budgets
+
+
+def spent(connection: StoreConnection, tenant: str, since: int) -> float:
+    """Return how many dollars a tenant spent since a time (milliseconds since 1970), by whole hours."""
+    of_tenant = (ROLLUPS.c.tenant == tenant, ROLLUPS.c.hour >= since // HOUR)
+    found = select(func.sum(ROLLUPS.c.cost + ROLLUPS.c.cost_summaries)).where(*of_tenant)
+    return float(connection.execute(found).scalar_one_or_none() or 0)
+
+
+def spend(connection: StoreConnection, tenant: str, key: str, at: int, dollars: float) -> None:
+    """Add what was spent with a named key of a tenant at a time (milliseconds since 1970)."""
+    row = {"tenant": tenant, "name": key, "day": at // (24 * HOUR), "dollars": dollars}
+    put(connection, KEY_COSTS, [row], adds=True)
+
+
+def spent_with(connection: StoreConnection, key: str, since: int) -> float:
+    """Return how many dollars were spent with keys of this name since a time, by whole days."""
+    days = KEY_COSTS.c.day >= since // (24 * HOUR)
+    found = select(func.sum(KEY_COSTS.c.dollars)).where(KEY_COSTS.c.name == key, days)
+    return float(connection.execute(found).scalar_one_or_none() or 0)
+
+
+def forget_tenant(connection: StoreConnection, tenant: str) -> None:
+    """Delete the sums of a tenant."""
+    hold_sums(connection)
+    for table in (ROLLUPS, KEY_COSTS):
+        connection.execute(delete(table).where(table.c.tenant == tenant))

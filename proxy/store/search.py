@@ -37,7 +37,8 @@ from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import HASH_NAME, SESSION_NAME
 from proxy.store.records import NodeRow
 from proxy.store.schema import NODES, SESSIONS, insert_into, put
-from proxy.store.tree import IS_THERE, depths_of, rows_of
+from proxy.store.sessions import IS_THERE
+from proxy.store.tree import depths_of, rows_of
 
 MOST: Final = 2000
 """Messages that the index names at most. Of what more hold, the newest sessions have enough."""

@@ -51,12 +51,24 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.engine import Dialect
 
 from proxy.errors import StoreUnavailable
-from proxy.store.database import Parameters, Result, StoreConnection, Unit, closed, tell, translated, unavailable
+from proxy.store.database import (
+    NO_ROWS,
+    CompiledStatement,
+    FetchedRows,
+    Parameters,
+    Result,
+    StoreConnection,
+    Unit,
+    Values,
+    closed,
+    tell,
+    translated,
+    unavailable,
+)
 from proxy.store.exchanges import write_exchanges
 from proxy.store.packing import StoredAsBytes
 from proxy.store.portions import size_of
 from proxy.store.records import Exchange, Settlement
-from proxy.store.statements import NO_ROWS, CompiledStatement, FetchedRows, Values
 
 BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
 _TRY_SECONDS: Final = 0.001
@@ -607,8 +619,6 @@ class SqliteConnection:
             parameters = parameters[0]
         asked = cast("Values", parameters or {})
         compiled = _compiled(statement, tuple(asked) if isinstance(statement, UpdateBase) else ())
-        if compiled.fixed:
-            asked = {**compiled.fixed, **asked}
         values = compiled.pick(asked)
         if compiled.lists:
             cursor = self._raw.execute(*compiled.expanded(values))
@@ -625,7 +635,7 @@ class SqliteConnection:
             compiled = _compiled(statement, tuple(several[0]) if isinstance(statement, UpdateBase) else ())
             if compiled.lists:
                 raise TypeError("a statement with a list in it is executed for one list at a time")
-            rows = compiled.pick_rows(several)
+            rows = list(map(compiled.pick, several))
             while compiled.is_insert and len(rows) > 1:
                 some = min(1 << (len(rows).bit_length() - 1), _ROWS)
                 self._raw.execute(compiled.inserting(some), tuple(chain.from_iterable(rows[:some])))
@@ -654,8 +664,6 @@ class _Compiled(CompiledStatement):
         self.is_insert = isinstance(statement, Insert) and statement.select is None and not self.exported
         self.pick = self.picker(self.order)
         """Takes the values out, in the order of their places."""
-        self.pick_rows = self.rows_picker(self.order)
-        """Takes those of several executions out."""
         if self.text.startswith("INSERT INTO"):
             # Whoever sees it fail takes back the transaction or the savepoint. Else SQLite would keep a copy of each
             # page that an INSERT of several rows changes, so as to take back that alone.

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from proxy.conversation import ROOT
 from proxy.dialects import JsonObject, Message
 from proxy.errors import InvalidRequest, NotFound, StoreUnavailable
-from proxy.store import cuts, exchanges, history, operations, rollups, search, summaries, tree
+from proxy.store import cuts, exchanges, history, rollups, search, summaries, tree
 from proxy.store.archive import export_session, fork_session, load_session, read_records
 from proxy.store.circuit import FROZEN, SLOW_SECONDS, Circuit
 from proxy.store.database import Database, Result, SqliteFile, Tasks, Unit, Unopened, address_of
@@ -22,7 +22,6 @@ from proxy.store.exchanges import FirstTools
 from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
-from proxy.store.operations import ListedSession, SessionListQuery
 from proxy.store.packing import is_plain, require_plain, sanitize
 from proxy.store.portions import (
     AT_FIRST,
@@ -55,6 +54,18 @@ from proxy.store.records import (
 )
 from proxy.store.rollups import Group, StatsQuery, StatsRow
 from proxy.store.search import FoundTexts
+from proxy.store.sessions import (
+    BeingRemoved,
+    ListedSession,
+    SessionListQuery,
+    list_sessions,
+    page_of_sessions,
+    removed_sessions,
+    session_of,
+    sessions_named,
+    sessions_of,
+    sessions_to_delete,
+)
 from proxy.store.spool import Spool
 from proxy.store.sqlite import SqliteDatabase, create_file, empty_log, is_locked_out
 from proxy.store.tree import hidden_at, make_secret, secret_of
@@ -289,7 +300,7 @@ class Store:
 
     async def session_at(self, key: str) -> SessionRow | None:
         """Return a session by its internal name."""
-        return await self._read(partial(tree.session_of, key=key))
+        return await self._read(partial(session_of, key=key))
 
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
@@ -301,7 +312,7 @@ class Store:
         if not _are_plain(tenant):
             return [], None
         query = SessionListQuery(tenant=tenant, limit=limit, after=after)
-        return await self._read(partial(operations.page_of_sessions, query=query))
+        return await self._read(partial(page_of_sessions, query=query))
 
     async def find(self, session: str, tenant: str | None = None, dialect: str | None = None) -> list[SessionRow]:
         """Return the sessions with this id, of all tenants and dialects unless one is named.
@@ -310,7 +321,7 @@ class Store:
         """
         if not is_plain(session):
             return []
-        rows = await self._read(partial(tree.sessions_named, session=session))
+        rows = await self._read(partial(sessions_named, session=session))
         return [row for row in rows if tenant in {None, row.tenant} and dialect in {None, row.dialect}]
 
     async def delete(self, key: str) -> bool:
@@ -335,7 +346,7 @@ class Store:
 
     async def finish_removals(self) -> None:
         """Delete what is left of sessions whose deletion, or import, was cut off."""
-        await self._finish(await self._read(partial(operations.removed_sessions, at=int(time.time() * 1000))))
+        await self._finish(await self._read(partial(removed_sessions, at=int(time.time() * 1000))))
 
     async def _finish(self, keys: Sequence[str]) -> None:
         """Delete what is left of sessions; one that was made anew meanwhile stays."""
@@ -391,7 +402,7 @@ class Store:
                     return await self._read(partial(unit, most=_FEW), short=True)
                 return await self._read(unit)
             return await self._read(unit, short=True)
-        except tree.BeingRemoved:
+        except BeingRemoved:
             await self._finish([session_key(question.tenant, question.session, question.dialect)])
             return await self.recall(question)
 
@@ -708,18 +719,18 @@ class Store:
         return await self._write(partial(rollups.fold, now=now // rollups.HOUR))
 
     async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
-        """Return a page of sessions in some order, and the cursor of the next one; see `operations`."""
+        """Return a page of sessions in some order, and the cursor of the next one; see `sessions`."""
         if not _are_plain(query.tenant, query.model, query.key, query.name, query.agent):
             return [], None
-        return await self._read(partial(operations.list_sessions, query=query))
+        return await self._read(partial(list_sessions, query=query))
 
     async def forms(self, key: str, exchange: str) -> dict[str, Message]:
         """Return by node the text in which clients sent a message back, up to an exchange."""
-        return await self._read(partial(operations.forms_of, key=key, exchange=exchange))
+        return await self._read(partial(tree.forms_of, key=key, exchange=exchange))
 
     async def sweep(self, *, before: int | None, most: int | None) -> int:
         """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
-        keys = await self._read(partial(operations.sessions_to_delete, before=before, most=most))
+        keys = await self._read(partial(sessions_to_delete, before=before, most=most))
         return await self._delete(keys)
 
     async def erase(self, tenant: str) -> int:
@@ -727,32 +738,29 @@ class Store:
         number = 0
         last: str | None = None
         # Each name once: while the tenant goes on asking, there would be no end to new ones.
-        while keys := await self._read(partial(operations.sessions_of, tenant=tenant, after=last)):
+        while keys := await self._read(partial(sessions_of, tenant=tenant, after=last)):
             number += await self._delete(keys)
             last = keys[-1]
-        await self._write(partial(operations.forget_tenant, tenant=tenant))
+        await self._write(partial(rollups.forget_tenant, tenant=tenant))
         return number
 
     async def spent(self, tenant: str, since: int) -> float:
         """Return how many dollars a tenant spent since a time, in milliseconds since 1970, by whole hours."""
-        return await self._read(partial(operations.spent, tenant=tenant, since=since))
+        return await self._read(partial(rollups.spent, tenant=tenant, since=since))
 
     async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
         """Add what was spent with a named key; `at` is in milliseconds since 1970."""
-        unit = partial(operations.spend, tenant=tenant, key=key, at=at, dollars=dollars)
+        unit = partial(rollups.spend, tenant=tenant, key=key, at=at, dollars=dollars)
         await self._write(unit, again=False)  # it would be added twice
 
     async def spent_with(self, key: str, since: int) -> float:
         """Return how many dollars were spent with keys of this name since a time, by whole days."""
-        return await self._read(partial(operations.spent_with, key=key, since=since))
+        return await self._read(partial(rollups.spent_with, key=key, since=since))
 
 
 def is_long(messages: Sequence[Body]) -> bool:
     """Tell whether these messages are too many, or too large, for one transaction."""
-    size = 0
-    for body in messages:
-        size += len(body.message.raw)
-    return len(messages) > _LONG or size > PORTION_BYTES
+    return len(messages) > _LONG or sum([len(body.message.raw) for body in messages]) > PORTION_BYTES
 
 
 def _refused(why: Exception) -> asyncio.Future[None]:

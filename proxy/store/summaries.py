@@ -21,7 +21,7 @@ from proxy.store.packing import sanitize
 from proxy.store.records import ExchangeFigures, SummaryRow, SummaryStatus
 from proxy.store.rollups import add_figures, sums_of
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
-from proxy.store.tree import locked_session
+from proxy.store.sessions import locked_session
 
 _AT_ONCE: Final = 64  # summaries looked at in one question. The first nearly always holds the one wanted.
 

@@ -1,7 +1,7 @@
-"""The rows of a session: the session itself, its nodes, their texts, versions of instructions, and hidden rounds.
+"""The rows of a session: its nodes, their texts, versions of instructions, and hidden rounds. All are append-only.
 
-Nodes form a tree like git's commits. Texts are stored once per session, to the byte. All but the session's own row is
-append-only. The secrets of the installation are here too.
+Nodes form a tree like git's commits. Texts are stored once per session, to the byte. The secrets of the installation
+are here too.
 """
 
 from __future__ import annotations
@@ -20,21 +20,15 @@ from msgspec.structs import replace
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
-    Executable,
     FromClause,
-    Integer,
     LargeBinary,
     Select,
-    Table,
     and_,
     bindparam,
-    delete,
     except_,
     func,
     select,
     true,
-    tuple_,
-    update,
 )
 
 from proxy.conversation import (
@@ -49,6 +43,7 @@ from proxy.conversation import (
     version_of,
 )
 from proxy.dialects import Dialect, Message, begun_under
+from proxy.store import sessions
 from proxy.store.cuts import decode_changes, encode_changes
 from proxy.store.database import Row, StoreConnection
 from proxy.store.packing import (
@@ -56,7 +51,6 @@ from proxy.store.packing import (
     decode_name,
     encode_exchange,
     encode_name,
-    encode_session,
     is_against,
     pack,
     pack_against,
@@ -70,7 +64,6 @@ from proxy.store.records import (
     Mark,
     NodeRow,
     Opening,
-    SessionRow,
     Source,
     dialect_of,
     session_key,
@@ -81,202 +74,16 @@ from proxy.store.schema import (
     HIDDEN,
     INSTRUCTIONS,
     NODES,
-    OF_A_SESSION,
     PENDING,
     PROVIDER_IDS,
     SECRETS,
     SESSIONS,
     content_place,
-    insert_into,
     insert_new,
     matching,
     put,
 )
 from proxy.trimming import Change, Hidden
-
-# --------------------------------------------------------------------------------------------------- sessions
-
-_SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
-_NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions, SESSIONS.c.arrival).where(
-    SESSIONS.c.session.in_(bindparam("keys", expanding=True))
-)
-# SQLite leaves the locks out: its one writer holds all.
-_LOCKED: Final = _SESSION.with_for_update(key_share=True)
-_LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
-_SEVERAL_TO_DELETE: Final = (
-    select(SESSIONS.c.session)
-    .where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)))
-    .order_by(SESSIONS.c.session)  # all lock in one order
-    .with_for_update()
-)
-_KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
-"""Locks a session against being deleted; who settles in it goes on."""
-
-_EMPTY: Final[dict[str, Any]] = {
-    column.name: None if column.nullable else 0 for column in SESSIONS.columns if column.computed is None
-} | {"head": ROOT}
-"""What a session that holds nothing has in its columns."""
-
-
-REMOVED: Final = "removed"
-"""The `arrival` of a session that is not there any more, or not yet: a part of its rows is. Whoever makes it anew
-deletes those first. Only on SQLite sessions are deleted, and imported, in portions."""
-IS_THERE: Final = SESSIONS.c.arrival.is_distinct_from(REMOVED)
-
-
-class BeingRemoved(LookupError):
-    """What is left of the session is to be deleted first."""
-
-
-def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session with this internal name."""
-    row = connection.execute(_SESSION, {"key": key}).one_or_none()
-    return None if row is None else there(session_in(row))
-
-
-def standing_session(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session with this internal name; raises `BeingRemoved`."""
-    row = connection.execute(_SESSION, {"key": key}).one_or_none()
-    if row is None:
-        return None
-    session = session_in(row)
-    if there(session) is None:
-        raise BeingRemoved
-    return session
-
-
-def there(session: SessionRow) -> SessionRow | None:
-    """Return a session, None where it is removed."""
-    return None if session.arrival == REMOVED else session
-
-
-def session_in(row: Row) -> SessionRow:
-    """Return the session in a row that begins with the columns of `SESSIONS`."""
-    values = dict(zip(SessionRow.__struct_fields__, row, strict=False))
-    values["calls"] = decode_calls(values["calls"])
-    return SessionRow(**values)
-
-
-def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session as it is now, and keep who settles and who deletes from it until the transaction ends."""
-    row = connection.execute(_LOCKED, {"key": key}).one_or_none()
-    return None if row is None else there(session_in(row))
-
-
-def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
-    """Return the sessions with this id, whoever owns them, by owner."""
-    found = select(SESSIONS).where(SESSIONS.c.id == session, IS_THERE).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
-    return [session_in(row) for row in connection.execute(found)]
-
-
-def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> dict[str, str | None]:
-    """Make the sessions of these requests where there are none, and see to it that nobody deletes them meanwhile.
-
-    Returns the version of the newest instructions of each, by its internal name.
-    """
-    new = new_sessions(openings)
-    newest: dict[str, str | None] = {}
-    if connection.dialect.name != "sqlite":
-        for key in sorted(new, key=encode_session):  # all lock in one order
-            while (row := connection.execute(_KEPT, {"key": key}).one_or_none()) is None:
-                insert_new(connection, SESSIONS, [new[key]])
-            newest[key] = row.instructions
-    elif new:  # the one writer holds all, and nearly always they are there
-        for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}).all():
-            if row.arrival == REMOVED:
-                delete_session(connection, row.session)
-            else:
-                newest[row.session] = row.instructions
-        insert_new(connection, SESSIONS, [row for key, row in new.items() if key not in newest])
-    return newest
-
-
-def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
-    """Return the rows that these requests' sessions begin as, by their internal names."""
-    new: dict[str, dict[str, Any]] = {}
-    for opening in openings:
-        key = session_key(opening.tenant, opening.session, opening.dialect)
-        if key not in new:
-            new[key] = _new(key, opening.tenant, opening.session, opening.created_at)
-    return new
-
-
-def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
-    """Make a session that holds nothing yet; return whether there was none."""
-    try:
-        standing_session(connection, key)
-    except BeingRemoved:
-        delete_session(connection, key)
-    made = insert_into(connection.dialect.name, SESSIONS).on_conflict_do_nothing().returning(SESSIONS.c.session)
-    return connection.execute(made, _new(key, tenant, session, at)).one_or_none() is not None
-
-
-def delete_session(connection: StoreConnection, key: str) -> bool:
-    """Delete the session with everything it has; return whether there was one."""
-    if connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none() is None:
-        return False
-    for table in OF_A_SESSION:
-        connection.execute(delete(table).where(table.c.session == key))
-    return True
-
-
-def remove_some(connection: StoreConnection, key: str, most: int, *, begins: bool) -> bool | None:
-    """Delete up to `most` rows of a session, which is not there any more from the first on.
-
-    Returns whether that was all; None where there is none. Unless it `begins`, one that was made anew stays.
-    """
-    row = connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none()
-    if row is None:
-        return None if begins else True
-    if not begins and there(session_in(row)) is not None:
-        return True
-    for table in OF_A_SESSION:
-        gone = connection.execute(_deleting(table), {"key": key, "most": most}).all()
-        most -= len(gone)
-        if most <= 0:
-            connection.execute(_REMOVE, {"the_session": key})
-            return False
-    return True
-
-
-def remove_several(
-    connection: StoreConnection, keys: Sequence[str], most: int, *, begins: bool = True
-) -> list[bool | None]:
-    """Delete sessions as `remove_some` does, the first that has more than `most` rows last."""
-    done: list[bool | None] = []
-    for key in keys:
-        done.append(remove_some(connection, key, most, begins=begins))
-        if done[-1] is False:
-            break
-    return done
-
-
-def delete_several(connection: StoreConnection, keys: Sequence[str]) -> int:
-    """Delete sessions with everything they have; return how many there were."""
-    found = list(connection.execute(_SEVERAL_TO_DELETE, {"keys": keys}).scalars())
-    if found:
-        for table in OF_A_SESSION:
-            connection.execute(delete(table).where(table.c.session.in_(found)))
-    return len(found)
-
-
-_REMOVE: Final = (
-    update(SESSIONS).where(SESSIONS.c.session == bindparam("the_session")).values(arrival=REMOVED, model=None)
-)
-
-
-@cache
-def _deleting(table: Table) -> Executable:
-    name = list(table.primary_key.columns)
-    some = select(*name).where(*matching(table)).limit(bindparam("most", type_=Integer))
-    return delete(table).where(tuple_(*name).in_(some)).returning(table.c.session)
-
-
-def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
-    """Return the row of a session that holds nothing yet."""
-    named = {"session": key, "tenant": tenant, "id": session, "dialect": dialect_of(key).name}
-    return _EMPTY | named | {"created_at": at, "updated_at": at}
-
 
 # ---------------------------------------------------------------------------------------------------- secrets
 
@@ -386,6 +193,14 @@ def forms_in(connection: StoreConnection, key: str) -> list[Form]:
 
 
 _FORM_ROWS: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes, bytes]])
+
+
+def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
+    """Return by node the text in which clients sent a message back, up to an exchange, if it was not the stored one."""
+    last = encode_exchange(exchange)
+    found = {form.node: form for form in forms_in(connection, key) if encode_exchange(form.exchange) <= last}
+    api = dialect_of(key)  # of a node's forms the last one counts
+    return {node: api.message(form_text(connection, key, form).encode()) for node, form in found.items()}
 
 
 def form_text(connection: StoreConnection, key: str, form: Form) -> str:
@@ -687,7 +502,7 @@ def keep_provider_ids(
     The id of a conversation comes with each of its replies: the last one counts. What became no node changes nothing.
     """
     pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
-    if session_of(connection, key) is not None:
+    if sessions.session_of(connection, key) is not None:
         rows = [{"session": key, "piece": piece, "node": node} for piece in pieces]
         if node:
             put(connection, PROVIDER_IDS, rows)
@@ -913,16 +728,6 @@ def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tup
         if row.message.role != "tool" or row.message.beside:
             return calls_of(row.message, partial=row.partial)
     return ()
-
-
-def encode_calls(names: tuple[str, ...]) -> str | None:
-    """Return names as their column has them."""
-    return orjson.dumps(names).decode() if names else None
-
-
-def decode_calls(text: str | None) -> tuple[str, ...]:
-    """Return the names that a column has."""
-    return () if text is None else tuple(orjson.loads(text))
 
 
 # ------------------------------------------------------------------------------ what the client was not shown

@@ -13,7 +13,7 @@ from proxy.dashboard.cache import ENOUGH, CacheData, DeclaredTool, Inventory, ca
 from proxy.dashboard.overview import OverviewData, RangeQuery, overview_page
 from proxy.dashboard.render import _TEMPLATES
 from proxy.dashboard.text import dollars, milliseconds, number, percent, short
-from proxy.store import SUMS, operations
+from proxy.store import SUMS, sessions
 from tests.support.server import Proxy
 from tests.support.waiting import until
 
@@ -67,7 +67,7 @@ def test_sessions_are_found_by_id_text_model_and_agent(filled: Proxy, monkeypatc
     assert "desk-0" not in ids("min_tokens=5000")
     assert filled.chat("refused", "hello", model="fault:500").status_code == 500
     for few in (2_000, 1):  # they are looked up by their names, or it is looked for them
-        monkeypatch.setattr(operations, "_FEW", few)
+        monkeypatch.setattr(sessions, "_FEW", few)
         assert ids("failed=true") == {"refused"}
     assert 'href="/ui/sessions?failed=true&amp;since=7d"' in filled.client.get("/ui").text
     found = complete(lambda: filled.client.get("/ui/sessions.json?text=Question+2").json()["found"], "searched")

@@ -429,7 +429,7 @@ async def test_what_is_stored_while_a_new_session_is_read_is_not_known(
 ) -> None:
     talk = Talk(store=store)
     await talk.say("one", "1")
-    monkeypatch.setattr("proxy.store.tree.standing_session", lambda *_, **__: None)  # it was looked for before that
+    monkeypatch.setattr("proxy.store.sessions.standing_session", lambda *_, **__: None)  # it was looked for before that
     found = await ask(talk, message("user", "one"))
     assert (found.arrival.kind, found.arrival.known, found.marks) == ("first", 0, ())
 

@@ -18,17 +18,9 @@ from proxy.store import tree
 from proxy.store.archive import HiddenRecord
 from proxy.store.history import Lineage
 from proxy.store.records import Body, Reply, SessionRow, Settled
+from proxy.store.sessions import decode_calls, encode_calls
 from proxy.store.store import Store
-from proxy.store.tree import (
-    calls_of,
-    decode_calls,
-    encode_calls,
-    hidden_at,
-    is_message,
-    marks_to,
-    messages_in,
-    named_bodies,
-)
+from proxy.store.tree import calls_of, hidden_at, is_message, marks_to, messages_in, named_bodies
 from proxy.trimming import Hidden
 from tests.support.asides import HIDDEN, reply, say, settle
 from tests.support.talk import Talk, body, message

@@ -14,11 +14,11 @@ from sqlalchemy import Executable, func, select
 
 from proxy.conversation import ROOT, Incoming, Kind, content_hash, fingerprints, names_under
 from proxy.errors import Conflict, NotFound, StoreUnavailable
-from proxy.store import archive, portions, tree
+from proxy.store import archive, portions, sessions
 from proxy.store.database import Parameters, Result, Rows, SqlDialect, StoreConnection, Unit
-from proxy.store.operations import SessionListQuery, removed_sessions
 from proxy.store.records import Body, HistoryQuery, Settled, Settlement, Status, session_key
 from proxy.store.schema import CUTS, OF_A_SESSION
+from proxy.store.sessions import SessionListQuery, removed_sessions
 from proxy.store.store import Store
 from proxy.trimming import Change, Cut
 from tests.store.test_batches import SESSIONS, rows_of
@@ -371,7 +371,7 @@ async def test_who_finishes_a_deletion_leaves_what_was_made_anew(store: Store) -
     if not on_sqlite(store):
         return  # one transaction
     await ask(store, long_talk())
-    await store._database.write(partial(tree.remove_some, key=KEY, most=5, begins=True))
+    await store._database.write(partial(sessions.remove_some, key=KEY, most=5, begins=True))
     removed = await store._database.read(partial(removed_sessions, at=10**15))
     assert removed == [KEY]
     anew = body("user", "a new life")

@@ -16,8 +16,9 @@ from proxy.store.database import StoreConnection
 from proxy.store.migrate import downgrade
 from proxy.store.records import session_key
 from proxy.store.schema import OF_A_SESSION
+from proxy.store.sessions import open_sessions
 from proxy.store.store import Store
-from proxy.store.tree import instructions_at, open_sessions
+from proxy.store.tree import instructions_at
 from proxy.trimming import Cut
 from tests.support.asides import HIDDEN, reply, say, summary
 from tests.support.talk import Talk, body, message, opening
