@@ -292,22 +292,18 @@ def with_model(stored: str, model: str) -> str:
     return stored.replace(_MODEL, orjson.dumps(model).decode())
 
 
+_OF_OPENING: Final = ("created_at", "kind", "base", "digest", "model", "agent", "policy", "policy_version", "stream")
+"""What an opening and the row of its exchange have in common."""
+
+
 def opened_columns(opening: Opening) -> dict[str, Any]:
     """Return the row of an exchange that begins; `session`, `tools` and `instructions` have names of other rows."""
     return {
+        **{name: getattr(opening, name) for name in _OF_OPENING},
         "id": opening.exchange,
-        "created_at": opening.created_at,
+        "idempotency": opening.idempotency,
         "settled_at": None,
         "status": Status.PENDING.value,
-        "kind": opening.kind,
-        "base": opening.base,
-        "digest": opening.digest,
-        "model": opening.model,
-        "agent": opening.agent,
-        "policy": opening.policy,
-        "policy_version": opening.policy_version,
-        "stream": opening.stream,
-        "idempotency": opening.idempotency,
         "parameters": without_model(orjson.dumps(dict(opening.parameters)).decode(), opening.model),
         "messages": orjson.dumps([body_of(body.message) for body in opening.messages]).decode(),
         **NOTHING_CAME,

@@ -115,12 +115,15 @@ class _Unanswered(Struct, frozen=True, kw_only=True):
     since: float  # by the event loop's clock
 
 
+_FACTS: Final = ("role", "has_own_fields", "has_calls", "content", "body", "reshaped")
+"""What goes along of what is known of a message."""
+
+
 def _encoded(value: Any) -> Any:
     """Return a message as its dialect, its text, and what is known of that: the other process need not find it out."""
     if not isinstance(value, Message):
         raise NotImplementedError(f"a {type(value).__name__} does not go to another process")
-    known = value.facts
-    facts = known and (known.role, known.has_own_fields, known.has_calls, known.content, known.body, known.reshaped)
+    facts = value.facts and [getattr(value.facts, name) for name in _FACTS]
     return (value.dialect.name, value.raw, facts)
 
 
@@ -130,16 +133,7 @@ def _decoded(kind: type, value: Any) -> Any:
     dialect, raw, facts = value
     message = dialect_named(dialect).message(raw)
     if facts is not None:
-        role, has_own_fields, has_calls, content, body, reshaped = facts
-        message.facts = Facts(
-            raw=raw,
-            role=role,
-            has_own_fields=has_own_fields,
-            has_calls=has_calls,
-            content=content,
-            body=body,
-            reshaped=reshaped,
-        )
+        message.facts = Facts(raw=raw, **dict(zip(_FACTS, facts, strict=True)))
     return message
 
 
