@@ -383,11 +383,12 @@ class HiddenRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="hidden"):
 
     def read(self, dialect: Dialect) -> Hidden:
         """Return what was hidden; raises ValueError where a text in it is no message."""
-        before, reply, after = (
-            tuple([_hidden_message(text, dialect) for text in texts])
-            for texts in (self.before, () if self.reply is None else (self.reply,), self.after)
+        return Hidden(
+            before=tuple([_hidden_message(text, dialect) for text in self.before]),
+            reply=None if self.reply is None else _hidden_message(self.reply, dialect),
+            after=tuple([_hidden_message(text, dialect) for text in self.after]),
+            tokens=self.tokens,
         )
-        return Hidden(before=before, reply=reply[0] if reply else None, after=after, tokens=self.tokens)
 
 
 def _hidden_message(text: str, dialect: Dialect) -> Message:

@@ -509,13 +509,9 @@ class _Readers:
                 await reader.close()
 
     async def close(self) -> None:
-        """Let go of them when nobody reads any more."""
-        for _ in range(_READERS):
-            await self._places.acquire()
-        for reader in self._free:
+        """Let go of them; nobody may read any more."""
+        for reader in self._readers:
             await reader.close()
-        for _ in range(_READERS):
-            self._places.release()
 
 
 # --------------------------------------------------------------------------------------- exchanges, written together
