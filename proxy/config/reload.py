@@ -5,18 +5,19 @@ that needs a restart. An invalid, empty or deleted file is refused with the line
 in force stay.
 
 The content is compared, not times or inodes: it is right for every editor, file system and replaced link, and
-the file is small. It is read in a thread.
+the file is small. A thread of its own looks at it; the event loop hears of changes only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mmap
 import os
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -76,6 +77,7 @@ class Reload:
         self._seen: bytes | str | None = loaded.content  # at the last look; a text says why it could not be read
         self._takes = takes
         self._turn = anyio.Lock()
+        self._ended = threading.Event()
 
     @asynccontextmanager
     async def running(self, *, again: bool = False) -> AsyncGenerator[None]:
@@ -97,6 +99,7 @@ class Reload:
             try:
                 yield
             finally:
+                self._ended.set()
                 group.cancel_scope.cancel()
 
     async def look(self, *, asked: bool = False) -> bool:
@@ -116,9 +119,26 @@ class Reload:
                 return False
 
     async def _follow_file(self) -> None:
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        # A daemon: a process that is made to end at once does not wait for it.
+        threading.Thread(target=self._watch, args=(changed, loop), daemon=True, name="palimpsest-config").start()
         while True:
-            await anyio.sleep(LOOK_SECONDS)
+            await changed.wait()
+            changed.clear()
             await self.look()
+
+    def _watch(self, changed: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        """Set `changed` whenever the file is not what it was at the last look, until the block ends."""
+        while not self._ended.wait(LOOK_SECONDS):
+            with suppress(RuntimeError):  # the loop is closed
+                if not self._is_as_seen():
+                    loop.call_soon_threadsafe(changed.set)
+
+    def _is_as_seen(self) -> bool:
+        try:
+            return self._sight() == self._seen
+        except Exception:  # noqa: BLE001 - `look` meets it too, and logs it
+            return False
 
     async def _follow_signal(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         with anyio.open_signal_receiver(signal.SIGHUP) as hangups:
