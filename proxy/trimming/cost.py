@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from math import ceil, log
+from math import ceil
 from operator import mul, sub
 from typing import Final
 
@@ -54,8 +54,6 @@ EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has
 
 HIGHEST_READ: Final = 0.46  # what a cached token is taken to cost at most: above, more trims save hardly more
 DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
-_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
-_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 SHORT: Final = 20_000  # a view of fewer tokens is short: where cached ones are dear, it may not be worth a trim
 
 
@@ -134,8 +132,7 @@ class Costs(Struct, frozen=True, kw_only=True):
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
         """Tell whether waiting cost as much as the trim to these `tokens`, and whether the session can afford it."""
-        waited = sum(map(mul, map(sub, self.tokens, tokens), self.reads))
-        return self._is_due(balance, waited) and self.affordable(balance)
+        return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
         """Return from which of `starts` on the changes save most, where that is timely; None where it never is.
@@ -195,6 +192,10 @@ class Costs(Struct, frozen=True, kw_only=True):
     def expected(self) -> int:
         """How many more turns are to be expected."""
         return max(self.account.turns, EXPECTED_TURNS)
+
+    def _timely(self, balance: Balance, waited: int) -> bool:
+        """Tell whether a trim is due, and the session can afford it."""
+        return self._is_due(balance, waited) and self.affordable(balance)
 
     def _changed_from(self, starts: Iterable[int], tokens: Sequence[int]) -> Iterator[tuple[int, Balance, int]]:
         """Yield each start with what changes in cost if from there on `tokens` are left, and how many waited."""
@@ -348,35 +349,3 @@ def account_after(costs: Costs, balance: Balance, before: int) -> Account:
 
 def _after(before: Outlay, untrimmed: float, paid: float) -> Outlay:
     return Outlay(untrimmed=before.untrimmed + untrimmed, saved=before.saved + untrimmed - paid)
-
-
-def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
-    """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
-    if not entries:
-        return False  # there are instructions alone
-    if is_cold(context):
-        return True
-    if total < _SMALLEST:
-        return False
-    replied = last_reply(entries)
-    return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
-
-
-def due(view: int, last: int) -> bool:
-    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
-    if view < _SMALLEST:
-        return False
-    return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
-
-
-def is_cold(context: PlanningContext) -> bool:
-    """Tell whether the provider's cache no longer holds what was sent last."""
-    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
-
-
-def last_reply(entries: Sequence[Entry]) -> int | None:
-    """Return the place of the newest assistant message."""
-    for place in range(len(entries) - 1, -1, -1):
-        if entries[place].message.role == "assistant":
-            return place
-    return None

@@ -2,8 +2,7 @@
 
 Between two trims each view begins with the last one. So what is sent of the beginning is known, and only the messages
 after it are looked at: whether the trigger fires with them, and whether they keep the protocol. Where anything is to be
-decided, or is not certain, `plan` decides, which gives the same plan. The first plan of a log goes on from an empty
-beginning.
+decided, or is not certain, `plan` decides, which gives the same plan.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Message
-from proxy.trimming.cost import is_due, last_reply
 from proxy.trimming.model import Cut, Entry, Plan, PlanningContext, Size
+from proxy.trimming.planner import is_due, last_reply
 from proxy.trimming.policy import Policy
 from proxy.trimming.settings import UNKNOWN_WINDOW
 
@@ -47,7 +46,7 @@ def planned_start(
     while 0 < end < len(entries) and entries[end].message.is_result:
         end -= 1
     after = entries[end:]
-    if not end or any([entry.arrival or entry.hidden is not None for entry in after]):
+    if not end or any([_is_changed(entry) for entry in after]):
         return None
     if plan.cut is not None and entries[end - 1].position + 1 < plan.cut.position:
         return None
@@ -82,7 +81,7 @@ def extended(
         != (name, policy.version, current, context.context_window)
         or context.ready_summary is not None
         or tuple(entries[:count]) != start.entries
-        or any([entry.arrival or entry.hidden is not None for entry in after])
+        or any([_is_changed(entry) for entry in after])
     ):
         return None
     messages = tuple([entry.message for entry in after])
@@ -94,12 +93,14 @@ def extended(
     sent = context.fixed_tokens + start.tokens + tokens
     view = start.view + messages
     if policy.trigger is not None:
-        size, aim = Size(tokens=sent, messages=len(view)), policy.aim(context.context_window)
+        aim = policy.target.within(context.context_window) if policy.target is not None else None
+        size = Size(tokens=sent, messages=len(view))
         if policy.trigger.tool_calls is not None or policy.trigger.fired(size, context, current, aim):
             return None
         if policy.trigger.cost is not None and context.keeps:
-            rest = entries[last_reply(entries) or 0 :]
-            if rest and view[-len(rest) :] != tuple([entry.message for entry in rest]):  # it was trimmed itself
+            reply = last_reply(entries)
+            rest = entries[reply:] if reply is not None else ()
+            if not rest or view[-len(rest) :] != tuple([entry.message for entry in rest]):  # it was trimmed itself
                 return None
             if is_due(rest, [entry.tokens for entry in rest], context, sent):
                 return None
@@ -111,6 +112,11 @@ def extended(
         decided=before.decided[:count] + ((),) * len(after),
         messages_before=before.messages_before - start.after + len(after),
     )
+
+
+def _is_changed(entry: Entry) -> bool:
+    """Tell whether something else than the message is sent of an entry."""
+    return bool(entry.arrival) or entry.hidden is not None
 
 
 def _is_sound(messages: Sequence[Message]) -> bool:

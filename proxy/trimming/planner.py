@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from math import log
 from types import MappingProxyType
 from typing import Final
 
@@ -22,23 +23,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, Message, Repaired
-from proxy.trimming.cost import (
-    Costs,
-    account_after,
-    account_of,
-    is_cold,
-    is_due,
-    last_reply,
-    prices_of,
-    reads_of,
-    summary_tokens,
-)
+from proxy.trimming.cost import Costs, account_after, account_of, prices_of, reads_of, summary_tokens
 from proxy.trimming.draft import Draft, clipped, joined_ranges
 from proxy.trimming.edits.edit import CLEAR_TOOL_RESULTS
 from proxy.trimming.edits.summarize import LEAST_ROOM, Summarize
-from proxy.trimming.extend import PlannedStart, extended
 from proxy.trimming.history import TrimmedHistory, arrive, joined, missing_of, trimmed_history
 from proxy.trimming.model import (
+    ASSUMED,
     UNTRIMMED,
     Change,
     Cut,
@@ -65,6 +56,8 @@ UNBOUND: Final = "upstream refused reasoning that was made behind another view" 
 REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
 
 _NOTHING: Final = Policy()  # it trims nothing: what a cut left stays
+_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
+_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
 _UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
 _PATIENCE: Final = 8  # replies in one turn after which a trim that pays waits no longer: an agent may work for hours
 _THOUGHT_ANEW: Final = 4  # newest replies of a turn whose reasoning is missed when it is left out
@@ -113,21 +106,27 @@ def plan(
 
 
 def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
-    """Return the plan of a log that nothing was done to and nothing fires for; None for any other log."""
-    if policy.on_arrival or policy.summarizer is not None:
+    """Return the plan of a log that nothing was done to and nothing fires for, in short; None for any other log."""
+    if policy.on_arrival or policy.summarizer is not None or context.ready_summary is not None:
         return None
-    window = context.context_window
-    nothing = Plan(
+    if any([entry.arrival or entry.hidden is not None for entry in entries]):
+        return None
+    plan, trigger, window = bypass(entries, context), policy.trigger, context.context_window
+    aim = policy.target.within(window) if policy.target is not None else None
+    if trigger is not None:
+        size = Size(tokens=plan.tokens_sent, messages=len(entries))
+        if trigger.tool_calls is not None or trigger.fired(size, context, None, aim):
+            return None
+        counts = [entry.tokens for entry in entries]
+        if trigger.cost is not None and context.keeps and is_due(entries, counts, context, size.tokens):
+            return None
+    return replace(
+        plan,
         policy=name,
         version=policy.version,
-        tokens_before=0,
-        tokens_sent=0,
-        view=(),
-        target=_told_target(policy, window),
+        target=aim if aim is not None else _budget(policy, context),
         warnings=(UNKNOWN_WINDOW,) if window is None and policy.relies_on_window else (),
     )
-    start = PlannedStart(entries=(), view=(), tokens=0, tokens_before=0, window=window, plan=nothing, after=0)
-    return extended(start, entries, policy, name, context, None)
 
 
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
@@ -167,7 +166,8 @@ def untrimmed(
         messages=len(plan.view),
         tool_calls=0,
     )
-    target = _told_target(policy, context.context_window)
+    aim = policy.target.within(context.context_window) if policy.target is not None else None
+    target = aim if aim is not None else _budget(policy, context)
     return replace(plan, policy=name, version=policy.version, cut=cut, trimmed=True, fired=REFUSED, target=target)
 
 
@@ -255,7 +255,7 @@ class _Planning:
         self.tokens = context.fixed_tokens + sum([entry.tokens for entry in entries])
         self.tokens += sum([size.tokens for _, size in absent]) + sum([each.tokens for each in hidden])
         # The target in tokens as upstream counts them, and as they are counted here.
-        self.aim = policy.aim(context.context_window)
+        self.aim = policy.target.within(context.context_window) if policy.target is not None else None
         self.target = None if self.aim is None else int(self.aim / context.scale)
         if overflow is not None:
             self.aim, self.target = round(overflow * context.scale), overflow
@@ -319,7 +319,7 @@ class _Planning:
             made=made.made if made is not None else (),
             earlier=earlier,
             messages_before=self.messages,
-            target=self.aim if overflow is not None else _told_target(policy, context.context_window),
+            target=self.aim if self.aim is not None else _budget(policy, context),
             stable_ends=self._stable_ends(made) if not view.notes else (),
             summary=(made.draft if made is not None else history).summary,
             summary_request=self._request(made, view, costs) if not self.start else None,
@@ -590,10 +590,41 @@ def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size:
     return max(0, until_upper, int(size.tokens / nearest) - size.tokens)
 
 
-def _told_target(policy: Policy, window: int | None) -> int | None:
-    """Return the policy's target in tokens; where it has none, the first that an edit keeps to of itself."""
-    aim = policy.aim(window)
-    return aim if aim is not None or policy.budget is None else policy.budget.within(window)
+def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
+    """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
+    if not entries:
+        return False  # there are instructions alone
+    if is_cold(context):
+        return True
+    if total < _SMALLEST:
+        return False
+    replied = last_reply(entries)
+    return due(total, total - sum(tokens[replied:]) if replied is not None else 0)
+
+
+def due(view: int, last: int) -> bool:
+    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
+    if view < _SMALLEST:
+        return False
+    return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
+
+
+def is_cold(context: PlanningContext) -> bool:
+    """Tell whether the provider's cache no longer holds what was sent last."""
+    return context.idle is not None and context.idle > (context.prices or ASSUMED).lifetime
+
+
+def last_reply(entries: Sequence[Entry]) -> int | None:
+    """Return the place of the newest assistant message."""
+    for place in range(len(entries) - 1, -1, -1):
+        if entries[place].message.role == "assistant":
+            return place
+    return None
+
+
+def _budget(policy: Policy, context: PlanningContext) -> int | None:
+    """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
+    return policy.budget.within(context.context_window) if policy.budget is not None else None
 
 
 def _place_in_view(left: TrimmedHistory | Draft, last: int) -> int:

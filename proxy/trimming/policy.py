@@ -228,10 +228,6 @@ class Policy(Section, frozen=True):
         """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
         return self.summarizer or COMPACTION
 
-    def aim(self, window: int | None) -> int | None:
-        """Return the target in tokens; None without one, or where it is a part of a window that is not known."""
-        return self.target.within(window) if self.target is not None else None
-
     @cached_property
     def budget(self) -> Target | None:
         """What edits keep to of themselves: the first such budget; None where none has one."""

@@ -16,14 +16,13 @@ from proxy.trimming.cost import (
     Costs,
     account_after,
     account_of,
-    due,
-    is_cold,
     prices_of,
     reads_of,
     worst_of,
 )
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Change, Cut, Entry, Outlay, PlanningContext, Prices, Step, Summary
+from proxy.trimming.planner import due, is_cold
 from tests.trimming.notation import count, message
 
 # ------------------------------------------------------------------------------------------- worth
