@@ -577,9 +577,16 @@ def certificate(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("host", "trusted"), [("localhost", True), ("127.0.0.1", False), ("localhost", False)])
+@pytest.mark.parametrize(
+    ("host", "trusted", "problem"),
+    [
+        ("localhost", True, ""),
+        ("127.0.0.1", False, "not valid for '127.0.0.1'"),
+        ("localhost", False, "self.signed certificate"),
+    ],
+)
 async def test_tls_needs_a_trusted_certificate_that_names_the_host(
-    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, *, trusted: bool
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, problem: str, *, trusted: bool
 ) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(certificate)
@@ -594,7 +601,8 @@ async def test_tls_needs_a_trusted_certificate_that_names_the_host(
                 assert (await ask(upstream))[1] == b"ok"
             assert provider.connections == 1
         else:
-            with pytest.raises(UpstreamUnreachable, match="certificate"):
+            refused = f"certificate is refused: .*{problem}.*Check upstream.base_url and upstream.ca"
+            with pytest.raises(UpstreamUnreachable, match=refused):
                 await ask(upstream)
         await upstream.aclose()
 
