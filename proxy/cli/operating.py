@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import secrets
-import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,6 +22,7 @@ from proxy.pipeline import open_services
 from proxy.pipeline.inspection import SentView, exchange_view, view_document
 from proxy.pipeline.statistics import statistics, stats_query
 from proxy.store import ExchangeRow, SessionRow, SqliteFile, Store, address_of
+from proxy.upstream import trusting
 
 exchange_app = typer.Typer(help="Look at stored exchanges.", no_args_is_help=True, add_completion=False)
 key_app = typer.Typer(help="Keys of clients.", no_args_is_help=True, add_completion=False)
@@ -205,7 +205,7 @@ def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
     import httpx  # noqa: PLC0415 - no other command of these needs it
 
     try:
-        verify = ssl.create_default_context(cafile=upstream.ca) if upstream.ca is not None else True
+        verify = True if upstream.ca is None else trusting(upstream.ca)
         with httpx.Client(proxy=upstream.proxy, verify=verify, timeout=upstream.connect_timeout) as client:
             status = client.get(base).status_code
     except (httpx.HTTPError, OSError) as why:

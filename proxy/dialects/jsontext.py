@@ -23,6 +23,7 @@ ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])  # splits an array into t
 _SAFE_DIGITS: Final = 19  # whole numbers of fewer characters fit into 64 bits
 _LARGEST_PLAIN: Final = 10**300  # above some thousand digits Python refuses to write an integer in the plain way
 _KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # what stands in an object between two values
+_MOST_LEVELS: Final = 1024  # that are read, by orjson too
 _LEVELS: Final = 200  # levels of a value that are kept; orjson reads 1,024 of them and writes 254
 
 
@@ -62,11 +63,26 @@ def read(text: bytes) -> Any:
         pass
     try:
         try:
-            return json.loads(text)
+            value = json.loads(text)
         except UnicodeDecodeError:
-            return json.loads(text.decode(errors="replace"))
+            value = json.loads(text.decode(errors="replace"))
     except RecursionError as why:
         raise ValueError("nested too deeply") from why
+    if text.count(b"[") + text.count(b"{") > _MOST_LEVELS and _is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Tell whether a value has too many levels: Python's parser reads 1,000 or 10,000 of them, by its version."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [held for each in level if is_array(each) for held in each] + [
+            held for each in level if is_object(each) for held in each.values()
+        ]
+        if not level:
+            return False
+    return True
 
 
 def parsed(text: bytes | None) -> Any:

@@ -9,3 +9,4 @@ aiohttp's errors become this project's in `client`.
 from __future__ import annotations
 
 from proxy.upstream.client import HELD_BYTES, MAX_REPLY_VALUES, Answer, Destination, Upstream, check_values, too_large
+from proxy.upstream.connections import trusting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -455,6 +456,8 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
         return UpstreamTimeout(
             f"{name} was silent for {settings.read_timeout:g} s. Try again, or raise upstream.read_timeout."
         )
+    if isinstance(why, aiohttp.ClientConnectorCertificateError):
+        setting = f"{setting} and upstream.ca"
     if isinstance(why, (aiohttp.ClientConnectorError, UnicodeError)):
         return UpstreamUnreachable(f"Could not connect to {way} ({_cause_of(why)}). Check {setting}.")
     if isinstance(why, aiohttp.ClientResponseError):
@@ -470,7 +473,9 @@ def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
     if isinstance(why, aiohttp.ClientConnectorDNSError):
         return "the host name is not known"
     if isinstance(why, aiohttp.ClientConnectorCertificateError):
-        return "its certificate is not valid for this name"
+        refused = why.certificate_error
+        told = refused.verify_message if isinstance(refused, ssl.SSLCertVerificationError) else refused
+        return f"its certificate is refused: {told}"
     if isinstance(why, aiohttp.ClientSSLError):
         return "the TLS handshake failed"
     number = why.os_error.errno

@@ -89,6 +89,17 @@ def _name_of(url: URL) -> str:
     return f"{url.host_subcomponent}:{url.port}"
 
 
+def trusting(ca_file: Path) -> ssl.SSLContext:
+    """Return a TLS context that trusts the authorities in a file, the same ones with every version of Python.
+
+    From Python 3.13 on the default refuses certificates without key usage or key identifiers. Authorities of companies
+    often issue such ones.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def open_session(
     *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None
 ) -> aiohttp.ClientSession:
@@ -98,7 +109,7 @@ def open_session(
     bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
     authorities to trust, in place of the system's.
     """
-    trusted = ssl.create_default_context(cafile=ca_file) if ca_file is not None else True
+    trusted = True if ca_file is None else trusting(ca_file)
     return aiohttp.ClientSession(
         connector=Connector(limit, trusted),
         cookie_jar=aiohttp.DummyCookieJar(),

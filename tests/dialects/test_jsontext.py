@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import msgspec
@@ -46,6 +47,21 @@ def test_text_that_some_parser_takes_is_read(text: bytes, value: Any) -> None:
 def test_text_that_no_parser_takes_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read(text)
+
+
+@pytest.mark.parametrize("text", [b"[" * 1025 + b"]" * 1025, b'{"a":' * 1025 + b"NaN" + b"}" * 1025])
+def test_more_levels_than_orjson_reads_are_an_error_however_many_python_reads(text: bytes) -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)  # what limits the parser up to Python 3.11
+    try:
+        with pytest.raises(ValueError, match="deeply"):
+            read(text)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_long_text_that_only_python_reads_is_not_deep() -> None:
+    assert len(read(b"[NaN" + b",[],{}" * 600 + b"]")) == 1201
 
 
 def test_surrogate_pairs_are_joined_and_lone_surrogates_replaced() -> None:

@@ -23,6 +23,7 @@ from tests.upstream.wire import OK, Provider, ask, connected, listening, until, 
 
 pytestmark = pytest.mark.anyio
 
+TLS = Path(__file__).parents[1] / "data" / "tls"
 HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"
 
 
@@ -577,9 +578,16 @@ def certificate(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("host", "trusted"), [("localhost", True), ("127.0.0.1", False), ("localhost", False)])
+@pytest.mark.parametrize(
+    ("host", "trusted", "problem"),
+    [
+        ("localhost", True, ""),
+        ("127.0.0.1", False, "not valid for '127.0.0.1'"),
+        ("localhost", False, "self.signed certificate"),
+    ],
+)
 async def test_tls_needs_a_trusted_certificate_that_names_the_host(
-    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, *, trusted: bool
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, host: str, problem: str, *, trusted: bool
 ) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(certificate)
@@ -594,8 +602,19 @@ async def test_tls_needs_a_trusted_certificate_that_names_the_host(
                 assert (await ask(upstream))[1] == b"ok"
             assert provider.connections == 1
         else:
-            with pytest.raises(UpstreamUnreachable, match="certificate"):
+            refused = f"certificate is refused: .*{problem}.*Check upstream.base_url and upstream.ca"
+            with pytest.raises(UpstreamUnreachable, match=refused):
                 await ask(upstream)
+        await upstream.aclose()
+
+
+async def test_an_authority_of_ones_own_may_issue_certificates_without_key_usage_and_identifiers() -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(TLS / "older-server.pem", TLS / "server.key")
+    async with listening(Provider(OK), tls=theirs) as provider:
+        base_url = f"https://127.0.0.1:{provider.port}/v1"
+        upstream = Upstream(UpstreamSettings(base_url=base_url, ca=TLS / "older-ca.pem"), shares_key=False)
+        assert (await ask(upstream))[1] == b"ok"
         await upstream.aclose()
 
 
