@@ -10,6 +10,7 @@ what they change without meaning anything by it is left out here, and nothing el
     calls             arguments count as JSON, not as text, and their numbers as JavaScript has them; `index` and
                       thought signatures do not count
     tool results      `name` does not count
+    private fields    those that begin with `__` do not count: a resumed Copilot CLI puts one beside each result
     replies           white space around the text does not count; a text that is a JSON object counts as JSON (DSPy
                       writes it anew); reasoning and the like (as fields, as parts or as `<think>…</think>` before
                       the text), and what clients add to them (`name`, what SDKs have parsed), do not count where
@@ -59,7 +60,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys.
 
     Equal bytes mean the same message. Never raises, whatever JSON values stand in whatever place. Without `loosely`,
-    as it was before, text beside any calls counts, and so does how an object is written.
+    as it was before, text beside any calls counts, and so do how an object is written and private fields.
     """
     role, content = data.get("role"), data.get("content")
     if type(content) is str and content and type(role) is str and role:
@@ -71,7 +72,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
             said = _answer(content, loosely=loosely) if role == "assistant" else content
             if said:
                 return write({"content": said, "role": "system" if role == "developer" else role})
-    form, reply = _fields(data, role)
+    form, reply = _fields(data, role, loosely=loosely)
     if "content" in form:
         said, beside = _content(content, is_reply=role == "assistant", loosely=loosely)
         reply |= beside
@@ -96,10 +97,10 @@ def first_canonical(data: Mapping[str, Any]) -> bytes:
     """Return the form that messages had in the first versions.
 
     Several parts of text, and a part of text that had more than that, were no text; white space around the text
-    of a reply counted, and so did its parts of reasoning, reasoning before its text, text beside any calls, and how
-    an object is written.
+    of a reply counted, and so did its parts of reasoning, reasoning before its text, text beside any calls, how an
+    object is written, and private fields.
     """
-    form, reply = _fields(data, data.get("role"))
+    form, reply = _fields(data, data.get("role"), loosely=False)
     if "content" in form:
         form["content"] = _earlier_content(form["content"])
         if _is_empty(form["content"]):
@@ -107,12 +108,14 @@ def first_canonical(data: Mapping[str, Any]) -> bytes:
     return _form(form, reply)
 
 
-def _fields(data: Mapping[str, Any], role: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _fields(data: Mapping[str, Any], role: Any, *, loosely: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the forms of the fields of a message, the content as it is, and apart those that come and go."""
     form: dict[str, Any] = {}
     reply: dict[str, Any] = {}
     for key, value in data.items():
         if value is None or key in CACHE_MARKS or (key == "name" and role == "tool"):
+            continue
+        if loosely and key.startswith("__"):
             continue
         kept = _field(key, value)
         if not _is_empty(kept):
