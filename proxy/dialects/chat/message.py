@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -107,13 +107,13 @@ class ChatMessage(Message):
     @property
     def ties(self) -> ChatTies:
         """What ties it to other messages. It is remembered with the text."""
-        if self._ties is None:
+        ties: ChatTies | None = self._ties
+        if ties is None:
             facts = self.facts
-            known: ChatTies | None = facts.ties if facts is not None else None
-            self._ties = made = known or _ties(self)
-            if facts is not None and known is None and len(made.ids) <= _MOST_IDS:
-                facts.ties = made
-        return cast("ChatTies", self._ties)
+            ties = self._ties = (facts.ties if facts is not None else None) or _ties(self)
+            if facts is not None and len(ties.ids) <= _MOST_IDS:
+                facts.ties = ties
+        return ties
 
     @property
     def is_result(self) -> bool:

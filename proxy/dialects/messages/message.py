@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import msgspec
 import orjson
@@ -109,13 +109,13 @@ class MessagesMessage(Message):
     @property
     def ties(self) -> BlockTies:
         """What ties it to other messages. It is remembered with the text."""
-        if self._ties is None:
+        ties: BlockTies | None = self._ties
+        if ties is None:
             facts = self.facts
-            known: BlockTies | None = facts.ties if facts is not None else None
-            self._ties = made = known or _ties(self.data)
-            if facts is not None and known is None and len(made.ids) + len(made.answers) <= _MOST_IDS:
-                facts.ties = made
-        return cast("BlockTies", self._ties)
+            ties = self._ties = (facts.ties if facts is not None else None) or _ties(self.data)
+            if facts is not None and len(ties.ids) + len(ties.answers) <= _MOST_IDS:
+                facts.ties = ties
+        return ties
 
     @property
     def ids(self) -> tuple[str, ...]:
