@@ -107,12 +107,13 @@ class ChatMessage(Message):
     @property
     def ties(self) -> ChatTies:
         """What ties it to other messages. It is remembered with the text."""
-        ties: ChatTies | None = self._ties
-        if ties is None:
+        if self._ties is None:
             facts = self.facts
-            ties = self._ties = (facts.ties if facts is not None else None) or _ties(self)
-            if facts is not None and len(ties.ids) <= _MOST_IDS:
-                facts.ties = ties
+            known: ChatTies | None = facts.ties if facts is not None else None
+            self._ties = made = known or _ties(self)
+            if facts is not None and known is None and len(made.ids) <= _MOST_IDS:
+                facts.ties = made
+        ties: ChatTies = self._ties
         return ties
 
     @property

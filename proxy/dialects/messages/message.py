@@ -109,12 +109,13 @@ class MessagesMessage(Message):
     @property
     def ties(self) -> BlockTies:
         """What ties it to other messages. It is remembered with the text."""
-        ties: BlockTies | None = self._ties
-        if ties is None:
+        if self._ties is None:
             facts = self.facts
-            ties = self._ties = (facts.ties if facts is not None else None) or _ties(self.data)
-            if facts is not None and len(ties.ids) + len(ties.answers) <= _MOST_IDS:
-                facts.ties = ties
+            known: BlockTies | None = facts.ties if facts is not None else None
+            self._ties = made = known or _ties(self.data)
+            if facts is not None and known is None and len(made.ids) + len(made.answers) <= _MOST_IDS:
+                facts.ties = made
+        ties: BlockTies = self._ties
         return ties
 
     @property
