@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -113,7 +113,8 @@ class ChatMessage(Message):
             self._ties = made = known or _ties(self)
             if facts is not None and known is None and len(made.ids) <= _MOST_IDS:
                 facts.ties = made
-        return cast("ChatTies", self._ties)
+        ties: ChatTies = self._ties
+        return ties
 
     @property
     def is_result(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import msgspec
 import orjson
@@ -115,7 +115,8 @@ class MessagesMessage(Message):
             self._ties = made = known or _ties(self.data)
             if facts is not None and known is None and len(made.ids) + len(made.answers) <= _MOST_IDS:
                 facts.ties = made
-        return cast("BlockTies", self._ties)
+        ties: BlockTies = self._ties
+        return ties
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -199,7 +199,9 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
     def give_up(self) -> bytes:
         self.next(may_ask=False)
         self.ended = True
-        return self._text(STOPPED) + self._closed(ENDED) + named_event({"type": "message_stop"})
+        shown, delta = self._text(STOPPED), {"stop_reason": ENDED, "stop_sequence": None}
+        shown += self._made({"type": "message_delta", "delta": delta, "usage": self._spent or {"output_tokens": 0}})
+        return shown + named_event({"type": "message_stop"})
 
     def _as_it_came(self, event: Event, data: JsonObject) -> bytes:
         self.reply.add(data)
@@ -260,7 +262,3 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         at = max(self._shown, default=-1) + 1
         self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
         return b"".join(shown)
-
-    def _closed(self, stop: str) -> bytes:
-        delta = {"stop_reason": stop, "stop_sequence": None}
-        return self._made({"type": "message_delta", "delta": delta, "usage": self._spent or {"output_tokens": 0}})

@@ -169,13 +169,14 @@ class Placed(Struct, frozen=True, kw_only=True):
 class Item(Message):
     """One entry of a Responses conversation."""
 
-    __slots__ = ("_slots",)
+    __slots__ = ("_placed_calls", "_slots")
 
     dialect: ClassVar[Dialect]
 
     def __init__(self, raw: bytes, data: JsonObject | None = None, facts: Facts | None = None) -> None:
         super().__init__(raw, data, facts)
         self._slots: tuple[_Slot, ...] | None = None
+        self._placed_calls: tuple[tuple[int, Call], ...] | None = None
 
     @property
     def kind(self) -> str:
@@ -287,9 +288,11 @@ class Item(Message):
         return self.plain_text is not None and not any(others)
 
     @property
-    def placed_calls(self) -> list[tuple[int, Call]]:
+    def placed_calls(self) -> tuple[tuple[int, Call], ...]:
         """The calls that the client answers, each with the place of its item."""
-        return list(_calls(self.items))
+        if self._placed_calls is None:
+            self._placed_calls = tuple(_calls(self.items))
+        return self._placed_calls
 
     def _read_calls(self) -> list[Call]:
         return [call for _, call in self.placed_calls]
