@@ -116,8 +116,6 @@ class Application:
         self._api = _api(self._opened)
         if settings.dashboard.enabled:
             self._api.include_router(dashboard)
-        self._endpoint: DialectEndpoint | None = None
-        self._passthrough: Passthrough | None = None
         self._services: Services | None = None
 
     def stop(self) -> None:
@@ -131,44 +129,39 @@ class Application:
             self._services.app.background.stop_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI call."""
-        if scope["type"] == "http":
-            path: bytes = scope["raw_path"].partition(b"?")[0]
-            path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
-            dialect = _ROUTES.get(path.removesuffix(b"/"))
-            other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
-            connection = ClientConnection(scope, receive, send, dialect or other)
-            try:
-                if dialect is not None and scope["method"] == "POST" and self._endpoint is not None:
-                    await self._endpoint.serve(connection, model)
-                    return
-                passed = path.startswith(_OPENAI) and len(path) > len(_OPENAI) and not path.startswith(_DOUBLED)
-                if passed and self._passthrough is not None:
-                    await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
-                    return
-            except Exception:  # noqa: BLE001 - the outermost place: the client gets an answer whatever happens
-                _LOG.exception(_FAULT)
-                await connection.fail(InternalError(_MISTAKE))
+        """Serve one ASGI call: of HTTP, or of the server's life."""
+        if scope["type"] != "http":
+            await self._api(scope, receive, send)
+            return
+        path: bytes = scope["raw_path"].partition(b"?")[0]
+        path, model = _of_azure(path) if path.startswith(_AZURE) else (path, "")
+        dialect = _ROUTES.get(path.removesuffix(b"/"))
+        other = _MESSAGES if path.startswith(_BESIDE) else _CHAT
+        connection = ClientConnection(scope, receive, send, dialect or other)
+        try:
+            if dialect is not None and scope["method"] == "POST":
+                await self._endpoint.serve(connection, model)
                 return
-            if self._services is not None:
-                try:
-                    self._services.authenticator.check_host(connection.first.get(b"host"))
-                except PalimpsestError as why:
-                    await connection.fail(why)
-                    return
-            try:
-                # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
-                await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
-            except Exception as why:  # noqa: BLE001 - the client has its answer, or sees that it broke off
-                if isinstance(why.__cause__, PalimpsestError):  # it came after the answer had begun
-                    _LOG.warning("the answer to %s broke off: %s", path.decode("latin-1"), why.__cause__.message)
-                else:
-                    _LOG.exception(_FAULT)
+            if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and not path.startswith(_DOUBLED):
+                await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
+                return
+        except Exception:  # noqa: BLE001 - the outermost place: the client gets an answer whatever happens
+            _LOG.exception(_FAULT)
+            await connection.fail(InternalError(_MISTAKE))
             return
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1003})
+        try:
+            self._authenticator.check_host(connection.first.get(b"host"))
+        except PalimpsestError as why:
+            await connection.fail(why)
             return
-        await self._api(scope, receive, send)
+        try:
+            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+            await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
+        except Exception as why:  # noqa: BLE001 - the client has its answer, or sees that it broke off
+            if isinstance(why.__cause__, PalimpsestError):  # it came after the answer had begun
+                _LOG.warning("the answer to %s broke off: %s", path.decode("latin-1"), why.__cause__.message)
+            else:
+                _LOG.exception(_FAULT)
 
     @asynccontextmanager
     async def _opened(self, api: FastAPI) -> AsyncGenerator[None]:
@@ -177,7 +170,7 @@ class Application:
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(open_services(settings, worker.counts, self._writer, self._away))
             outage, store = app.outage, app.store
-            authenticator = Authenticator(
+            authenticator = self._authenticator = Authenticator(
                 settings.auth, await outage.secret(_TENANT_SECRET, 0), settings.server.allowed_origins
             )
             budget = MemoryBudget(settings.server)

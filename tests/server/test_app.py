@@ -173,12 +173,6 @@ async def _called(app: Application, scope: dict[str, Any], *messages: dict[str, 
     return sent
 
 
-async def test_websockets_are_closed(tmp_path: Path) -> None:
-    settings = Settings(store={"url": empty_store(tmp_path / "s.db")})  # type: ignore[arg-type]  # pydantic reads it
-    (answer,) = await _called(Application(settings), {"type": "websocket"}, {"type": "websocket.connect"})
-    assert answer["type"] == "websocket.close"
-
-
 async def test_it_opens_nothing_before_it_starts_and_closes_all(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     settings = Settings(
