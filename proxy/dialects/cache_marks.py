@@ -16,7 +16,7 @@ from proxy.dialects.jsontext import ITEMS, RawFields, is_array, read, with_break
 Marked = TypeVar("Marked", bound=Message)
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class CacheMark(Struct, frozen=True, kw_only=True):
     """A cache mark, and how many of them a request may have."""
 
     name: str
@@ -74,7 +74,7 @@ def marked_ends(
 
 
 def marked_inside(
-    messages: Sequence[Marked], place: int, at: int, mark: Mark, marks_in: Callable[[Marked], int]
+    messages: Sequence[Marked], place: int, at: int, mark: CacheMark, marks_in: Callable[[Marked], int]
 ) -> tuple[Message, ...]:
     """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
     sent, message = list(messages), messages[place]

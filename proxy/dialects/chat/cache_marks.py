@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects import MarkKind, Message
-from proxy.dialects.cache_marks import Mark, marked_at, marked_ends, marked_inside
+from proxy.dialects.cache_marks import CacheMark, marked_at, marked_ends, marked_inside
 from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object
 
@@ -29,7 +29,7 @@ _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
 """Fields of a request in which a client decides about the cache itself."""
 
 
-class _Rules(Mark, frozen=True, kw_only=True):
+class _Rules(CacheMark, frozen=True, kw_only=True):
     """One kind of mark, and where it may stand. OpenAI puts one more at the newest message itself."""
 
     roles: frozenset[str]

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from proxy.dialects import MarkKind, Message
-from proxy.dialects.cache_marks import Mark, marked_ends, marked_inside
+from proxy.dialects.cache_marks import CacheMark, marked_ends, marked_inside
 from proxy.dialects.jsontext import is_array, is_object, read
 from proxy.dialects.messages.message import HEADER, MARK, MessagesMessage
 
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
-_MARK: Final = Mark(name=MARK, value=EPHEMERAL, most=MOST_MARKS)
+_MARK: Final = CacheMark(name=MARK, value=EPHEMERAL, most=MOST_MARKS)
 _OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
 
 
