@@ -189,6 +189,8 @@ class DialectEndpoint:
         self._services = services
         self._handler = handler
         self._tracing = tracing
+        self._background = services.app.background
+        self._cancels = services.settings.sessions.on_disconnect == "cancel"
         self._limits = BodyLimits.of(server)
         self._countable = min(server.max_messages, server.max_json_values, LONG_BODY - 1)
 
@@ -201,18 +203,13 @@ class DialectEndpoint:
                     call = replace(call, body=_with_model(call.body, model))
                 if self._tracing is not None:
                     await self._traced(call, connection, self._tracing)
-                else:
-                    await self._answer(call, connection)
+                    return
+                await connection.serve(self._handler.answer(call, connection), self._background, stops=self._cancels)
         except ClientLeft as why:
             forget_way(why)
         except PalimpsestError as why:
             forget_way(why)
             await connection.fail(why, [_REFUSED])
-
-    async def _answer(self, call: ClientRequest, connection: ClientConnection) -> None:
-        cancels = self._services.settings.sessions.on_disconnect == "cancel"
-        background = self._services.app.background
-        await connection.serve(self._handler.answer(call, connection), background, stops=cancels)
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
         """Answer a request within a span of its own."""
@@ -220,7 +217,7 @@ class DialectEndpoint:
         connection.write = trace.noting(connection.write)  # type: ignore[method-assign,assignment]
         call = replace(call, headers=trace.headers, trace=trace)
         try:
-            await self._answer(call, connection)
+            await connection.serve(self._handler.answer(call, connection), self._background, stops=self._cancels)
         except BaseException as why:
             trace.end(why.code if isinstance(why, PalimpsestError) else type(why).__name__)
             raise
