@@ -47,11 +47,11 @@ class Authenticator:
         """
         self._origins = frozenset(origin.encode() for origin in allowed_origins)
         self._secret = secret
+        self._mode: Final = settings.mode  # another one needs a restart
         self.take(settings)
 
     def take(self, settings: AuthSettings) -> None:
         """Use these keys from the next request on."""
-        self._mode = settings.mode
         self._tenants = {
             _stored(key.key.get_secret_value()): Identity(tenant=key.tenant, key=key.name) for key in settings.keys
         }

@@ -23,16 +23,7 @@ from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import (
-    AT_FIRST,
-    PORTION_BYTES,
-    Packing,
-    begin_long,
-    delete_sessions,
-    next_count,
-    packed_rows,
-    settle_long,
-)
+from proxy.store.portions import AT_FIRST, PORTION_BYTES, begin_long, delete_sessions, next_count, settle_long
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -591,17 +582,8 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchanges
 
-    def pack(self, key: str, messages: Sequence[Body]) -> Packing | None:
-        """Begin to pack the messages of a long request, for `begin`; None where it packs them itself."""
-        if self.masker is not None or not is_long(messages):
-            return None
-        return self._tasks.start(asyncio.to_thread(packed_rows, key, messages))
-
-    def begin(self, opening: Opening, packing: Packing | None = None) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing. The future tells when that is done.
-
-        `packing` is what `pack` returned.
-        """
+    def begin(self, opening: Opening) -> asyncio.Future[None]:
+        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
         named = ("session", "tenant", "exchange", "model", "agent", "policy")
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
@@ -612,7 +594,7 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         if is_long(opening.messages):
-            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
         else:
             future = self._start(opening)
         future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise

@@ -82,6 +82,16 @@ def test_the_admin_key_is_nobodys_tenant() -> None:
     assert _gate(admin_key=ROOT).admit(_headers("Bearer other")) == Identity(tenant=DEFAULT_TENANT)
 
 
+def test_a_reload_changes_keys_and_not_the_mode() -> None:
+    gate = _keys()
+    gate.take(AuthSettings(mode="none"))
+    for key in (None, f"Bearer {K1}"):
+        with pytest.raises(Unauthenticated):
+            gate.admit(_headers(key))
+    gate.take(AuthSettings.model_validate({"mode": "keys", "keys": [{"key": K4, "tenant": "d"}]}))
+    assert gate.admit(_headers(f"Bearer {K4}")).tenant == "d"
+
+
 def test_with_passthrough_a_key_is_a_tenant_and_cannot_be_read_from_it() -> None:
     gate = _gate(mode="passthrough")
     one, two = (gate.admit(_headers(f"Bearer sk-{i}")).tenant for i in (1, 2))
