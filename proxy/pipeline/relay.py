@@ -17,7 +17,7 @@ from msgspec import Struct
 from proxy.dialects import Dialect, JsonObject, Message, Replies, StreamReader
 from proxy.dialects.sse import Event, EventDecoder
 from proxy.errors import PalimpsestError, UpstreamError
-from proxy.pipeline.background import compute
+from proxy.pipeline.background import OFF_LOOP_BYTES, compute
 from proxy.pipeline.context import Client, Headers
 from proxy.pipeline.headers import to_client
 from proxy.store import Status
@@ -81,7 +81,8 @@ def headers_of_answer(answer: Answer) -> list[tuple[bytes, bytes]]:
 async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
     """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
     body = await answer.read()
-    await settle(await compute(len(body), read_answer, dialect, body, answer.status))
+    work = (dialect, body, answer.status)
+    await settle(await compute(len(body), read_answer, *work) if len(body) > OFF_LOOP_BYTES else read_answer(*work))
     await send_whole(client, answer.status, headers(answer), body)  # they tell how settling went
 
 

@@ -742,7 +742,10 @@ class Store:
 
 def is_long(messages: Sequence[Body]) -> bool:
     """Tell whether these messages are too many, or too large, for one transaction."""
-    return len(messages) > _LONG or sum([len(body.message.raw) for body in messages]) > PORTION_BYTES
+    size = 0
+    for body in messages:
+        size += len(body.message.raw)
+    return len(messages) > _LONG or size > PORTION_BYTES
 
 
 def _refused(why: Exception) -> asyncio.Future[None]:

@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from socket import socket, socketpair
 from typing import Any, Final, TypeAlias, cast
@@ -117,13 +118,14 @@ class _Unanswered(Struct, frozen=True, kw_only=True):
 
 _FACTS: Final = ("role", "has_own_fields", "has_calls", "content", "body", "reshaped")
 """What goes along of what is known of a message."""
+_facts_of: Final = attrgetter(*_FACTS)
 
 
 def _encoded(value: Any) -> Any:
     """Return a message as its dialect, its text, and what is known of that: the other process need not find it out."""
     if not isinstance(value, Message):
         raise NotImplementedError(f"a {type(value).__name__} does not go to another process")
-    facts = value.facts and [getattr(value.facts, name) for name in _FACTS]
+    facts = value.facts and _facts_of(value.facts)
     return (value.dialect.name, value.raw, facts)
 
 

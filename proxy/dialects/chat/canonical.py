@@ -44,6 +44,7 @@ REPLY_FIELDS: Final = frozenset(
 """Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
 
 _DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
@@ -66,7 +67,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
     if type(content) is str and content and type(role) is str and role:
         # Most messages: nothing else that counts. The same bytes as below, in a fraction of the time.
         for key, value in data.items():
-            if key not in _PLAIN and not _is_empty(value):
+            if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
             said = _answer(content, loosely=loosely) if role == "assistant" else content

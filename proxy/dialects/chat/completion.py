@@ -13,6 +13,7 @@ A stream's deltas are folded field by field:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import orjson
@@ -20,7 +21,7 @@ from msgspec import Struct, field
 
 from proxy.dialects import JsonObject, Message, Replies
 from proxy.dialects.chat.message import ChatMessage
-from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object, read, write
+from proxy.dialects.jsontext import as_object, is_array, is_object, read, write
 from proxy.dialects.sse import Event
 
 
@@ -53,7 +54,7 @@ def read_completion(body: Any) -> Completion:
     ]
     usage = body.get("usage")
     return Completion(
-        choices=tuple(sorted(choices, key=lambda choice: choice.index)),
+        choices=tuple(sorted(choices, key=attrgetter("index"))),
         usage=usage if is_object(usage) else None,
         model=_name(body, "model"),
         error=_error(body),
@@ -149,7 +150,7 @@ def usage_only(chunk: Any) -> bool:
 
 
 def _objects(value: Any) -> list[JsonObject]:
-    return [item for item in as_array(value) if is_object(item)]
+    return [item for item in value if is_object(item)] if is_array(value) else []
 
 
 def _index(item: JsonObject, position: int) -> int:
@@ -158,7 +159,8 @@ def _index(item: JsonObject, position: int) -> int:
 
 
 def _name(item: JsonObject, name: str) -> str | None:
-    return as_text(item.get(name)) or None
+    value = item.get(name)
+    return value if isinstance(value, str) and value else None
 
 
 def _error(item: JsonObject) -> JsonObject | None:

@@ -77,7 +77,8 @@ class ChatMessage(Message):
     def role(self) -> str:
         if self.facts is not None:
             return self.facts.role
-        return as_text(self.data.get("role"))
+        role = self.data.get("role")
+        return role if isinstance(role, str) else ""
 
     @property
     def text(self) -> str:
