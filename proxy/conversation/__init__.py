@@ -1,12 +1,12 @@
-"""The log of a session, as a tree like git's.
+"""The log of a session: a hash-linked tree, like git's.
 
-    ids         names of messages at their place: a hash of the parent's and the canonical form
-    reconcile   where an incoming request belongs in the log
-    evidence    what a reply is known by when a client that names no session sends it back
-    placement   where new messages go, decided from what was read of the log
-    spans       the smallest runs that can be removed without breaking the protocol, and rounds
+    ids         node ids: a hash of the parent's id and the message's canonical form
+    reconcile   decides where an incoming request belongs in the log
+    evidence    recognises replies that a client sends back without a session id
+    placement   decides where new messages go, from facts read from the log
+    spans       spans (the smallest runs that can be removed without breaking the protocol) and rounds
 
-Pure: no input or output, no clock, no store.
+Pure: no I/O, no clock, no store.
 """
 
 from __future__ import annotations

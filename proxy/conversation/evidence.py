@@ -1,12 +1,12 @@
-"""Evidence: what a reply that the proxy relayed is known by when a client that names no session sends it back.
+"""Evidence: recognises a relayed reply that a client sends back without a session id.
 
-    place  the reply behind the same history, however short it is
-    id     a random id of a tool call, or one that the provider gave the reply
-    text   the text of the reply, wherever it stands, without reasoning before it; only a long one tells anything
-           alone. Calls without a random id are the text of a reply that says nothing else, and tell nothing alone:
-           many call the same
+    place  the reply behind the same history, at any length
+    id     a random id: of a tool call, or one that the provider gave the reply
+    text   the reply's text, at any place, without the reasoning before it. Only a long text is conclusive alone. If a
+           reply has calls only, without random ids, the calls count as its text. They are never conclusive alone,
+           because many replies make the same calls
 
-A piece of evidence is a number, made of one of these, the tenant and the dialect: no tenant meets another's.
+A piece of evidence is a number: a hash of one of these with the tenant and the dialect. Tenants never share evidence.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from msgspec.structs import replace
 
 from proxy.dialects import Message, answer_of, is_random
 
-TELLING: Final = 24  # characters of the shortest text that tells something alone
+TELLING: Final = 24  # characters of the shortest text that is conclusive alone
 EvidenceKind: TypeAlias = Literal["place", "id", "text"]
 
-_IN_WORDS: Final = "\nCalling tools:"  # how smolagents begins calls in words
+_IN_WORDS: Final = "\nCalling tools:"  # how smolagents introduces calls written as text
 _CALL_ID: Final = re.compile(r"\b(?:call_|toolu_|chatcmpl-tool-)[0-9A-Za-z-]{8,}")
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
     """One piece of evidence."""
 
-    piece: int  # its name, a number of 64 bits with a sign
+    piece: int  # its name, a signed 64-bit number
     kind: EvidenceKind
-    tells: bool = True  # whether it may tell a session alone
+    tells: bool = True  # whether it may identify a session alone
 
 
 class Witness(Struct, frozen=True, kw_only=True):
-    """On whose behalf evidence is given or asked for: pieces of others have other names."""
+    """The tenant and dialect that evidence belongs to. Other tenants and dialects name the same facts differently."""
 
     tenant: str
     dialect: str
@@ -48,13 +48,13 @@ class Witness(Struct, frozen=True, kw_only=True):
         return self._evidence("place", node)
 
     def of(self, message: Message, node: str) -> Iterator[Evidence]:
-        """Give every piece of evidence that a reply, or the result of a call, is at its node."""
+        """Yield all evidence that a reply, or the result of a call, gives at its node."""
         if message.role == "assistant":
             yield self.place(node)
         yield from self.marks(message)
 
     def marks(self, message: Message) -> Iterator[Evidence]:
-        """Give the pieces that do not depend on the place."""
+        """Yield the evidence that does not depend on the message's place."""
         names = [name for name in message.ids if is_random(name)]
         for name in names:
             yield self._evidence("id", name)
@@ -66,9 +66,10 @@ class Witness(Struct, frozen=True, kw_only=True):
                 yield self._evidence("text", text, tells=False)
 
     def told(self, message: Message) -> Iterator[Evidence]:
-        """Give what the text of a reply tells of earlier replies that a client may have put into it.
+        """Yield evidence of earlier replies that a client may have merged into this reply.
 
-        These are several texts as one reply, and calls in words, with their ids, behind what was said.
+        A client may join several texts to one reply, or write calls as text, with their ids, after the reply's own
+        text.
         """
         if message.role != "assistant":
             return
@@ -87,7 +88,10 @@ class Witness(Struct, frozen=True, kw_only=True):
 
 
 def said(message: Message) -> str:
-    """Return what a user or the model says, but for white space; calls where it is nothing else, and "" for results."""
+    """Return what a user or the model says, with white space normalised.
+
+    A reply without text returns its calls. A tool result returns only the user's text beside it. Other roles return "".
+    """
     if message.role == "assistant":
         calls = message.calls
         return _spoken(message) or "\n".join([f"{call.name} {_rewritten(call.arguments)}" for call in calls])
@@ -97,13 +101,16 @@ def said(message: Message) -> str:
 
 
 def _spoken(message: Message) -> str:
-    """Return the text of a reply, but for white space; an object however it is written."""
+    """Return the text of a reply, with white space normalised. A JSON object is serialized in one fixed form."""
     text = answer_of(message.text)
     return _rewritten(text) if text.lstrip()[:1] == "{" else squeezed(text)
 
 
 def _rewritten(text: str) -> str:
-    """Return JSON as clients that write it anew leave it, and any other text but for white space."""
+    """Return JSON serialized with sorted keys, and any other text with white space normalised.
+
+    Clients that re-serialize JSON change its spacing and key order.
+    """
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
     except (ValueError, TypeError):  # free text, or nested too deeply
@@ -111,17 +118,20 @@ def _rewritten(text: str) -> str:
 
 
 def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_root: bool, silent: bool = False) -> bool:
-    """Tell whether a branch ends with these messages as a client may send them; it is given from its end to its root.
+    """Tell whether a branch ends with these messages, allowing for what clients change.
 
-    A reminder may have been taken off a question, calls left out, results cleared. Short replies tell enough together,
-    and two of them with their questions: one question many may ask. Otherwise the branch has to be these messages
-    alone, short ones word for word. `from_root`: it is given whole. `silent`: all that the model said were calls, left
-    out.
+    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out calls, or
+    cleared results. The messages match if their replies have `TELLING` characters together. With two replies or more
+    the questions count too, if all short texts match word for word; one reply is not enough for that, because many
+    users ask the same question. Otherwise the branch must consist of these messages alone, and short ones must match
+    word for word.
+
+    `from_root`: `branch` is the whole branch. `silent`: the model said nothing but calls, which the client left out.
     """
     stored = ((message, text) for message in branch if (text := said(message)))
     there = next(stored, None)
-    replies = spoken = asked = 0  # how many, and characters of them and of the questions
-    same = exact = more = False  # `more`: the messages go beyond the branch
+    replies = spoken = asked = 0  # number of replies, their characters, and the questions' characters
+    same = exact = more = False  # `more`: the messages extend beyond the branch
     for message in reversed(messages):
         text = said(message)
         if not text:
@@ -154,7 +164,7 @@ def _is_same(stored: tuple[Message, str], message: Message, text: str) -> bool:
 
 
 def is_longer(text: str, part: str) -> bool:
-    """Tell whether a text begins or ends with another one, and not in the middle of a word."""
+    """Tell whether `text` is longer than `part` and begins or ends with it, at a word boundary."""
     if not part or len(text) <= len(part):
         return False
     return (text.startswith(part) and _parts_words(part[-1], text[len(part)])) or (
@@ -167,12 +177,12 @@ def _parts_words(before: str, after: str) -> bool:
 
 
 def squeezed(text: str, window: int = 65_536) -> str:
-    """Return a text with one space wherever it has white space, and none at its ends.
+    """Return a text with each run of white space replaced by one space, and none at its ends.
 
-    It is looked at in windows: the words of a long text would take ten times as much memory as the text.
+    Scanned in windows: the list of a long text's words would take ten times as much memory as the text.
     """
     parts: list[str] = []
-    in_word = False  # whether a word goes on in the next window
+    in_word = False  # whether the last window ended inside a word
     for start in range(0, len(text), window):
         piece = text[start : start + window]
         words = " ".join(piece.split())

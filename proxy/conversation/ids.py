@@ -1,7 +1,7 @@
 """Names of nodes: a hash of the parent's name and the message's canonical form, as in git.
 
-So a name stands for the whole history up to it, nothing can be overwritten, and storing the same message at the same
-place twice is storing it once.
+A name therefore identifies the whole history up to its node. Nothing can be overwritten, and storing the same message
+at the same place twice is idempotent.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Final
 
 from proxy.dialects import Message, body_id, hash_of
 
-ROOT: Final = ""  # the parent of every first message. It is no node itself
+ROOT: Final = ""  # the parent of every first message; not a node itself
 
 
 def node_id(parent: str, message: Message) -> str:
-    """Return the node's name, 40 hexadecimal digits, of `message` under the node `parent` (or `ROOT`)."""
+    """Return the name of `message` under the node `parent` (or `ROOT`): 40 hexadecimal digits."""
     return child(parent, content_hash(message))
 
 
 def child(parent: str, content: bytes) -> str:
-    """Return the name of the node that a message with this `content_hash` is under `parent`."""
+    """Return the name of a message with this `content_hash` under `parent`."""
     digest = blake2b(bytes.fromhex(parent), digest_size=20, person=b"palimpsest-node")
     digest.update(content)
     return digest.hexdigest()
 
 
 def names_under(parent: str, contents: Iterable[bytes]) -> list[str]:
-    """Return the names of messages with these content hashes in a row under `parent`, oldest first."""
+    """Return the names of a chain of messages under `parent`, given their content hashes; oldest first."""
     return list(accumulate(contents, child, initial=parent))[1:]
 
 
 def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], list[bytes]]:
-    """Return the node and the content hash of each of `messages` in a row under `parent`, oldest first.
+    """Return the nodes and the content hashes of `messages`, a chain under `parent`; oldest first.
 
-    A message that stood under the same parent before is not hashed again.
+    Hashes are cached with a message: under the same parent it is not hashed again.
     """
     names: list[str] = []
     contents: list[bytes] = []
@@ -57,12 +57,12 @@ def fingerprints(parent: str, messages: Iterable[Message]) -> tuple[list[str], l
 
 
 def chain(parent: str, messages: Iterable[Message]) -> list[str]:
-    """Return the nodes of `messages` in a row under `parent`, oldest first."""
+    """Return the nodes of `messages`, a chain under `parent`; oldest first."""
     return fingerprints(parent, messages)[0]
 
 
 def content_hash(message: Message) -> bytes:
-    """Return a hash, 20 bytes, of what the message says, whatever its form and its place."""
+    """Return a hash of the message's canonical form, 20 bytes. It does not depend on the message's place."""
     facts = message.facts
     if facts is not None and facts.content is not None:
         return facts.content
@@ -73,13 +73,13 @@ def content_hash(message: Message) -> bytes:
 
 
 def earlier_names(parent: str, messages: Iterable[Message]) -> Iterator[list[str]]:
-    """Yield the nodes of `messages` in a row under `parent` as each older version named them, the newest first."""
+    """Yield the nodes of the chain `messages` under `parent` as older versions named them, the newest version first."""
     for forms in zip(*[message.dialect.earlier_canonicals(message) for message in messages], strict=True):
         yield names_under(parent, map(hash_of, forms))
 
 
 def body_of(message: Message) -> str:
-    """Return the name of a message's text, its `body_id`."""
+    """Return the name of a message's raw text, its `body_id`; cached with the message."""
     facts = message.facts
     if facts is None:
         return body_id(message.raw)
@@ -89,15 +89,18 @@ def body_of(message: Message) -> str:
 
 
 def version_of(instructions: Iterable[Message]) -> str:
-    """Return the name of a version of the instructions, by what they say: clients give them new ids, and move marks."""
+    """Return the name of a version of the instructions.
+
+    It depends on their canonical forms only, because clients assign new ids and move cache marks.
+    """
     return body_id(b"".join([content_hash(message) for message in instructions]))
 
 
 def array_of(messages: Iterable[Message]) -> bytes:
-    """Return messages as a JSON array, each with its own bytes."""
+    """Return messages as a JSON array; each keeps its own bytes."""
     return b"[%b]" % b",".join([message.raw for message in messages])
 
 
 def content_key(content: bytes) -> str:
-    """Return a short name, 16 hexadecimal digits, for a `content_hash`: enough to look places up by."""
+    """Return a short lookup key for a `content_hash`: 16 hexadecimal digits."""
     return content[:8].hex()

@@ -1,14 +1,14 @@
-"""Where new messages go: decided from the facts that were read of the log, here and nowhere else.
+"""Decides where new messages go, from facts read from the log. No other module decides this.
 
-An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A client
-that appends may send one after the session went on elsewhere (another agent appended meanwhile, or results come one
-by one). Nothing may stand between calls and their results, and nothing that was said may be lost. So the block goes
-behind what was said since, with the results that it has, and these results follow it: the log ends with what the
-next reply is about, and all that stood before the block still does.
+An append goes under the head. Tool results that come alone belong to the block whose calls they answer. A client that
+appends may send results after the session has continued elsewhere (another agent appended, or results come one by
+one). Nothing may stand between calls and their results, and no message may be lost. So the block moves behind the
+messages that came since, together with the results that it has, and the new results follow it. The log then ends with
+what the next reply is about, and everything before the block stays where it was.
 
-The same results sent again have one place, and the head does not leave what came after them. The same request sent
-twice at once has one place, that of the one that is answered first: neither may have known of the other when it was
-planned. The replies are siblings.
+Results that are sent again get the same place as before, and the head stays on what came after them. If the same
+request is sent twice at once, both get the place of the one that is answered first, because neither may have known of
+the other when it was planned. The replies are siblings.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from proxy.conversation.ids import ROOT, content_hash
 from proxy.dialects import Message
 
 TWIN_MS: Final = 60_000
-"""Milliseconds before a request came within which its twin was answered, if without its knowledge: hosts' clocks
-differ, and a reply has its time before it is stored."""
+"""Milliseconds before a request's arrival: a twin answered within them may be unknown to the request.
+
+Hosts' clocks differ, and a reply gets its timestamp before it is stored.
+"""
 
 
 class StoredMessage(Struct, frozen=True, kw_only=True):
@@ -31,7 +33,7 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
 
     node: str
     parent: str
-    depth: int  # number of messages from the root to this one, itself included
+    depth: int  # number of messages from the root to this one, including it
     agent: str | None
     message: Message
 
@@ -40,38 +42,38 @@ Stored = TypeVar("Stored", bound=StoredMessage)
 
 
 class ResultsPlace(Struct, frozen=True, kw_only=True):
-    """Where results belong in a branch. All are positions in it."""
+    """Where results belong in a branch. All fields are positions in it."""
 
-    block: int  # the newest block with a call that the first of them answers
+    block: int  # the newest block with a call that the first result answers
     stop: int  # after the block and the results right after it
-    since: int  # from here on all goes before the block; the branch's length where nothing must
-    repeated: int | None  # where the very same messages stand already, behind the block; None where they are new
+    since: int  # messages from here on move before the block; the branch's length if none must move
+    repeated: int | None  # where the same results already stand behind the block; None if they are new
 
 
 class Placement(Struct, Generic[Stored], frozen=True, kw_only=True):
     """Where the messages of a request go."""
 
-    base: str  # the node under which they go, or what is carried along before them
-    depth: int = 0  # depth of `base`, where results were placed
-    carried: Sequence[Stored] = ()  # what comes to stand before them once more, in its new order
+    base: str  # the node under which they go, or under which `carried` goes if there is any
+    depth: int = 0  # depth of `base`, if results were placed
+    carried: Sequence[Stored] = ()  # stored messages that are stored again before them, in their new order
     beside: bool = False  # whether the head stays where it is
-    block: Stored | None = None  # the message whose calls they answer, where anything but its results stands behind it
+    block: Stored | None = None  # the message whose calls they answer, if more than its results stand behind it
 
     @property
     def end(self) -> str:
-        """The stored message that they follow, by the name that it has now."""
+        """The current name of the stored message that they follow."""
         return self.carried[-1].node if self.carried else self.base
 
 
 class StoredResults(Struct, frozen=True, kw_only=True):
-    """Where results go whose task is finished."""
+    """Where the results of a finished task go."""
 
     base: str
-    nodes: Mapping[bytes, str] = {}  # results that stand there already: nodes by the hash of what they say
+    nodes: Mapping[bytes, str] = {}  # results that are stored there already: nodes by content hash
 
 
 class AnsweredEarlier(Struct, frozen=True, kw_only=True):
-    """A request that was answered, or is to be."""
+    """A request that was answered or will be."""
 
     base: str
     replies: Sequence[str]
@@ -81,9 +83,10 @@ class AnsweredEarlier(Struct, frozen=True, kw_only=True):
 
 
 def place_append(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> Placement[Stored] | None:
-    """Return where results of an agent go by `branch`, the end of the branch of the head, oldest first.
+    """Return where an agent's results go, or None.
 
-    None where they do not begin with a result, or the branch has no block with such a call.
+    `branch` is the end of the head's branch, oldest first. Returns None if the messages do not begin with a result, or
+    if no block of the branch has the call that it answers.
     """
     place = _place_on(branch, messages, agent)
     if place is None:
@@ -101,7 +104,7 @@ def place_append(branch: Sequence[Stored], messages: Sequence[Message], agent: s
 
 
 def place_finished(branch: Sequence[Stored], messages: Sequence[Message], agent: str | None) -> StoredResults | None:
-    """Return where results of a finished task go by the end of the branch of the head; None as above."""
+    """Return where results of a finished task go. The arguments, and when it returns None, are as in `place_append`."""
     place = _place_on(branch, messages, agent)
     if place is None:
         return None
@@ -115,10 +118,10 @@ def _place_on(branch: Sequence[Stored], messages: Sequence[Message], agent: str 
 
 
 def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int]) -> str:
-    """Return which of the places of a request's twins counts: `planned` where none does.
+    """Return the place of a request among those of its twins; `planned` if none of them counts.
 
-    It knew of twins whose replies come before the place for which it was planned: "continue" may come eight times.
-    Of several places after that, the nearest counts.
+    Twins before the planned place do not count: the request knew of their replies ("continue" may come eight times).
+    Of several places after it, the nearest counts.
     """
     if planned in bases:
         return planned
@@ -127,21 +130,21 @@ def nearest_place(planned: str, bases: Collection[str], depths: Mapping[str, int
 
 
 def is_placed_anew(planned: str, first: Message, node: str, stored: Collection[str]) -> bool:
-    """Tell whether the place of an append that was told where to go is judged by the head of this moment.
+    """Tell whether an append with a planned place is placed again by the current head.
 
-    Results always are. Anything else was to go where another one is. If it finds nothing of that there, it is no
-    repetition of what was answered, and goes alone: its twin is still pending, or failed. `node` is the name of its
-    first message under `planned`; `stored` has those of the two nodes that are stored.
+    Results always are. Any other append was planned to go where another request went. If its first message is not
+    stored there, it repeats nothing that was answered: its twin is still pending, or failed. `node` is the name of the
+    first message under `planned`. `stored` holds whichever of these two nodes are stored.
     """
     is_new = node not in stored or bool(first.answers)
     return is_new and (planned == ROOT or planned in stored)
 
 
 def takes_head(head: str, mine: AnsweredEarlier, twins: Sequence[AnsweredEarlier]) -> bool:
-    """Tell whether the head goes from a twin's reply to this one's.
+    """Tell whether the head moves from a twin's reply to this one's.
 
-    It stays where anything came after. Else a whole reply goes before one that broke off, and the answer to what was
-    sent last before the others: whoever sends again waits for that.
+    The head stays if anything came after the twin's reply. Otherwise a complete reply wins over one that broke off,
+    then the answer to the newest request: that is the one a retrying client waits for.
     """
     rank = (mine.complete, mine.created_at, mine.exchange)
     return any(rank > (twin.complete, twin.created_at, twin.exchange) for twin in twins if head in twin.replies)
@@ -150,11 +153,12 @@ def takes_head(head: str, mine: AnsweredEarlier, twins: Sequence[AnsweredEarlier
 def place_of_results(
     branch: Sequence[Message], results: Sequence[Message], own: Collection[int] = ()
 ) -> ResultsPlace | None:
-    """Return where `results` belong in `branch`.
+    """Return where `results` belong in `branch`, or None.
 
-    None where they do not begin with a result, or no block has such a call. `own` are the positions of the messages of
-    the agent that sends them: where agents use the same ids, its own open call is meant. A reply without calls right
-    after results that leave calls of their block open was given too early: it gives way to the one that knows all.
+    Returns None if they do not begin with a result, or if no block has the call that it answers. `own` holds the
+    positions of the sending agent's messages: if agents use the same ids, its own open call is meant. A reply without
+    calls that came while calls of the block were still open came too early. It is left off the branch, and the reply
+    that knows all results takes its place.
     """
     answered = results[0].answers if results else None
     newest: tuple[int, int] | None = None
@@ -179,7 +183,7 @@ def _answers(branch: Sequence[Message], block: int, stop: int) -> set[str | None
 
 
 def _is_early(branch: Sequence[Message], block: int, stop: int) -> bool:
-    """Tell whether the message at `stop` answers some results of the block, and not all."""
+    """Tell whether the message at `stop` is a reply to some results of the block while other calls are open."""
     if stop == block + 1 or stop == len(branch):
         return False
     reply, answered = branch[stop], _answers(branch, block, stop)
@@ -188,7 +192,7 @@ def _is_early(branch: Sequence[Message], block: int, stop: int) -> bool:
 
 
 def _repeated(branch: Sequence[Message], block: int, stop: int, results: Sequence[Message]) -> int | None:
-    """Return where among the results of the block the very same messages begin."""
+    """Return the position in the branch where the same messages begin among the block's results; None if nowhere."""
     if stop == block + 1:
         return None
     contents, first = list(map(content_hash, results)), block + 1

@@ -1,30 +1,31 @@
-"""What did the client send? The one question whose answer decides where a request belongs.
+"""Decides what the client sent, and with that where a request belongs.
 
-Clients either resend the whole history at every request (all SDKs do) or send only what is new. The kinds, in the order
-in which they are recognised:
+Clients either resend the whole history with every request (all SDKs do) or send only what is new. The kinds, in the
+order in which they are recognised:
 
     first     the log is empty
-    append    no assistant message in it, the session is used by appending, and it does not stand aside;
+    append    it holds no assistant message, the session is used by appending, and it does not stand aside;
               in any session, results without their calls
-    resend    a prefix of it is stored, and that prefix ends at the head
-    rewind    a prefix of it is stored that ends elsewhere (edit, undo, regenerate): a branch
-    windowed  the client left its oldest messages out: it begins with a run of a branch, and an assistant
-              message is in that run
-    foreign   nothing of it is stored, and it holds assistant messages: a history from elsewhere, a new root
+    resend    a prefix of it is stored and ends at the head
+    rewind    a prefix of it is stored and ends elsewhere (edit, undo, regenerate): a branch
+    windowed  the client left out its oldest messages: it begins with a run of a branch, and that run holds an
+              assistant message
+    foreign   nothing of it is stored, and it holds assistant messages: a history from elsewhere, so a new root
     side      nothing of it is stored, it holds no assistant message, and the session resends: a question
-              beside the conversation, a new root, and the head stays where it is
+              beside the conversation. It gets a new root, and the head stays where it is
 
-A request that names a state which the provider keeps (`provider_state`) goes where that state is stored.
+A request that names a state kept by the provider (`provider_state`) goes where that state is stored.
 
-A request stands aside, and is `side` whatever of it is stored, if it holds no assistant message, and its instructions
-are other than the conversation's. A title is asked for in this manner, often with the first question word for word, and
-while that is answered. In a session that appends, instructions may change: there its tools must be others too (the
-model, where neither has tools).
+A request stands aside if it holds no assistant message and its instructions differ from the conversation's. It is then
+`side`, even if some of it is stored. For example, clients ask for a title in this way, often with the first question
+word for word, and while that question is still being answered. In a session that appends, instructions may change.
+There, a request stands aside only if its tools differ too (or its model, if neither has tools).
 
-Equal text is no sign of a retry, since "continue" may come eight times. A request is the retry of another one if it
-says the same and either announces itself as a retry, or the other one is the last and has no complete reply; then more
-may follow. (An empty reply, which no client sends back, counts as none, unless the request says that it appends.) It
-goes where the other one went; the head follows it only if nothing came after that.
+Equal text alone does not mean a retry: a user may send "continue" eight times. A request is a retry of another one if
+it says the same, and either announces itself as a retry, or the other one is the last and has no complete reply. In the
+latter case more messages may follow. (An empty reply, which no client sends back, counts as no reply, unless the
+request says that it appends.) A retry goes where the other one went. The head follows it only if nothing came after
+that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Kind(StrEnum):
 
 
 class Mode(StrEnum):
-    """What the client says of itself in `X-Session-Mode`."""
+    """The client's value of `X-Session-Mode`."""
 
     AUTO = "auto"
     APPEND = "append"
@@ -62,55 +63,55 @@ class Mode(StrEnum):
 
 APPENDING: Final = frozenset({Kind.FIRST, Kind.APPEND})  # after one of these a session appends, until it resends
 
-_AT_ONCE: Final = 16  # names in one question while a prefix is searched for: a thousand names then take three questions
+_AT_ONCE: Final = 16  # names per query in the search for a prefix; a thousand names then take three queries
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """How a request asks, beside what it says: by this a question beside the conversation is known."""
+    """How a request asks, apart from its messages. Identifies a question beside the conversation."""
 
-    instructions: str | None  # version of its instructions; None where it has none
-    tools: str | None  # name of the text of its tools; None where it has none
+    instructions: str | None  # version of its instructions; None if it has none
+    tools: str | None  # name (`body_id`) of its tools' text; None if it has none
     model: str
 
 
 class Incoming(Struct, frozen=True, kw_only=True):
-    """A request, as far as its place in the log depends on it."""
+    """The parts of a request that decide its place in the log."""
 
-    names: Sequence[str]  # the nodes of its messages in a row under the root, oldest first
+    names: Sequence[str]  # the nodes of its messages as a chain under the root, oldest first
     contents: Sequence[bytes] = ()  # their `content_hash`es
     replies: Sequence[int] = ()  # positions of the assistant messages among them
-    retried: bool = False  # whether the client announces that it sends this request again
+    retried: bool = False  # whether the client announces a retry
     mode: Mode = Mode.AUTO
     answers: bool = False  # whether it begins with the result of a call
-    manner: Manner | None = None  # how it asks; None where it surely belongs to the conversation
+    manner: Manner | None = None  # how it asks; None if it certainly belongs to the conversation
 
     @property
     def digest(self) -> str:
-        """One name for all that the request says: that of its last message under all the others."""
+        """Identifies all messages of the request: the node of the last one."""
         return self.names[-1] if self.names else ROOT
 
 
 class Last(Struct, frozen=True, kw_only=True):
-    """The request that this one may repeat: the newest, or the one that a retry announces."""
+    """The request that this one may repeat: the newest one, or the one that an announced retry refers to."""
 
     digest: str  # its `Incoming.digest`
     kind: str
-    base: str  # the node under which its messages were put
-    complete: bool  # whether it has a complete reply that says something
+    base: str  # the node under which its messages were stored
+    complete: bool  # whether it has a complete, non-empty reply
     pending: bool = False  # whether it is still being answered
     replies: Collection[str] = ()  # the nodes of its replies
-    manner: Manner | None = None  # how it asked; None where that is not known
+    manner: Manner | None = None  # how it asked; None if unknown
 
 
 class Stored(Protocol):
-    """What of the session's tree is stored. Every ancestor of a stored node is stored."""
+    """Looks up the stored nodes of the session's tree. Every ancestor of a stored node is stored."""
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the depth (1 under the root) of each of these few nodes that is stored."""
+        """Return the depths of the stored ones among these few nodes; the depth under the root is 1."""
         ...
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
-        """Return the parents of stored messages with this content, those at about `depth` first; not all."""
+        """Return parents of stored messages with this content, those near `depth` first. Their number is limited."""
         ...
 
 
@@ -118,12 +119,12 @@ class Log(Struct, frozen=True, kw_only=True):
     """What is known of the session."""
 
     stored: Stored
-    head: str = ROOT  # where the session stands; the root while it holds nothing
+    head: str = ROOT  # where the session stands; the root if it is empty
     depth: int = 0  # number of messages on the branch of the head
     arrival: str | None = None  # the kind of the last request that was answered
     last: Last | None = None
-    manner: Manner | None = None  # how the conversation was last asked for; None where that is not known
-    prefix: int | None = None  # how many of the request's names are stored, where that is known
+    manner: Manner | None = None  # how the conversation's last request asked; None if unknown
+    prefix: int | None = None  # number of the request's names that are stored; None if unknown
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
@@ -131,16 +132,16 @@ class Arrival(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     base: str  # the node under which its new messages go
-    known: int  # number of its messages that the branch of `base` holds already: those from here on are new
-    at_head: bool = False  # whether the new messages follow the head of the moment at which they are stored
-    beside: bool = False  # whether the session has gone on from elsewhere: the head stays
-    expanded: bool = False  # whether the history comes from the store in the place of a provider's state
-    resends: bool = False  # whether the session is used by resending all the same: this brings results of calls alone
-    yields: bool = False  # whether it stands aside if other instructions have begun the session meanwhile
+    known: int  # number of its messages that the branch of `base` holds already; the rest are new
+    at_head: bool = False  # whether the new messages go under the head at the time they are stored
+    beside: bool = False  # whether the session has continued elsewhere, so that the head stays
+    expanded: bool = False  # whether the history comes from the store instead of from the provider's state
+    resends: bool = False  # whether the session is still used by resending; this request brings only results of calls
+    yields: bool = False  # whether it stands aside if a request with other instructions begins the session first
 
     @property
     def moves_head(self) -> bool:
-        """Whether the session goes on from the reply."""
+        """Whether the reply becomes the head."""
         return self.kind is not Kind.SIDE and not self.beside
 
     @property
@@ -154,14 +155,14 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
     if incoming.mode is Mode.AUTO and _stands_aside(incoming, log):
         return Arrival(kind=Kind.SIDE, base=ROOT, known=0)
     if log.head == ROOT and not (log.stored.depths(incoming.names[:1]) if log.prefix is None else log.prefix):
-        # It may come to stand behind another first one, unless the same request is sent twice at once.
+        # It may end up behind another first request, unless the client sent the same request twice at once.
         last = log.last
         twice = last is not None and last.pending and last.digest == incoming.digest
         at_head = not incoming.replies and incoming.mode is not Mode.FULL and not twice
         yields = at_head and incoming.mode is Mode.AUTO and incoming.manner is not None
         return Arrival(kind=Kind.FIRST, base=ROOT, known=0, at_head=at_head, yields=yields)
     appends = incoming.mode is Mode.APPEND
-    if incoming.mode is Mode.AUTO:  # as the session is used
+    if incoming.mode is Mode.AUTO:  # depends on how the session is used
         appends = log.arrival in APPENDING and not incoming.replies
     if appends:
         return _append(incoming, log)
@@ -172,7 +173,7 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
         base = incoming.names[stored - 1]
         return Arrival(kind=Kind.RESEND if base == log.head else Kind.REWIND, base=base, known=stored)
     if not incoming.replies:
-        # Results without their calls go on with something, however the session is used.
+        # Results without their calls always continue something, however the session is used.
         if not incoming.answers:
             return Arrival(kind=Kind.SIDE, base=ROOT, known=0)
         return replace(_append(incoming, log), resends=True)
@@ -180,14 +181,14 @@ def reconcile(incoming: Incoming, log: Log) -> Arrival:
 
 
 def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collection[str]], head: str = ROOT) -> int:
-    """Return how many of `names`, from the first on, are stored.
+    """Return the length of the stored prefix of `names`.
 
-    Every ancestor of a stored node is stored, so the boundary is found by dividing, a few names at a time; where
-    `head`, which is stored, is among them, it is looked for behind it.
+    Every ancestor of a stored node is stored, so a search that asks for a few names at a time finds the boundary. If
+    `head` is among the names, the search starts behind it, because it is stored.
     """
     low, high = (names.index(head) + 1 if head in names else 0), len(names)
     while low < high:
-        asked = range(low, high, -(-(high - low) // _AT_ONCE))  # a few positions, evenly, the first always
+        asked = range(low, high, -(-(high - low) // _AT_ONCE))  # evenly spaced positions, always with the first
         found = stored([names[position] for position in asked])
         for position in asked:
             if names[position] not in found:
@@ -198,45 +199,45 @@ def known_prefix(names: Sequence[str], stored: Callable[[Sequence[str]], Collect
 
 
 def _stands_aside(incoming: Incoming, log: Log) -> bool:
-    """Tell a question beside the conversation (a title for it, say) from one that goes on with it."""
+    """Tell whether the request is a question beside the conversation (for a title, say), not a part of it."""
     asked, usual = incoming.manner, log.manner
     if usual is None and log.last is not None and log.last.pending:
-        usual = log.last.manner  # the conversation has just begun: nothing is answered yet
+        usual = log.last.manner  # the conversation has just begun, and nothing is answered yet
     if asked is None or usual is None or incoming.replies:
         return False
     if asked.instructions is None or asked.instructions == usual.instructions:
         return False
-    if log.arrival is None or log.arrival == Kind.FIRST:  # nobody knows yet whether the session appends
+    if log.arrival is None or log.arrival == Kind.FIRST:  # whether the session appends is not known yet
         return True
     tools_count = asked.tools is not None or usual.tools is not None
     return asked.tools != usual.tools if tools_count else asked.model != usual.model
 
 
 def _append(incoming: Incoming, log: Log) -> Arrival:
-    """Place an append: under the head, or where the request went that it repeats or begins with."""
+    """Place an append: under the head, or where the last request went if this one repeats it or begins with it."""
     last = log.last
     if last is not None and last.kind in APPENDING and _repeats(incoming, last):
         if last.replies:
             return Arrival(kind=Kind.APPEND, base=last.base, known=0, beside=log.head not in last.replies)
-        if last.pending:  # the same request twice at once: one place for both
+        if last.pending:  # the same request was sent twice at once: both get the same place
             return Arrival(kind=Kind.APPEND, base=last.base, known=0)
     return Arrival(kind=Kind.APPEND, base=log.head, known=0, at_head=True)
 
 
 def _repeats(incoming: Incoming, last: Last) -> bool:
-    """Tell whether a request says again what `last` said; more may follow if the answer to that broke off."""
+    """Tell whether a request repeats `last`. If the answer to `last` broke off, more messages may follow."""
     if last.digest == incoming.digest:
         return incoming.retried or not last.complete
     return not (last.complete or last.pending) and last.digest in incoming.names
 
 
 def _windowed(incoming: Incoming, log: Log) -> Arrival | None:
-    """Place a history whose oldest messages were left out; None where it begins with no run of a branch.
+    """Place a history whose oldest messages the client left out, or return None if no branch holds its beginning.
 
-    The longest run counts; one that ends at the head is taken at once.
+    The longest run wins, but a run that ends at the head is taken at once.
     """
     best: Arrival | None = None
-    # A client that slides a window over the branch of the head sends its newest reply last.
+    # A client with a sliding window over the head's branch sends the branch's newest reply last.
     depth = log.depth - incoming.replies[-1]
     for parent in log.stored.parents(incoming.contents[0], depth):
         names = names_under(parent, incoming.contents)

@@ -1,10 +1,10 @@
-"""Spans and rounds: how a run of messages falls into parts that belong together.
+"""Spans and rounds: they divide a run of messages into parts that belong together.
 
 A span is the smallest run that can be removed without breaking the protocol: an assistant message with its tool calls
 and all their results, or one other message. A round is a user message and everything up to the next one.
 
-Ids pair a block with the results right after it and nothing else, since real sessions use an id again in later blocks.
-Nothing is removed or judged here.
+Ids pair a block only with the results right after it, because real sessions reuse ids in later blocks. This module
+removes nothing and judges nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from proxy.dialects import Call, Message, Span
 class Round(Struct, frozen=True, kw_only=True):
     """A user message and everything up to the next one."""
 
-    number: int  # user messages up to and with this one; 0 for what precedes the first (a preamble)
+    number: int  # counts user messages from 1; 0 for the preamble, the messages before the first one
     start: int  # position of its first message
     stop: int  # position after its last message
 
 
 def spans(messages: Sequence[Message]) -> tuple[Span, ...]:
-    """Return the spans of `messages`, in order; together they cover every position once."""
+    """Return the spans of `messages`, in order. Together they cover every position exactly once."""
     return messages[0].dialect.spans(messages) if messages else ()
 
 
 def span_start(messages: Sequence[Message], position: int) -> int:
-    """Return where the span begins that holds `position`, reading only what is near it."""
+    """Return the start of the span that holds `position`. Reads only the messages near it."""
     start = position
     while start > 0 and messages[start].is_result:
         start -= 1
@@ -38,7 +38,7 @@ def span_start(messages: Sequence[Message], position: int) -> int:
 
 
 def rounds(messages: Sequence[Message]) -> tuple[Round, ...]:
-    """Return the rounds of `messages`, in order; together they cover every position once."""
+    """Return the rounds of `messages`, in order. Together they cover every position exactly once."""
     starts = [position for position, message in enumerate(messages) if message.role == "user"]
     first = 1
     if messages and starts[:1] != [0]:
@@ -52,7 +52,7 @@ def rounds(messages: Sequence[Message]) -> tuple[Round, ...]:
 
 
 def open_calls(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the ids of calls of the last span that have no result yet; "" for a call of the older form."""
+    """Return the ids of the last span's calls that have no result yet; "" for a call of the legacy form."""
     if not messages:
         return ()
     start = span_start(messages, len(messages) - 1)
