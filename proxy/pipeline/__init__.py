@@ -1,27 +1,27 @@
 """One exchange, from the client's bytes to the stored reply.
 
     exchange          the main request flow; start here
-    context           what the request's headers say
-    headers           their names, which of them pass in which direction, how values are encoded
-    prepare           read, placed, planned; requests that share a trim
-    prefix            how the session's last long request began
-    history           the request in its place in the stored history
-    send              the body, sent upstream; sent again where that may help
-    relay             the upstream's answer on its way to the client
-    own_tools         calls of the proxy's own tools: their answers, asking upstream again, the way to the client
-    outage            while the store is away: what is served, and storing it later
-    settle            what is stored of the exchange
-    late              a reply that was made in the background, stored when it is fetched
-    receipt           response headers, the stored receipt, the log line
-    session_view      a session without a request: as it stands now, as JSON, as an export
-    inspection        stored exchanges looked at again: their receipts, what was sent, where a text stands
-    savings           what a trim saved in an exchange, and why the provider's cache missed
-    statistics        sums over exchanges, as they are asked for and shown
-    services          everything that is open while the process serves
-    background        work that outlives the request that began it
+    context           reads the request's headers
+    headers           names, forwards, drops, encodes and decodes headers
+    prepare           reads, places and plans a request; lets requests share a trim
+    prefix            caches the last long request of each session, so that its beginning is not parsed again
+    history           loads the stored history that a request belongs to
+    send              sends the body upstream; retries where that may help
+    relay             relays the upstream's answer to the client
+    own_tools         answers calls of the proxy's own tools, asks upstream again, and relays the combined reply
+    outage            serves requests while the store is away, and stores their exchanges later
+    settle            stores the exchange
+    late              stores a reply that the provider made in the background, when the client fetches it
+    receipt           makes response headers, the stored receipt and the log line
+    session_view      shows a session without a request: its current view, its JSON documents, its export
+    inspection        shows stored exchanges: receipts, and what was sent; searches texts
+    savings           computes what a trim saved, and why the provider's cache missed
+    statistics        parses queries for sums over exchanges, and formats the results
+    services          opens everything that the process serves with
+    background        runs work that outlives the request that began it
 
-An exchange goes through stages: `Prepared`, `Sent`, `Answered`, `Settled`. The client is spoken to through
-`Client`, so that nothing here knows ASGI.
+An exchange goes through stages: `Prepared`, `Sent`, `Answered`, `Settled`. The pipeline talks to the client through
+`Client`, so nothing here depends on ASGI.
 """
 
 from __future__ import annotations

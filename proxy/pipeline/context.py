@@ -1,4 +1,4 @@
-"""What one request asks for: the client's bytes, and what its headers say."""
+"""One request as the client sent it, and the context that its headers give."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.pipeline import headers
 from proxy.summaries import Caller
 from proxy.trimming import Policy
 
-if TYPE_CHECKING:  # it would import OpenTelemetry
+if TYPE_CHECKING:  # importing it at runtime would load OpenTelemetry
     from proxy.telemetry.tracing import Trace
 
 MAX_ID_BYTES: Final = 512  # longest session id, in bytes of UTF-8
@@ -50,58 +50,60 @@ class Client(Protocol):
 
 
 Charge: TypeAlias = Callable[[int, int], None]
-"""Is told the bytes and the number of stored messages that are read for a request; raises where there is no memory."""
+"""Called with the bytes and the number of stored messages that are read for a request; raises if memory is short."""
 
 
 def free_of_charge(size: int, messages: int) -> None:
-    """Take any number of stored messages."""
+    """Accept any number of stored messages."""
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """A client's request as it came in."""
+    """A client's request as it arrived."""
 
     dialect: Dialect  # the API that the client speaks
     tenant: str
     headers: Headers
     query: bytes  # the query string, without its question mark
     body: bytes
-    key: str | None = None  # the name of the key that the client used, if it has one
-    trace: Trace | None = None  # what OpenTelemetry is told of it, where it is
+    key: str | None = None  # the name of the client's key; None if it has no name
+    trace: Trace | None = None  # its OpenTelemetry trace; None if tracing is off
     admit: Callable[[int, int], Awaitable[None]] | None = None
-    """To be called once, of a long body, before it is read: raises where it holds too much. Its arguments say how many
-    messages in how many bytes it begins with that were admitted before."""
+    """Called once for a long body, before it is parsed; raises if the body holds too much.
+
+    Its arguments describe the beginning of the body that was admitted before: number of messages, number of bytes.
+    """
     charge: Charge = free_of_charge
 
     @property
     def caller(self) -> Caller:
-        """On whose behalf a summary is made."""
+        """The caller that a summary is made for."""
         headers, dialect = tuple(self.headers), self.dialect.name
         return Caller(tenant=self.tenant, key=self.key, headers=headers, query=self.query, dialect=dialect)
 
 
 class RequestContext(Struct, frozen=True, kw_only=True):
-    """How a request asks, beside what it says."""
+    """How a request asks, apart from its messages: session, policy, mode, agent."""
 
     dialect: Dialect
     tenant: str
-    policy_name: str  # name of the policy that decides; `off` where trimming is bypassed
-    policy: Policy | None  # none where trimming is bypassed
-    session: str | None = None  # the session id that the client gives; None without one
+    policy_name: str  # name of the policy in force; `off` if trimming is bypassed
+    policy: Policy | None  # None if trimming is bypassed
+    session: str | None = None  # the session id that the client sent; None without one
     mode: Mode = Mode.AUTO
     retried: bool = False  # whether the client announces a retry
     idempotency: str | None = None  # hash of the `Idempotency-Key`; None without one
-    agent: str | None = None  # the agent that asks, where several share a session
+    agent: str | None = None  # the name of the agent that asks, if several share a session
     charge: Charge = free_of_charge
     select: Callable[[str], tuple[str, Policy]] | None = None
-    """Returns name and policy for a session. None where the policy above is final, whatever the session is."""
+    """Returns a session's policy name and policy. None if the policy above does not depend on the session."""
 
     @property
     def observes(self) -> bool:
-        """Whether what would be trimmed is recorded, and all is sent."""
+        """Whether trims are only recorded, and everything is sent."""
         return self.policy is not None and self.policy.mode == "observe"
 
     def in_session(self, session: str | None) -> RequestContext:
-        """Return the context of a request whose session is known now, unless it is None."""
+        """Return the context with the policy of this session; unchanged if `session` is None."""
         if self.select is None or session is None:
             return self
         name, policy = self.select(session)
@@ -111,7 +113,7 @@ class RequestContext(Struct, frozen=True, kw_only=True):
 def read_context(
     call: ClientRequest, request: Request, sessions: SessionSettings, policies: Policies
 ) -> RequestContext:
-    """Read the headers of a request; raises `InvalidRequest` for a value that is not allowed."""
+    """Read the headers of a request. Raises `InvalidRequest` for a value that is not allowed."""
     sent = headers.first_values(call.headers)
     name, policy, select = OFF, None, None
     asked = _header(sent, headers.CONTEXT_POLICY)
@@ -119,12 +121,12 @@ def read_context(
     if asked != OFF:
         known = _session_name(session, request) if policies.has_shares else ""
         name, policy = policies.select(call.tenant, request.model, asked, known)
-        if asked is None and session is None and policies.has_shares:  # the store tells the session
+        if asked is None and session is None and policies.has_shares:  # the session comes from the store
             select = partial(policies.select, call.tenant, request.model, None)
     retries = sent.get(_RETRY_COUNT)
     key = _header(sent, "Idempotency-Key")
     agent = _header(sent, headers.AGENT_NAME)
-    if agent is None and request.has_own_fields:  # the system message says who asks, else the newest message
+    if agent is None and request.has_own_fields:  # the last instructions' agent, else the newest message's
         named = [message.agent for message in (*request.messages[-1:], *request.instructions)]
         agent = next((name for name in reversed(named) if name is not None), None)
     return RequestContext(
@@ -143,7 +145,7 @@ def read_context(
 
 
 def valid_id(value: str, param: str) -> str:
-    """Return a session id as it is; raises `InvalidRequest` if it is empty, too long, or holds control characters."""
+    """Return a session id unchanged. Raises `InvalidRequest` if it is empty, too long, or holds control characters."""
     if 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
         return value
     if not value:
@@ -158,7 +160,7 @@ def valid_id(value: str, param: str) -> str:
 
 
 def valid_tenant(value: str, param: str) -> str:
-    """Return the name of a tenant as it is; raises `InvalidRequest` if none can have it."""
+    """Return a tenant's name unchanged. Raises `InvalidRequest` if the name is not allowed."""
     try:
         return checked_name(value)
     except ValueError as why:
@@ -166,13 +168,13 @@ def valid_tenant(value: str, param: str) -> str:
 
 
 def _header(sent: Mapping[bytes, bytes], name: str) -> str | None:
-    """Return a header, percent-decoded; None where it was not sent, or is empty."""
+    """Return a header, percent-decoded, or None if it is missing or empty."""
     raw = sent.get(name.lower().encode())
     return headers.decode_value(raw, name) if raw else None
 
 
 def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: SessionSettings) -> str | None:
-    """Return the session id; None where the request names no session."""
+    """Return the session id, or None if the request names no session."""
     for name in settings.headers:
         value = _header(sent, name)
         if value:
@@ -188,7 +190,7 @@ def _session_of(sent: Mapping[bytes, bytes], request: Request, settings: Session
 
 
 def _session_name(session: str | None, request: Request) -> str:
-    """Return the session's id; of one that is not known, or never will be, how it begins."""
+    """Return the session's id. Without one, return a hash of the first message in its place."""
     if session is not None or not request.messages:
         return session or ""
     return blake2b(request.messages[0].raw, digest_size=16).hexdigest()

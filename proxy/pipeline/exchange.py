@@ -2,8 +2,8 @@
 
     prepare -> open -> send -> relay -> settle
 
-The request is stored while upstream is asked, and before the client hears of an answer. The reply is stored
-before the client sees its end. Whatever ends the exchange, it is settled once.
+The request is stored while the upstream is asked, and before the client sees an answer. The reply is stored before
+the client sees its end. However the exchange ends, it is settled exactly once.
 """
 
 from __future__ import annotations
@@ -31,27 +31,30 @@ from proxy.summaries import Given, Work
 from proxy.trimming import Entry, Policy, SummaryRequest
 from proxy.upstream import Answer
 
-_UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams so
-_OPENING_SECONDS: Final = 2.0  # how long an answer of such a type waits for the byte that tells
+_UNTYPED: Final = frozenset({b"", b"application/octet-stream", b"text/plain"})  # some servers send streams as these
+_OPENING_SECONDS: Final = 2.0  # how long to wait for the first byte of such an answer
 
 
 class ExchangeHandler:
-    """Answers requests for completions, whatever their dialect. One for the life of the process."""
+    """Answers completion requests of every dialect. One for the life of the process."""
 
     def __init__(
         self, settings: Settings, services: AppServices, process_mark: str | None = None, cache_secret: bytes = b""
     ) -> None:
-        """Every exchange's id ends with `process_mark`, 8 hexadecimal digits; for `cache_secret` see `cache_key`."""
+        """Set up for the process. Exchange ids end with `process_mark`, 8 hexadecimal digits.
+
+        For `cache_secret` see `cache_key`.
+        """
         self._settings = settings
         self._services = services
         self._preparer = Preparer(settings, services, process_mark or secrets.token_hex(4))
         self._sender = UpstreamSender(settings, services.upstream, self._preparer, cache_secret)
-        self.policies: Final = self._preparer.policies  # those in force
+        self.policies: Final = self._preparer.policies  # the policies in force
 
     async def answer(self, call: ClientRequest, client: Client) -> None:
         """Serve one request from its bytes to the end of the response.
 
-        Raises a `PalimpsestError` where it could not be planned; the client was told nothing yet.
+        Raises a `PalimpsestError` if the request cannot be planned. Nothing was sent to the client then.
         """
         exchange = Exchange(await self._preparer.prepare(call), self._services)
         exchange.mark("planned")
@@ -69,7 +72,7 @@ class ExchangeHandler:
             await self._settle(exchange, Answered(status=Status.FAILED, error=why.message))
             await client.fail(why, response_headers(exchange.report))
         except BaseException as why:
-            # The client left, the server stops, or this is a bug: the exchange must not stay pending.
+            # The client left, the server is stopping, or this is a bug. The exchange must not stay pending.
             answered = Answered(status=Status.FAILED, error=f"internal error: {type(why).__name__}")
             if isinstance(why, asyncio.CancelledError):
                 told = STOPPED if STOPPED in why.args else "the client left"
@@ -78,7 +81,7 @@ class ExchangeHandler:
             raise
 
     async def _relay(self, exchange: Exchange, sent: Sent, client: Client) -> None:
-        """Pass the upstream's answer on to the client, and settle before the client sees its end."""
+        """Relay the upstream's answer to the client, and settle before the client sees its end."""
         answer, prepared, reasoning = sent.answer, exchange.prepared, self._settings.upstream.reasoning
         dialect = prepared.call.dialect
 
@@ -116,14 +119,14 @@ class ExchangeHandler:
             try:
                 await relay.run(settle)
             except asyncio.CancelledError as why:
-                # A client that left is cancelled once more where the process stops.
+                # If the process stops now, this task is cancelled a second time.
                 await self._services.background.finish(_settle_left(relay, settle, stopped=STOPPED in why.args))
                 raise
         finally:
             await answer.aclose()
 
     async def _repeat_reply(self, exchange: Exchange, entry: Entry, client: Client) -> None:
-        """Answer with a stored reply: the task is finished, and upstream is not asked."""
+        """Answer with the stored reply of a finished task. The upstream is not asked."""
         await exchange.opened()
         prepared, services, api = exchange.prepared, self._services, exchange.prepared.call.dialect.replies
         reply = entry.message
@@ -145,12 +148,12 @@ class ExchangeHandler:
         await client.end(body)
 
     async def _await_summary(self, exchange: Exchange, wanted: SummaryRequest) -> None:
-        """Wait for the summary that a trim asks for, and plan with it."""
+        """Wait for the summary that a trim asks for, and plan again with it."""
         prepared = exchange.prepared
         policy = prepared.context.policy
         if policy is None or not prepared.stored or not wanted.urgent or prepared.history.unplaced is not None:
             return
-        await exchange.opened()  # among workers one makes it: the session must be there for that
+        await exchange.opened()  # only one of the workers makes it, and needs the stored session for that
         attempt = await self._services.summaries.make(summary_work(prepared, policy, wanted))
         exchange.prepared = await self._preparer.with_summary(prepared, attempt.row, attempt.reason)
         exchange.report = exchange.prepared.report
@@ -160,14 +163,14 @@ class ExchangeHandler:
         await exchange.settle(answered, partial(self._begin_summary, exchange))
 
     def _begin_summary(self, exchange: Exchange, settled: Settled) -> None:
-        """Begin the summary that was asked for, now that the messages are stored as nodes."""
+        """Start the requested summary, now that the messages are stored as nodes."""
         prepared, requested = exchange.prepared, exchange.requested_summary
         policy, services = prepared.context.policy, self._services
         if policy is None:
             return
         if isinstance(requested, SummaryRow):
             row = as_requested(requested, services.knowledge.now)
-            # The reply is stored: whatever becomes of this, the client is to hear of it, and now.
+            # The reply is stored, so the client gets it now. It does not wait for this write.
             services.background.start(services.store.keep_summary(prepared.key, row, None))
             return
         wanted = exchange.report.plan.summary_request if self._settings.summarizer.background else None
@@ -179,11 +182,11 @@ class ExchangeHandler:
 def summary_work(
     prepared: Prepared, policy: Policy, wanted: SummaryRequest, tip: str | None = None, *, asked: bool = False
 ) -> Work:
-    """Return the job of making the summary that an exchange asks for.
+    """Return the job that makes the summary that an exchange asks for.
 
-    `tip` is the end of the branch once the exchange is settled. Before that it is None, and the request's
-    messages are given along where they are the whole branch, its new ones where the summary reaches them. `asked`:
-    the model itself asked for it.
+    `tip` is the end of the branch once the exchange is settled; before that it is None. Without a tip, the job carries
+    messages itself: the request's messages if they are the whole branch, or its new ones if the summary reaches them.
+    `asked`: the model itself asked for the summary.
     """
     history, call = prepared.history, prepared.call
     given: Given | None = None
@@ -214,7 +217,7 @@ def summary_work(
 
 
 async def _settle_left(relay: StreamRelay | WholeRelay, settle: Settle, *, stopped: bool) -> None:
-    """Settle what had come when the client left, or the process was stopped."""
+    """Settle what had arrived when the client left or the process stopped."""
     answered = await relay.ending(left=True)
     if stopped:
         answered.error = STOPPED
@@ -222,7 +225,10 @@ async def _settle_left(relay: StreamRelay | WholeRelay, settle: Settle, *, stopp
 
 
 async def _is_stream(answer: Answer, *, asked: bool) -> bool:
-    """Tell whether the answer is a stream of events; some servers do not say so where one was asked for, or else do."""
+    """Tell whether the answer is a stream of events.
+
+    The media type alone does not decide: some servers mislabel a requested stream, others label a whole reply a stream.
+    """
     if answer.status == 204:  # it has no body
         return False
     if answer.media_type == EVENTS:

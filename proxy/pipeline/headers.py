@@ -1,4 +1,4 @@
-"""Headers: our own names, which headers may pass in which direction, what may be a key, how a value is encoded."""
+"""Headers: the proxy's own names, which headers pass in which direction, which may hold a key, and value encoding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.parse import unquote_to_bytes
 
 from proxy.errors import InvalidRequest
 
-# What a request may carry; the response says session and policy too.
+# Request headers. The response also carries session and policy.
 SESSION_ID: Final = "x-session-id"
 SESSION_MODE: Final = "x-session-mode"
 CONTEXT_POLICY: Final = "x-context-policy"
 AGENT_NAME: Final = "x-agent-name"
 
-# What a response carries besides: how the request relates to its session; sizes if nothing were trimmed, and as sent;
-# edits that changed something.
+# Response headers: how the request relates to its session, sizes before trimming and as sent, edits that changed
+# something.
 EXCHANGE_ID: Final = "x-exchange-id"
 CONTEXT_KIND: Final = "x-context-kind"
 CONTEXT_TOKENS_BEFORE: Final = "x-context-tokens-before"
@@ -34,46 +34,45 @@ _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade".split()
 )
-"""RFC 9110, section 7.6.1: these concern one connection, not the message."""
+"""Hop-by-hop headers (RFC 9110, section 7.6.1): they concern one connection, not the message."""
 
 _NOT_UPSTREAM: Final = _HOP_BY_HOP | _OWN | {b"host", b"content-length", b"expect"}
 _NOT_TO_CLIENT: Final = _HOP_BY_HOP | _OWN | {b"content-length"}
 
-_UNSAFE: Final = re.compile(rb"[^!-$&-~]")  # what is no visible ASCII, and the percent sign
-_LITERAL: Final = re.compile(rb"[!-$&-~ ]*")  # what stands for itself
+_UNSAFE: Final = re.compile(rb"[^!-$&-~]")  # everything but visible ASCII, and the percent sign
+_LITERAL: Final = re.compile(rb"[!-$&-~ ]*")  # bytes that need no decoding
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 _CREDENTIALS: Final = frozenset(
     {b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key", b"x-auth-token", b"cookie"}
 )
-"""Where providers of compatible APIs look for a key."""
+"""Headers in which providers of compatible APIs look for a key."""
 _KEY_PARAMETER: Final = re.compile(rb"key|token|secret|^(code|sig)$", re.IGNORECASE)
-"""Names of query parameters in which they do."""
+"""Query parameters in which they look for a key."""
 _STEERING: Final = frozenset(
     b"openai-organization openai-project x-http-method x-http-method-override x-method-override "
     b"x-original-url x-rewrite-url".split()
 )
-"""What says on whose account, or by which path, a request is served: not a client's to say of a shared key."""
+"""Headers that select the account or the path of a request. A client must not set them for a shared key."""
 
 
 def to_upstream(
     headers: Iterable[tuple[bytes, bytes]], *, drop_credentials: bool = False, extra_drop: Collection[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a client's request that go upstream: order, repetitions and bytes as they are.
+    """Return the headers of a client's request that go upstream, with order, repetitions and bytes unchanged.
 
-    Not among them: those of one connection, ours, `Host`, `Content-Length`, `Expect`, those in `extra_drop`
-    (lower case), and with `drop_credentials` whatever may be a key of the client's or
-    steers how a key is used.
+    Dropped are hop-by-hop headers, the proxy's own, `Host`, `Content-Length`, `Expect`, and those in `extra_drop`
+    (lower case). `drop_credentials` also drops headers that may hold a key or that select how a key is used.
     """
     return _passing(headers, _NOT_UPSTREAM.union(extra_drop, _CREDENTIALS | _STEERING if drop_credentials else ()))
 
 
 def credentials(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return the values of a client's headers that may be a key."""
+    """Return the values of those headers of a client that may hold a key."""
     return [value for name, value in headers if name.lower() in _CREDENTIALS]
 
 
 def query_credentials(query: bytes) -> list[bytes]:
-    """Return the values of a query string that may be a key, each as it was sent and as it is read."""
+    """Return the values of a query string that may be a key, each as sent and percent-decoded."""
     found: list[bytes] = []
     for parameter in query.split(b"&"):
         name, _, value = parameter.partition(b"=")
@@ -85,15 +84,15 @@ def query_credentials(query: bytes) -> list[bytes]:
 def to_client(
     headers: Iterable[tuple[bytes, bytes]], *, extra_drop: Collection[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
-    """Return the headers of upstream's response that go to the client: order and bytes as they are.
+    """Return the headers of the upstream's response that go to the client, with order and bytes unchanged.
 
-    Not among them: those of one connection, ours, `Content-Length`, and those in `extra_drop` (lower case).
+    Dropped are hop-by-hop headers, the proxy's own, `Content-Length`, and those in `extra_drop` (lower case).
     """
     return _passing(headers, _NOT_TO_CLIENT.union(extra_drop))
 
 
 def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the first value of each header by its lower-case name, without spaces around it."""
+    """Return the first value of each header by its lower-case name, stripped."""
     values: dict[bytes, bytes] = {}
     for name, value in headers:
         values.setdefault(name.lower(), value.strip(b" \t"))
@@ -101,9 +100,9 @@ def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 def encode_value(text: str) -> bytes:
-    """Return `text` as a header value: UTF-8, percent-encoded where it is no visible ASCII or `%`.
+    """Return `text` as a header value: UTF-8, with `%` and everything but visible ASCII percent-encoded.
 
-    An id of plain letters, digits and signs stays as it is. A lone surrogate is no text and becomes U+FFFD.
+    An id of ASCII letters, digits and signs stays unchanged. A lone surrogate becomes U+FFFD.
     """
     if text.isascii():
         raw = text.encode()
@@ -113,10 +112,10 @@ def encode_value(text: str) -> bytes:
 
 
 def decode_value(raw: bytes, name: str) -> str:
-    """Return the text of the value of the header `name`, percent-decoded; the inverse of `encode_value`.
+    """Return the value of the header `name`, percent-decoded; the inverse of `encode_value`.
 
-    A percent sign without two hexadecimal digits stands for itself; UTF-8 may stand unencoded. Other bytes,
-    and control characters, raise `InvalidRequest`.
+    A percent sign without two hexadecimal digits is literal, and UTF-8 may be unencoded. Raises `InvalidRequest` for
+    other bytes and for control characters.
     """
     if _LITERAL.fullmatch(raw):
         return raw.decode()
@@ -136,7 +135,7 @@ def decode_value(raw: bytes, name: str) -> str:
 
 
 def _passing(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are not among `dropped`, nor ours, nor named in `Connection`."""
+    """Return the headers that are not in `dropped`, not the proxy's own, and not named in `Connection`."""
     passing: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()
     for pair in headers:

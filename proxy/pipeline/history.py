@@ -1,6 +1,6 @@
-"""A request in its place in the stored history, with the messages that trimming plans with.
+"""Loads the stored history that a request belongs to, as the entries that trimming plans with.
 
-The store finds the place, by the rules of `conversation.reconcile`, and reads what is known of it.
+The store finds the request's place by the rules of `conversation.reconcile`, and reads the records there.
 """
 
 from __future__ import annotations
@@ -43,91 +43,100 @@ from proxy.store import (
 from proxy.tokens import TokenCounter
 from proxy.trimming import Change, Entry, Hidden, without_reasoning
 
-_MARK_WORK: Final = 1024  # work of making an entry of a resent message, in bytes read once (see `compute`)
-_VARIANTS: Final = 20_000  # variants that one process remembers at most: some 8 MB
-WAITING: Final = "open_calls"  # names, in a receipt, the rule that leaves out open calls of other agents
+_MARK_WORK: Final = 1024  # work to make an entry of a resent message, in bytes to parse (see `compute`)
+_VARIANTS: Final = 20_000  # limit of remembered variants per process: about 8 MB
+WAITING: Final = "open_calls"  # the receipt's name of the rule that leaves out open calls of other agents
 
-_SESSIONS: Final = 10_000  # sessions that one process remembers at most: some 5 MB
-_REPLIES: Final = 30_000  # replies of sessions without a name that one process remembers at most: some 9 MB
+_SESSIONS: Final = 10_000  # limit of remembered sessions per process: about 5 MB
+_REPLIES: Final = 30_000  # limit of remembered replies of unnamed sessions per process: about 9 MB
 _UNKNOWN: Final = (None, ROOT)
 _RESENDING: Final = frozenset({Kind.RESEND, Kind.REWIND, Kind.WINDOWED, Kind.FOREIGN})
 
 
 class Unplaced(Struct, frozen=True, kw_only=True):
-    """What gives a request its place in the history later, when the store can be used."""
+    """The data that places a request in the history later, when the store can be used again."""
 
     incoming: Incoming
-    infers: bool  # whether its session is to be found out by its last reply, or by `state`
-    room: Room  # in the spool
-    state: str = ""  # the id of what the provider holds, from which it goes on
+    infers: bool  # whether its session must be inferred, by its last reply or by `state`
+    room: Room  # reserved in the spool
+    state: str = ""  # the id of the provider's state that it continues from
 
 
 class FirstRequest(Struct, frozen=True, kw_only=True):
-    """What a first request without an id says. A question beside it, for a title say, has other instructions."""
+    """Identifies a first request without a session id.
+
+    A question beside it, for a title say, has other instructions.
+    """
 
     tenant: str
     dialect: str
     digest: str
-    instructions: str | None  # their version
-    tools: str | None  # the name of all of them
+    instructions: str | None  # version of the instructions
+    tools: str | None  # name of the tools' text
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """A request in its place in the history."""
+    """A request at its place in the history."""
 
-    id: str | None  # the session's id; None where the request is served without one
+    id: str | None  # the session's id; None if the request is served without a session
     arrival: Arrival
-    composed: bool  # whether it comes from the store: the client sent only what is new
-    digest: str  # names all that the request says, so that its repetition is recognised
+    composed: bool  # whether the history comes from the store: the client sent only what is new
+    digest: str  # identifies all messages of the request, so that a repetition is recognised
     entries: tuple[Entry, ...]
-    """The branch with the request's new messages at its end; of an append, without what the cut dropped."""
+    """The branch, with the request's new messages at its end. For an append, without what the cut dropped."""
     nodes: tuple[str, ...]  # the nodes of the stored part of `entries`, oldest first
     fresh: tuple[Body, ...]  # the new messages, as they arrived
     instructions: tuple[Message, ...]
-    """The instructions to send: the request's own, or the newest stored ones where an append has none."""
-    size: int  # bytes of all entries, at least: planning takes time in proportion
+    """The instructions to send: the request's own, or the newest stored ones for an append without any."""
+    size: int  # bytes of all entries, at least; planning time is proportional to it
     variants: tuple[tuple[str, Message], ...] = ()
-    """(node, message) where the client sent a stored message with another text."""
+    """(node, message) for each stored message that the client resent with a different text."""
     standing: StandingCut | None = None  # the newest cut of the branch
     borrowed: bool = False
-    """Whether that cut was just made by another request at the same place, and may not be stored yet."""
-    start: int = 0  # position in the branch of the first message that the request speaks of
+    """Whether `standing` was just made by another request at the same place, and may not be stored yet."""
+    start: int = 0  # position in the branch of the first message that the request includes
     updated_at: int | None = None
     """When the session's last exchange ended, in milliseconds since 1970; None for a new session."""
-    scale: float | None = None  # tokens that the upstream counts for one counted here; None where that was not learnt
+    scale: float | None = None  # tokens that the upstream counts for one counted here; None if not learnt yet
     ready_summary: SummaryRow | None = None
-    """The newest summary by a model that lies on the branch and that the policy may use."""
-    attempt: SummaryRow | None = None  # the last attempt at a summary, whatever came of it
-    carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places: see `HistorySnapshot.carried`
-    known: KnownRequest | None = None  # what the next request of the session need not read again; None for a short one
-    doubt: Doubt | None = None  # the session that it resembles and was not taken for a part of
+    """The newest summary by a model on this branch that the policy may use."""
+    attempt: SummaryRow | None = None  # the last attempt at a summary, successful or not
+    carried: tuple[str, ...] = ()  # the nodes at the end of `nodes` that get new places; see `HistorySnapshot.carried`
+    known: KnownRequest | None = None  # what the session's next request can reuse; None for a short request
+    doubt: Doubt | None = None  # the session that the request resembles but was not joined to
     heard: tuple[int, Hidden] | None = None
-    """What other agents said since, to be sent before one of `fresh`: its number, and the messages."""
+    """Messages of other agents since the last request, sent before one of `fresh`: that one's index, the messages."""
     owed: tuple[Message, ...] = ()
-    """What the client was not shown of the reply from which the provider goes on, and the provider lacks, such as the
-    results of the proxy's own tools: it is sent before the request's messages."""
+    """Messages that are sent before the request's own, because the provider lacks them.
+
+    They belong to the reply that the provider continues from, and the client did not see them: the results of the
+    proxy's own tools, for example.
+    """
     relayed: tuple[int, ...] = ()
-    """Which of `fresh` are known as replies of upstream, from a conversation with the same beginning."""
-    unplaced: Unplaced | None = None  # set where the store could not be asked: the request stands alone
-    began_with: FirstRequest | None = None  # what began a session that the client does not name
+    """Indexes into `fresh` of known replies of the upstream, from a conversation with the same beginning."""
+    unplaced: Unplaced | None = None  # set if the store could not be asked; the request then stands alone
+    began_with: FirstRequest | None = None  # the first request of a session that the client does not name
 
     @property
     def placed_in(self) -> str | None:
-        """The session, if it is known by now."""
+        """The session's id, if it is known already."""
         return None if self.unplaced is not None and self.unplaced.infers else self.id
 
     @property
     def fork(self) -> int | None:
-        """Position of the first new message; None where there is none, or none before it."""
+        """Position of the first new message; None if there is no new message, or no stored one before it."""
         known = len(self.nodes)
         return self.entries[known].position if 0 < known < len(self.entries) else None
 
 
 class HistoryLoader:
-    """Finds the place of one request after another. One for the life of the process."""
+    """Finds the place of each request in its history. One for the life of the process."""
 
     def __init__(self, store: Store, counter: TokenCounter, reasoning: ReasoningMode, *, expands: bool = False) -> None:
-        """Read from `store`; count new messages with `counter`. `expands`: a provider's state comes from the store."""
+        """Read from `store`; count new messages with `counter`.
+
+        `expands`: the proxy replaces a provider's state by the stored history.
+        """
         self.expands = expands
         self._store = store
         self._counter = counter
@@ -135,22 +144,23 @@ class HistoryLoader:
         self._variants: FIFOCache[tuple[str, str], bool] = FIFOCache(_VARIANTS)
         self._offering = threading.Lock()  # `_put_together` may run in several threads
         self._usage: FIFOCache[str, tuple[Kind, str]] = FIFOCache(_SESSIONS)
-        """By session, how it was asked last, and its first message then: whether it resends its history."""
+        """By session, the kind and the first node of its last request; tells whether the session resends."""
         self._replies: FIFOCache[tuple[str, str, str], str] = FIFOCache(_REPLIES)
-        """By tenant, dialect and node of a reply, the session that has it, where the client names none."""
+        """The session of a reply by tenant, dialect and node, for clients that name no session."""
         self._unanswered: FIFOCache[FirstRequest, str] = FIFOCache(_SESSIONS)
-        """By a first request without an id, its session, where no reply came."""
+        """The session of a first request without an id that got no reply."""
 
     async def load(
         self, request: Request, context: RequestContext, *, whole: bool = False, known: KnownRequest | None = None
     ) -> History:
-        """Find the request's session, and its place there. `whole`: read the messages that a cut dropped, too.
+        """Find the request's session, and the request's place in it.
 
-        `known` is the request before, with which this one has its first `request.known` messages in common.
+        `whole`: also read the messages that a cut dropped. `known` is the session's previous request, which shares its
+        first `request.known` messages with this one.
 
-        A request that names no session goes on with the session of the tenant that its replies came from: see
-        `store.evidence`. Where nobody knows which is meant, it becomes a new session;
-        a first request that got no reply, asked again, goes on with the one that it began in this process.
+        A request that names no session joins the session of the tenant that its replies came from; see
+        `store.evidence`. If no session can be determined, the request begins a new one. A first request that got no
+        reply and is sent again continues the session that it began in this process.
         """
         size = request.new_bytes if known is not None else len(request.raw)
         masker = self._store.masker
@@ -174,29 +184,29 @@ class HistoryLoader:
                 )
             )
             if found.session is not None:
-                if not speaks:  # it brings the whole history all the same
+                if not speaks:  # it brings the whole history even so
                     incoming = replace(incoming, mode=Mode.FULL)
                 return await self._load(request, incoming, found.session, context, whole=whole)
         first = _first_request(incoming, context)
         begun = self._unanswered.pop(first, None) if first is not None else None
         made = await self._load(request, incoming, begun, context, whole=whole) if begun is not None else None
-        if made is None or made.arrival.kind is not Kind.FIRST:  # its client goes on there, by its id
+        if made is None or made.arrival.kind is not Kind.FIRST:  # the client goes on with that session by its id
             made = await self._load(request, incoming, f"ses_{secrets.token_hex(16)}", context, whole=whole)
         return replace(made, relayed=found.relayed, doubt=found.doubt, began_with=first)
 
     async def check_owned(self, tenant: str, dialect: Dialect, names: Sequence[str]) -> None:
-        """Raise `NotFound` for an id of something that the provider keeps and the tenant did not get here.
+        """Raise `NotFound` for the id of a stored item at the provider that this tenant did not get from the proxy.
 
-        With a key that tenants share the provider itself cannot tell whose it is.
+        If tenants share a key, the provider itself cannot tell which tenant an item belongs to.
         """
         for name in await self._store.foreign_ids(tenant, dialect.name, names):
             code = dialect.requests.unknown_state
             raise NotFound(f"'{name}' not found: it came with no reply of yours.", param="id", code=code)
 
     async def resolved(self, request: Request, context: RequestContext) -> Request:
-        """Return a request with the items that it names by their ids, as far as the tenant got them here.
+        """Return the request with items in place of their ids, as far as the tenant got them from the proxy.
 
-        Where the store masks texts or is away, it stays as it is.
+        The request is returned unchanged if the store masks texts or is away.
         """
         dialect = context.dialect
         resolve = dialect.requests.resolved
@@ -215,10 +225,10 @@ class HistoryLoader:
     async def _of_provider(
         self, request: Request, incoming: Incoming, context: RequestContext, *, whole: bool
     ) -> History:
-        """Find the place of a request that goes on from what the provider holds.
+        """Find the place of a request that continues from a state held by the provider.
 
-        A conversation of which no reply came here yet is the provider's: its client may have put something there.
-        Raises `NotFound` for a response whose reply did not come here, where the proxy is to expand it.
+        A conversation without a reply through the proxy is left to the provider, because the client may have put
+        something there. Raises `NotFound` for a response that the proxy should expand but whose reply it did not see.
         """
         place = await self._store.provider_place(context.tenant, context.dialect.name, request.state)
         fields = context.dialect.requests.state_fields
@@ -232,7 +242,7 @@ class HistoryLoader:
                     code="previous_response_not_found",
                 )
             expands = False
-        # What is to be sent is stored at its place, whatever session the client names.
+        # An expanded request uses the session where the state is stored, whatever session the client names.
         if place is not None and (expands or context.session in {None, place.session}):
             session, state = place.session, ProviderState(node=place.node, expands=expands, begun=place.begun)
         else:
@@ -240,7 +250,7 @@ class HistoryLoader:
         return await self._load(request, incoming, session, context, whole=whole, state=state)
 
     async def without_store(self, request: Request) -> History:
-        """Return the request as if it stood alone: nothing is read, nothing is known."""
+        """Return a history of the request alone. Nothing is read from the store."""
         size = _size_of(request)
         fresh = await compute(COUNTING * size, self._bodies, request.messages, request.model)
         return History(
@@ -256,7 +266,7 @@ class HistoryLoader:
         )
 
     def is_full(self, request: Request, context: RequestContext) -> bool:
-        """Tell whether a request surely brings its whole history, or goes on from what the provider holds of it."""
+        """Tell whether a request certainly brings its whole history, or continues from a state held by the provider."""
         if request.state:
             return not (self.expands and context.dialect.requests.state_fields)
         if context.mode is Mode.APPEND:
@@ -264,14 +274,14 @@ class HistoryLoader:
         if request.replies or context.session is None or context.mode is Mode.FULL:
             return True
         kind, first = self._usage.get(session_key(context.tenant, context.session, context.dialect.name), _UNKNOWN)
-        if kind is Kind.FIRST and request.messages:  # the first request of a session, once more
+        if kind is Kind.FIRST and request.messages:  # is it the session's first request again?
             masker = self._store.masker
             opening = request.messages[:1] if masker is None else masker.messages(request.messages[:1])
             return fingerprints(ROOT, opening)[0][0] == first
         return kind in _RESENDING
 
     async def unplaced(self, request: Request, context: RequestContext, room: Room) -> History:
-        """Return a request for which `is_full` holds as if it stood alone; its place is found later."""
+        """Return a history of the request alone, to be placed later. `is_full` must hold for the request."""
         alone = await self.without_store(request)
         masker = self._store.masker
         kept = request if masker is None else await compute(COUNTING * len(request.raw), masker.request, request)
@@ -299,7 +309,7 @@ class HistoryLoader:
             self._replies[context.tenant, context.dialect.name, reply] = session
 
     def remember_unanswered(self, history: History) -> None:
-        """Remember the session that a first request without an id began: it may be asked again."""
+        """Remember the session that a first request without an id began, because the request may be sent again."""
         if history.began_with is not None and history.id is not None and history.arrival.kind is Kind.FIRST:
             self._unanswered[history.began_with] = history.id
 
@@ -315,8 +325,8 @@ class HistoryLoader:
     ) -> tuple[Entry, ...]:
         """Return a stored branch as an append would send it to `model`.
 
-        `hidden` has, by node, what the client was not shown. `agent` is who asks, and `new` what it brings; `trims`
-        tells whether a policy trims what it is sent.
+        `hidden` holds, by node, what the client was not shown. `agent` is the agent that asks, and `new` are its new
+        messages. `trims` says whether a policy trims the view.
         """
         foreign = self._of_other_agents(rows, agent, new) if trims else frozenset[str]()
         entries = tuple(
@@ -326,10 +336,10 @@ class HistoryLoader:
 
     @staticmethod
     def _of_other_agents(rows: Sequence[NodeRow], agent: str | None, new: Sequence[Body]) -> frozenset[str]:
-        """Return the nodes that other agents said before the current turn.
+        """Return the nodes of other agents before the current turn.
 
-        Each agent has trims of its own, so their reasoning is not valid behind the view that this one is sent. In the
-        current turn it may be required.
+        Each agent has its own trims, so the reasoning of others is not valid behind this agent's view. In the current
+        turn it may be required.
         """
         if all([row.agent == agent for row in rows]):
             return frozenset()
@@ -389,7 +399,7 @@ class HistoryLoader:
         snapshot: HistorySnapshot,
         made: tuple[Entry, ...],
     ) -> History:
-        """Return the history; `made` are the first of its entries, as far as they are there."""
+        """Return the history. `made` are its first entries, if they are known from the previous request."""
         arrival, model, masker = snapshot.arrival, request.model, self._store.masker
         brought = fresh = self._bodies(request.messages[arrival.known :], model)
         if masker is not None:
@@ -408,7 +418,7 @@ class HistoryLoader:
             nodes = tuple([row.node for row in snapshot.rows])
         else:
             own, count = request.has_own_fields, len(made)
-            messages, marks = request.messages[count:], snapshot.marks[count:]  # those before were offered, too
+            messages, marks = request.messages[count:], snapshot.marks[count:]  # earlier variants were offered already
             known = made + _resent_entries(messages, marks, snapshot.hidden, own_fields=own)
             nodes = tuple([mark.node for mark in snapshot.marks] if snapshot.start else incoming.names[: arrival.known])
             variants = self._new_variants(key, messages if masker is None else masker.messages(messages), marks)
@@ -444,10 +454,10 @@ class HistoryLoader:
     def _new_variants(
         self, session: str, messages: Sequence[Message], marks: Sequence[Mark]
     ) -> tuple[tuple[str, Message], ...]:
-        """Return (node, message) for each resent message whose text is not the stored one, once each.
+        """Return (node, message) for each resent message whose text differs from the stored one, once each.
 
-        Clients write replies in their own way, and send them back at every turn. The memory is bounded: a
-        variant that is forgotten is offered to the store again, which changes nothing.
+        Clients re-serialize replies, and resend them every turn. The cache is bounded. A variant that it evicted is
+        offered to the store again, which is idempotent.
         """
         new: list[tuple[str, Message]] = []
         for message, mark in zip(messages, marks, strict=False):
@@ -465,9 +475,10 @@ class HistoryLoader:
         return tuple(new)
 
     def _heard(self, snapshot: HistorySnapshot, fresh: Sequence[Body], model: str) -> tuple[int, Hidden] | None:
-        """Return what other agents said since, and before which new message it is sent: the newest of a user.
+        """Return what other agents said since, and the index of the new message that it is sent before.
 
-        Between calls and their results nothing may stand: what is said meanwhile waits for the next question.
+        That message is the newest one of a user. Nothing may stand between calls and their results, so what is said
+        in between waits for the next question.
         """
         turns = [number for number, body in enumerate(fresh) if body.message.begins_turn]
         told = {message.raw for hidden in snapshot.hidden.values() for message in hidden.before}
@@ -483,7 +494,7 @@ class HistoryLoader:
         return tuple([Body(message=message, tokens=tokens) for message, tokens in zip(messages, counts, strict=True)])
 
     def _stored_entry(self, row: NodeRow, model: str, hidden: Hidden | None, *, bare: bool = False) -> Entry:
-        """Return a stored message in the form in which a request carries it; `bare`: without its reasoning."""
+        """Return a stored message in the form of a request; `bare`: without its reasoning."""
         message = row.message
         if row.source is Source.UPSTREAM:
             message = message.as_request(self._reasoning, partial=row.partial)
@@ -504,13 +515,13 @@ class HistoryLoader:
 
 
 def as_said(row: NodeRow) -> Message:
-    """Return a reply of another agent as the one that asks hears it: with the name of who said it."""
+    """Return another agent's reply in the form that the asking agent gets: a user message between tags of its name."""
     agent = "".join([letter for letter in row.agent or "" if letter not in "<>"])
     return row.message.dialect.spoken("user", f"<{agent}>{row.message.text.strip()}</{agent}>")
 
 
 def size_of(messages: Iterable[Message]) -> int:
-    """Return the bytes of messages."""
+    """Return the size of the messages in bytes."""
     size = 0
     for message in messages:
         size += len(message.raw)
@@ -518,9 +529,10 @@ def size_of(messages: Iterable[Message]) -> int:
 
 
 async def read_in_portions(store: Store, key: str, end: str, charge: Charge) -> list[NodeRow]:
-    """Return the branch that ends at a node, oldest first; empty where it is not there.
+    """Return the branch that ends at a node, oldest first; empty if the node does not exist.
 
-    It is read in portions, and `charge` is told of each: it may refuse before all of a long one is in memory.
+    It is read in portions, and `charge` is called for each. So `charge` can refuse a long branch before all of it is
+    in memory.
     """
     rows: list[NodeRow] = []
     nodes = (await store.lineage(key, [end])).nodes(end) if end else ()
@@ -531,13 +543,13 @@ async def read_in_portions(store: Store, key: str, end: str, charge: Charge) -> 
 
 
 def _size_of(request: Request, rows: Sequence[NodeRow] = ()) -> int:
-    """Return the bytes of the request's messages, at least (other fields count too), and of those in `rows`."""
+    """Return the bytes of the request's messages and of those in `rows`. Most other fields of the request count too."""
     beside = size_of(request.instructions) + len(request.tools or b"")
     return len(request.raw) - beside + (size_of([row.message for row in rows]) if rows else 0)
 
 
 def _incoming(request: Request, context: RequestContext, known: KnownRequest | None = None) -> Incoming:
-    """Return the request as far as its place in the history depends on it; see `HistoryLoader.load`."""
+    """Return the parts of the request that decide its place in the history; see `HistoryLoader.load`."""
     messages = request.messages
     replies = request.replies
     answers = not replies and bool(messages) and messages[0].answers is not None
@@ -566,9 +578,9 @@ def _incoming(request: Request, context: RequestContext, known: KnownRequest | N
 
 
 def _first_request(incoming: Incoming, context: RequestContext) -> FirstRequest | None:
-    """Return a request without an id as it is known when it is asked again; None for one of a named agent.
+    """Return the identity of a first request without an id, by which a repetition is recognised.
 
-    Two agents may say the same.
+    Returns None for a named agent, because two agents may say the same.
     """
     manner = incoming.manner
     if context.agent is not None or not incoming.names:
@@ -583,7 +595,10 @@ def _first_request(incoming: Incoming, context: RequestContext) -> FirstRequest 
 
 
 def _expanded(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...]:
-    """Return the instructions to send in the place of a provider's state: those stored go before the request's own."""
+    """Return the instructions to send in place of a provider's state: the stored ones, then the request's own.
+
+    Instructions in fields come only from the request, and lead.
+    """
     fields = [message for message in request.instructions if message.is_field]
     items = [message for message in snapshot.instructions if not message.is_field]
     return (*fields, *items, *[message for message in request.instructions if not message.is_field])
@@ -592,7 +607,7 @@ def _expanded(request: Request, snapshot: HistorySnapshot) -> tuple[Message, ...
 def _known_of(
     request: Request, incoming: Incoming, snapshot: HistorySnapshot, entries: tuple[Entry, ...]
 ) -> KnownRequest:
-    """Return what the next request of the session need not read again; `entries` are those of stored messages."""
+    """Return what the session's next request can reuse; `entries` are those of the stored messages."""
     plain = bool(snapshot.marks) and not snapshot.hidden and not request.has_own_fields
     return KnownRequest(
         request=request,
@@ -604,7 +619,7 @@ def _known_of(
 
 
 def _made_before(request: Request, snapshot: HistorySnapshot, known: KnownRequest | None) -> tuple[Entry, ...]:
-    """Return the entries of the request before that are those of this one: of the same messages and marks."""
+    """Return the entries of the previous request that this one can reuse: same messages, same marks."""
     if known is None or snapshot.hidden or request.has_own_fields:
         return ()
     count = min(request.known, len(known.marks), len(snapshot.marks))
@@ -614,9 +629,9 @@ def _made_before(request: Request, snapshot: HistorySnapshot, known: KnownReques
 def _resent_entries(
     messages: Sequence[Message], marks: Sequence[Mark], hidden: Mapping[str, Hidden], *, own_fields: bool
 ) -> tuple[Entry, ...]:
-    """Return stored messages as the client sent them; `hidden` has, by node, what it was not shown.
+    """Return stored messages as the client sent them; `hidden` holds, by node, what the client was not shown.
 
-    `own_fields` tells whether any of the messages may have fields of ours.
+    `own_fields` says whether any message may have fields of ours.
     """
     pairs = zip(messages, marks, strict=False)
     if hidden or own_fields:
@@ -641,9 +656,9 @@ def _resent_entries(
 
 
 def _new_entries(bodies: Sequence[Body], start: int, stored: Sequence[Body] = ()) -> tuple[Entry, ...]:
-    """Return new messages as entries of a history that has `start` messages before them.
+    """Return new messages as entries of a history with `start` messages before them.
 
-    `stored` are the same messages as they are stored, where that may be in other words.
+    `stored` are the same messages in their stored form, if that may differ (masking).
     """
     entries: list[Entry] = []
     for position, (body, kept) in enumerate(zip(bodies, stored or bodies, strict=True), start):
@@ -654,9 +669,9 @@ def _new_entries(bodies: Sequence[Body], start: int, stored: Sequence[Body] = ()
 
 
 def beside_hidden(message: Message, hidden: Hidden) -> tuple[Message, Hidden]:
-    """Return a reply as its client sends it, and what is sent in its place as long as hidden rounds are.
+    """Return a reply as its client sends it, and its hidden rounds with the form of the reply that is sent after them.
 
-    A client that puts a reply together from the events of a stream has of these rounds all but the calls.
+    A client that assembles a reply from the events of a stream has everything of these rounds but the calls.
     """
     alone = message.with_paired_reasoning()
     if hidden.reply is not None or not hidden.before:
@@ -673,7 +688,7 @@ def _entry(
     arrival: tuple[Change, ...] | None = None,
     hidden: Hidden | None = None,
 ) -> Entry:
-    """Return a message that the client sent as trimming sees it."""
+    """Return a message from the client as an entry for trimming."""
     own_fields = message.facts is None or message.facts.has_own_fields
     if hidden is not None:
         message, hidden = beside_hidden(message, hidden)
@@ -692,14 +707,14 @@ def _entry(
 def _without_waiting(
     entries: tuple[Entry, ...], rows: Sequence[NodeRow], new: Sequence[Body], agent: str
 ) -> tuple[Entry, ...]:
-    """Leave out of a view the calls of other agents that wait for all their results.
+    """Leave out the blocks of other agents whose calls have no result yet.
 
-    Such a block moves to the end of the history with its first result. Until then it says nothing to `agent`,
-    and a text that stood in for a result would have to be taken back.
+    Such a block moves to the end of the history with its first result. Until then it says nothing to `agent`, and a
+    placeholder for its result would have to be taken back.
     """
     messages = [row.message for row in rows] + [body.message for body in new[:1]]
     shown = list(entries)
-    for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False)):  # if any comes after
+    for place, (row, after) in enumerate(zip(rows, messages[1:], strict=False)):  # only where one follows
         if row.agent not in {None, agent} and not after.is_result and row.message.calls:
             change = Change(
                 position=entries[place].position,

@@ -1,4 +1,4 @@
-"""Stored exchanges looked at again: their receipts, what was sent in one, and where a text stands in the history."""
+"""Shows stored exchanges: their receipts, and what they sent. Searches texts in the history."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from proxy.pipeline.session_view import timestamp, tools_sent
 from proxy.store import CONTENT, Cursor, ExchangeRow, FoundTexts, Lineage, NodeRow, SessionRow, Store, is_withheld
 from proxy.trimming import SUMMARIZE, Change, Cut, Entry, Hidden, PlanningContext, Policy, bypass, merged, plan
 
-_COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # what the proxy put together from the store
-_NOTHING: Final = Policy()  # it trims nothing: what an earlier cut left stays
+_COMPOSED: Final = frozenset({Kind.APPEND, Kind.PROVIDER_STATE})  # kinds that the proxy composed from the store
+_NOTHING: Final = Policy()  # trims nothing more: the view of an earlier cut stays
 _LEFT_OUT: Final = "the client left it out"
 _SEARCH_SECONDS: Final = 1.0
-_PAGE: Final = 50  # sessions that are read at once
-_LINE_BYTES: Final = 256  # about what a line of a plan is long
-_AROUND: Final = 80  # characters on either side of what was found
+_PAGE: Final = 50  # sessions per query
+_LINE_BYTES: Final = 256  # approximate length of a plan's line
+_AROUND: Final = 80  # characters on either side of a match
 
 _UNSETTLED: Final[dict[str, Any]] = {
     **dict.fromkeys(("messages_before", "messages_sent", "calibration", "summary", "usage", "summarizer")),
@@ -40,26 +40,26 @@ _UNSETTLED: Final[dict[str, Any]] = {
     "finished": False,
     "timings": {},
 }
-"""What a receipt holds that nobody settled."""
+"""Default values for the receipt of an unsettled exchange."""
 
 
 class Past(Struct, frozen=True, kw_only=True):
-    """What receipts of one session speak of and do not hold themselves."""
+    """Data that receipts of one session refer to but do not hold themselves."""
 
     standing: Mapping[str, tuple[Change, ...]]
-    """By exchange, what the cut that it found does to the messages that are sent."""
+    """By exchange, the earlier cut's changes to messages that are sent."""
     gaps: Mapping[str, Sequence[Mapping[str, Any]]]  # by exchange, what earlier trims dropped
-    lineage: Lineage  # the branches that they went on from, where something is said of messages there
+    lineage: Lineage  # the branches that the exchanges continued, if a receipt refers to messages there
     lines: int
 
     @property
     def size(self) -> int:
-        """About how many bytes the receipts have."""
+        """Approximate size of the receipts in bytes."""
         return self.lines * _LINE_BYTES
 
 
 async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
-    """Return what `receipt_document` needs beside these exchanges, which are of one session."""
+    """Return what `receipt_document` needs beside these exchanges. All must belong to one session."""
     cuts: dict[tuple[str, str, str | None], Cut | None] = {}
     standing: dict[str, tuple[Change, ...]] = {}
     gaps: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -89,7 +89,7 @@ async def past_of(rows: Sequence[ExchangeRow], store: Store) -> Past:
 
 
 def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Return those changes of a cut that were there before the exchange that moved it."""
+    """Return the changes of a cut that are older than the exchange that moved it."""
     told = {
         (place, run["edit"], before, after)
         for run in receipt.get("plan", ())
@@ -103,10 +103,11 @@ def _of_earlier_moves(changes: tuple[Change, ...], receipt: Mapping[str, Any]) -
 
 
 def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
-    """Return an exchange for a reader, each line of its plan with the node that it is about.
+    """Return an exchange for a reader. Each line of its plan names its node.
 
-    What this exchange decided is told message by message, and so is what is sent in another form; what
-    earlier ones dropped is one line for each gap. So a receipt is as long as what is sent, or was until then.
+    What this exchange decided has one line per message, and so has each message that is sent in another form. What
+    earlier exchanges dropped has one line per gap. So the receipt's length is proportional to what is sent, or was sent
+    until then.
     """
     stored = _UNSETTLED | dict(row.receipt)
     cut = stored.pop("cut", None)
@@ -150,27 +151,27 @@ def receipt_document(row: ExchangeRow, past: Past) -> dict[str, Any]:
 
 
 class SentView(Struct, kw_only=True):
-    """What an exchange sent, and what it was made from."""
+    """What an exchange sent, and the history that it was made from."""
 
     instructions: tuple[Message, ...]
-    messages: tuple[Message, ...] = ()  # those that followed
+    messages: tuple[Message, ...] = ()  # the messages after the instructions
     tools: bytes | None  # JSON
-    entries: tuple[Entry, ...]  # the branch with what the request brought, whole
-    nodes: tuple[str | None, ...]  # their nodes, None for what never became one
-    fates: list[str]  # for each of them `sent`, `shortened`, `dropped` or `summarised`
-    changes: dict[int, Change] = {}  # the last change of each message that was changed, by its place
-    edits: list[str]  # the edit that took each of them from the view or changed it; empty where none did
+    entries: tuple[Entry, ...]  # the whole branch, with the request's new messages
+    nodes: tuple[str | None, ...]  # for each entry its node; None if it never became one
+    fates: list[str]  # for each entry `sent`, `shortened`, `dropped` or `summarised`
+    changes: dict[int, Change] = {}  # the last change of each changed entry, by index
+    edits: list[str]  # for each entry the edit that removed or changed it; empty if none did
     reasons: list[str]
-    start: int = 0  # place of the first of them that the request spoke of; the client left out those before
-    incomplete: bool = False  # whether a text that was sent in place of the history's is not known
+    start: int = 0  # index of the first entry that the request included; the client left out those before
+    incomplete: bool = False  # whether a replacement text that was sent is unknown
 
 
 async def exchange_view(
     row: ExchangeRow, session: SessionRow, services: AppServices, charge: Charge = free_of_charge
 ) -> SentView:
-    """Put together what was sent, from the history, the cut that stood, and what was decided on arrival.
+    """Reconstruct what was sent, from the history, the cut of that time, and the changes on arrival.
 
-    `charge` is called as that of a request is.
+    `charge` is called like that of a request.
     """
     store, key, dialect = services.store, row.session_key, dialect_named(session.dialect)
     rows = await read_in_portions(store, key, row.nodes[-1] if row.nodes else row.base, charge)
@@ -230,10 +231,10 @@ def _entries(
     brought: Sequence[Message],
     services: AppServices,
 ) -> list[Entry]:
-    """Return the messages of a request as trimming saw them; those it `brought` never became nodes."""
+    """Return the messages of a request as entries, as trimming saw them. Those in `brought` never became nodes."""
     trims = row.policy != OFF and "observed" not in row.receipt
     entries = list(services.loader.branch(rows, row.model, hidden, agent=row.agent, trims=trims))
-    if row.kind not in _COMPOSED:  # the client sent the replies back itself: as they came, or in its own form
+    if row.kind not in _COMPOSED:  # the client resent the replies itself, unchanged or in its own form
         for place, each in enumerate(rows):
             sent, beside = forms.get(each.node, each.message).without_own_fields(), hidden.get(each.node)
             if beside is not None:
@@ -249,7 +250,7 @@ def _entries(
 
 
 async def cut_of(row: ExchangeRow, store: Store) -> Cut | None:
-    """Return the cut that an exchange was sent under."""
+    """Return the cut under which an exchange was sent, if any."""
     node = _cut_node(row)
     return None if node is None else await store.cut_at(row.session_key, node, row.policy, row.agent)
 
@@ -260,7 +261,7 @@ def _cut_node(row: ExchangeRow) -> str | None:
 
 
 def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: PlanningContext) -> None:
-    """Add what was sent under a cut."""
+    """Add to `view` what was sent under a cut."""
     entries, composed = view.entries[view.start :], _is_composed(row)
     if (row.policy == OFF and not _is_held(row, view)) or "observed" in row.receipt or not entries:
         made = bypass(entries, known, composed=composed)
@@ -281,13 +282,13 @@ def _add_planned(row: ExchangeRow, view: SentView, cut: Cut | None, known: Plann
 
 
 def _is_composed(row: ExchangeRow) -> bool:
-    """Tell whether the proxy put the request together from the store: it repaired what was broken then."""
+    """Tell whether the proxy composed the request from the store. For a provider's state, a repair in it shows that."""
     repaired = any(warning.startswith(REPAIRED) for warning in row.receipt.get("warnings", ()))
     return row.kind == Kind.APPEND or (row.kind == Kind.PROVIDER_STATE and repaired)
 
 
 def _is_held(row: ExchangeRow, view: SentView) -> bool:
-    """Tell whether the provider held, or was brought, all before the request's own messages: hidden rounds too."""
+    """Tell whether the provider held or got everything before the request's own messages, hidden rounds included."""
     own: int = row.receipt.get("messages_before") or 0
     return row.kind == Kind.PROVIDER_STATE and own < len(view.instructions) + len(view.entries)
 
@@ -299,7 +300,7 @@ def _add_change(view: SentView, change: Change, *, drops: bool) -> None:
 
 
 def _add_lost_trim(row: ExchangeRow, view: SentView) -> None:
-    """Add what the trim of a failed exchange did, as far as its receipt tells: its cut is not stored."""
+    """Add what the trim of a failed exchange did, as far as its receipt tells. Its cut is not stored."""
     for place, change in _add_told(row, view).items():
         if change.edit == SUMMARIZE:
             view.fates[place] = "summarised"
@@ -308,7 +309,7 @@ def _add_lost_trim(row: ExchangeRow, view: SentView) -> None:
 
 
 def _add_told(row: ExchangeRow, view: SentView) -> dict[int, Change]:
-    """Add what the receipt says became of messages; return that by place, without texts: they are not stored."""
+    """Add the receipt's changes to `view`. Return them by index, without texts, because a receipt holds none."""
     told: dict[int, Change] = {}
     for run in row.receipt.get("plan", ()):
         for place, (before, after) in enumerate(zip(run["before"], run["after"], strict=True), run["start"]):
@@ -327,7 +328,7 @@ def _add_told(row: ExchangeRow, view: SentView) -> dict[int, Change]:
 
 
 def _messages_of(view: SentView) -> tuple[Message, ...]:
-    """Return what stands for the messages that were sent, as far as that is known."""
+    """Return the messages that were sent. If a replacement text is unknown, the original stands for it."""
     changed = {place: change.message for place, change in view.changes.items()}
     return tuple(
         [
@@ -339,7 +340,7 @@ def _messages_of(view: SentView) -> tuple[Message, ...]:
 
 
 def view_document(row: ExchangeRow, view: SentView, *, diff: bool) -> JsonObject:
-    """Return what was sent; with `diff`, each message of the history beside what was sent of it."""
+    """Return what was sent as a JSON document. With `diff`, add each message of the history beside its sent form."""
     told: JsonObject = {
         "exchange": row.id,
         "session": row.session,
@@ -380,7 +381,7 @@ def _compared(view: SentView, place: int) -> JsonObject:
 
 
 def as_listed(message: Message) -> Any:
-    """Return a message as the API has it: its JSON, or a list where it stands for several entries."""
+    """Return a message as the API shows it: its JSON, or a list if it stands for several entries."""
     listed = [orjson.Fragment(raw) for raw in message.listed]
     return listed[0] if len(listed) == 1 else listed
 
@@ -397,9 +398,10 @@ async def search_texts(
     after: str | None = None,
     seconds: float = _SEARCH_SECONDS,
 ) -> JsonObject:
-    """Return messages that hold all words of `query`, those of the newest sessions first.
+    """Return messages that hold all words of `query`, the newest sessions first.
 
-    It asks the index, if there is one. Else it looks for so long, and says how far it came; `next` goes on from there.
+    Uses the index if there is one. Otherwise it scans messages for `seconds`, and reports how far it got; `next`
+    continues from there.
     """
     words = query.casefold().split()
     if not words:
@@ -434,7 +436,7 @@ async def search_texts(
 async def _of_index(
     store: Store, named: Sequence[FoundTexts], words: list[str], limit: int, after: str | None
 ) -> JsonObject:
-    """Return those of the messages that the index named that hold all words, those of the newest sessions first."""
+    """Check the index's candidates: return those that hold all words, the newest sessions first."""
     last = None if after is None else Cursor.read(after)
     data: list[JsonObject] = []
     sessions = messages = 0
@@ -449,7 +451,7 @@ async def _of_index(
         session = await store.session_at(each.key)
         if session is None:  # deleted meanwhile
             continue
-        found: list[tuple[int, int, JsonObject]] = []  # when it was stored, its depth, and itself
+        found: list[tuple[int, int, JsonObject]] = []  # (time stored, depth, match)
         with suppress(NotFound):  # deleted meanwhile
             async for rows in store.portions(each.key, each.nodes):
                 found += await compute(_size(rows), _matches, session, rows, words)
@@ -464,7 +466,7 @@ async def _of_index(
 
 
 async def _found_in(store: Store, session: SessionRow, words: list[str]) -> tuple[list[JsonObject], int, int]:
-    """Return what was found in a session, the newest message first, how many messages it has, and how many no text."""
+    """Search one session. Return matches (newest first), number of messages, and number of messages without a text."""
     ends = [branch.head for branch in await store.branches(session.key)]
     lineage = await store.lineage(session.key, ends)
     seen: set[str] = set()
@@ -486,13 +488,13 @@ def _size(rows: Iterable[NodeRow]) -> int:
 
 
 def _matches(session: SessionRow, rows: Iterable[NodeRow], words: list[str]) -> list[tuple[int, int, JsonObject]]:
-    """Return those messages that hold all words, in their order: when each was stored, its depth, and the match."""
+    """Return (time stored, depth, match) for each message that holds all words, in the order of `rows`."""
     found = [(row, _match(session, row, words)) for row in rows]
     return [(row.created_at, row.depth, match) for row, match in found if match is not None]
 
 
 def _match(session: SessionRow, row: NodeRow, words: list[str]) -> JsonObject | None:
-    """Return where a message holds all words; None where it does not."""
+    """Return a message as a match if it holds all words; otherwise None."""
     text = row.message.readable()
     low = text.casefold()
     if not all(word in low for word in words):
@@ -510,7 +512,7 @@ def _match(session: SessionRow, row: NodeRow, words: list[str]) -> JsonObject | 
 
 
 def snippet(text: str, place: int, length: int) -> str:
-    """Return what stands around a place, on one line."""
+    """Return the text around a match, on one line."""
     start, end = max(place - _AROUND, 0), place + length + _AROUND
     shown = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}"

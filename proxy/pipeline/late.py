@@ -1,6 +1,6 @@
-"""A reply that the provider made in the background, on its way to the client that fetches it: stored once.
+"""A reply that the provider made in the background: relayed to the client that fetches it, and stored once.
 
-Its exchange was settled when the provider said that there will be a reply, or when the stream of it broke off.
+Its exchange was settled earlier, when the provider announced the reply or when its stream broke off.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _LOG: Final = logging.getLogger("palimpsest.exchange")
 
 
 class LateReply(Struct, frozen=True, kw_only=True):
-    """What a client fetches that the provider made in the background."""
+    """A client's fetch of a reply that the provider made in the background."""
 
     services: AppServices
     dialect: Dialect
-    exchange: ExchangeRow  # that waits for it
-    destination: Destination  # where it is fetched
-    headers: Headers  # the client's
-    query: bytes  # its query string
+    exchange: ExchangeRow  # the exchange that waits for the reply
+    destination: Destination  # where the reply is fetched
+    headers: Headers  # the client's headers
+    query: bytes  # the client's query string
     key: str | None  # the name of the client's key
 
     async def relay(self, answer: Answer, client: Client) -> None:
-        """Pass on what the provider answers, as it is; what it says is stored before the client sees its end."""
+        """Relay the provider's answer unchanged. The reply is stored before the client sees its end."""
         if answer.status == 200 and answer.media_type == EVENTS:
             relay = StreamRelay(self.dialect, answer, client, headers_of_answer, hides_usage=False)
             await relay.run(self._settle)
@@ -47,7 +47,7 @@ class LateReply(Struct, frozen=True, kw_only=True):
             await relay_whole(self.dialect, answer, client, headers_of_answer, self._settle)
 
     async def _settle(self, answered: Answered) -> None:
-        """Store the reply if it is whole; the client gets it whatever becomes of this, and may fetch it again."""
+        """Store the reply if it is complete. If that fails, the client gets it anyway, and may fetch it again."""
         is_there = self.exchange.receipt["response_id"] in answered.ids and not answered.later
         if is_there and (answered.replies or not self.exchange.replies):
             try:
@@ -64,11 +64,11 @@ class LateReply(Struct, frozen=True, kw_only=True):
         settlement = await compute(size, self._settlement, answered)
         settled = await services.store.settle(settlement)
         ids, conversation = answered.ids, row.receipt.get("conversation_id")
-        if conversation and settled.head in settled.replies:  # what the proxy expanded, the provider does not name
+        if conversation and settled.head in settled.replies:  # absent from the ids if the proxy expanded it
             ids = (*ids, conversation)
         await keep_ids(services.store, settlement, settled, ids)
         figures = settlement.figures
-        if figures is not None and (settled.are_new or not answered.replies):  # else another request was faster
+        if figures is not None and (settled.are_new or not answered.replies):  # else another request was first
             like = (self.dialect.name, row.kind, answered.status.value, row.policy)
             at = services.counts.exchanges.get(like) or services.counts.of_exchanges(*like)
             count_usage(services, at, figures, row.tenant, self.key)
@@ -111,7 +111,7 @@ class LateReply(Struct, frozen=True, kw_only=True):
             figures=ExchangeFigures(
                 model=row.model,
                 policy=row.policy,
-                requests=0,  # it is counted already
+                requests=0,  # counted already
                 tokens_input=tokens.prompt if tokens is not None else 0,
                 tokens_cached=tokens.read if tokens is not None else 0,
                 tokens_written=tokens.written if tokens is not None else 0,

@@ -1,10 +1,11 @@
-"""While the store is away: what is served all the same, what waits in the spool, and how that is stored later.
+"""Serves requests while the store is away, and stores their exchanges later.
 
-A request that brings its whole history is planned from what it holds, and sent. One that goes on from what the provider
-holds is sent as it is. A request that needs what is stored gets 503. An exchange that cannot be stored waits in the
-spool: one whose place in the history is known goes there when it is stored, any other one is placed then, by the rules
-for requests. Exchanges are stored in the order in which they ended. One that is stored already is not stored again, so
-whoever is killed in between begins anew.
+A request that brings its whole history is planned from that, and sent. A request that continues from a state held by
+the provider is sent unchanged. A request that needs stored messages gets 503.
+
+An exchange that cannot be stored waits in the spool. If its place in the history is known, it is stored there later.
+Otherwise it is placed when it is stored, by the rules for requests. Exchanges are stored in the order in which they
+ended. Storing is idempotent, so a process that was killed halfway simply starts again.
 """
 
 from __future__ import annotations
@@ -45,29 +46,29 @@ from proxy.store import (
 _LOG: Final = logging.getLogger("palimpsest.outage")
 
 AWAY: Final = "the store cannot be used: the request was planned by itself, and is stored later"
-"""The warning of a request that was served without the store."""
+"""Warning of a request that was served without the store."""
 WAITS: Final = "the store cannot be used: the exchange is stored later"
-"""The warning of an answer that could not be stored at once."""
+"""Warning of an answer that could not be stored at once."""
 LOST: Final = "neither the store nor the spool can be used: the exchange is stored later, if the proxy lives that long"
-"""The warning of an answer that waits in memory alone."""
-_REPLY_BYTES: Final = 1_048_576  # room that is kept for a reply
-_APPEND_SECONDS: Final = 10.0  # how long a request that needs what is stored waits where the spool is being emptied
-_DIRECT_SECONDS: Final = 2.0  # how long it may take to store one exchange that the store was away for
-_STORE_SECONDS: Final = 20.0  # how long it may take to store what was read from the spool at once
+"""Warning of an answer that waits in memory only."""
+_REPLY_BYTES: Final = 1_048_576  # space reserved for a reply
+_APPEND_SECONDS: Final = 10.0  # how long a request that needs stored messages waits while the spool is being drained
+_DIRECT_SECONDS: Final = 2.0  # timeout for storing one exchange directly once the store is back
+_STORE_SECONDS: Final = 20.0  # timeout for storing one batch of the spool
 _UNSTORED: Final = (
     "The store cannot be used. It does not store what waits in time: look for a transaction that stands still."
 )
 
 
 class SpooledExchange(Struct, frozen=True, kw_only=True):
-    """An exchange that waits."""
+    """An exchange that waits in the spool."""
 
     opening: Opening
     settlement: Settlement
-    same: bool = False  # whether the messages of the settlement, which are left out, are those of the opening
-    incoming: Incoming | None = None  # by which it gets its place; None where that is known
-    infers: bool = False  # whether its session is the one that holds its last reply, or `state`, if there is one
-    state: str = ""  # the id of what the provider holds, from which it goes on
+    same: bool = False  # whether the settlement's messages were left out because they equal the opening's
+    incoming: Incoming | None = None  # decides its place later; None if the place is known
+    infers: bool = False  # whether its session must be inferred, by its last reply or by `state`
+    state: str = ""  # the id of the provider's state that it continues from
     ids: tuple[str, ...] = ()  # the ids under which the provider keeps the reply
 
 
@@ -79,7 +80,7 @@ def encode(spooled: SpooledExchange) -> bytes:
 
 
 def decode(content: bytes) -> SpooledExchange:
-    """Return what `encode` encoded."""
+    """Return the exchange of a record; the inverse of `encode`."""
     spooled = _DECODER.decode(content)
     if spooled.same:
         spooled = replace(spooled, settlement=replace(spooled.settlement, messages=spooled.opening.messages))
@@ -87,12 +88,12 @@ def decode(content: bytes) -> SpooledExchange:
 
 
 async def erase_tenant(store: Store, spool: Spool | None, tenant: str) -> int:
-    """Delete all that is stored of a tenant, and all that waits; return how many stored sessions there were."""
+    """Delete everything of a tenant, in the store and in the spool. Return the number of stored sessions deleted."""
 
     def is_theirs(_: str, content: bytes | None) -> bool:
         try:
             return content is not None and _DECODER.decode(content).opening.tenant == tenant
-        except (msgspec.MsgspecError, ValueError, KeyError):  # who stores what waits sets such a record aside
+        except (msgspec.MsgspecError, ValueError, KeyError):  # draining sets such a record aside
             return False
 
     if spool is not None:
@@ -118,12 +119,12 @@ _DECODER: Final = msgspec.msgpack.Decoder(SpooledExchange, dec_hook=_decode_othe
 
 
 def spool_at(settings: Settings) -> Spool:
-    """Return the spool that the settings name; nothing is opened."""
+    """Return the spool that the settings name, without opening it."""
     return Spool(Path(settings.store.spool), spool_name(settings.store.url), settings.store.spool_max_bytes)
 
 
 def spool_of(settings: Settings) -> Spool:
-    """Return the spool that the settings name, open if it can be."""
+    """Return the spool that the settings name, and open it if possible."""
     spool = spool_at(settings)
     try:
         spool.open()
@@ -133,7 +134,7 @@ def spool_of(settings: Settings) -> Spool:
 
 
 def warn_of_others(settings: Settings) -> None:
-    """Say which other spools hold what waits: nobody would look for it after a change of `store.url`."""
+    """Log a warning for other spools with waiting exchanges. After a change of `store.url` they are not drained."""
     name = spool_name(settings.store.url)
     for path in waiting_beside(Path(settings.store.spool), name):
         _LOG.warning(
@@ -145,7 +146,7 @@ def warn_of_others(settings: Settings) -> None:
 
 
 def can_serve_without(settings: Settings) -> bool:
-    """Tell whether a process can start while the store is away: an earlier one had kept what is needed."""
+    """Tell whether a process can start while the store is away, with the secrets that an earlier process kept."""
     spool = spool_of(settings)
     try:
         return serves_without(settings, spool)
@@ -154,15 +155,15 @@ def can_serve_without(settings: Settings) -> bool:
 
 
 def serves_without(settings: Settings, spool: Spool) -> bool:
-    """Tell whether requests are served while the store is away, even by a process that has never seen it."""
+    """Tell whether requests can be served while the store is away, even by a process that never reached it."""
     return settings.store.on_failure == "forward" and bool(spool.secrets)
 
 
 class Outage:
-    """Serves and keeps what it can while the store is away. One for the life of the process."""
+    """Serves requests and keeps exchanges while the store is away. One for the life of the process."""
 
     def __init__(self, store: Store, spool: Spool, loader: HistoryLoader, *, forwards: bool) -> None:
-        """Keep what waits in `spool`; `forwards`: requests that need nothing stored are served."""
+        """Keep waiting exchanges in `spool`. `forwards`: requests that need no stored messages are served."""
         self._store = store
         self._spool = spool
         self._loader = loader
@@ -176,7 +177,7 @@ class Outage:
         return self._forwards and self._spool.usable
 
     async def secret(self, name: str, place: int) -> bytes:
-        """Return a secret of the store; while that is away, the one that was kept at this place."""
+        """Return a secret of the store. While the store is away, return the copy that the spool keeps at `place`."""
         kept = self._spool.secrets
         size = 32
         try:
@@ -193,21 +194,21 @@ class Outage:
         return found
 
     async def once_back(self, work: Callable[[Store], Awaitable[None]]) -> None:
-        """Do work with the store; as soon as that is back, where it is away."""
+        """Run `work` with the store now, or as soon as the store is back."""
         try:
             await work(self._store)
         except StoreUnavailable:
             self.later(work)
 
     def later(self, work: Callable[[Store], Awaitable[None]]) -> None:
-        """Do work with the store as soon as that is back."""
+        """Run `work` with the store as soon as the store is back."""
         self._afterwards.append(work)
-        self._store.circuit.open(StoreUnavailable(WAITS))  # where it is back by now, the work is done at once
+        self._store.circuit.open(StoreUnavailable(WAITS))  # if it is back already, the work runs at once
 
     # -------------------------------------------------------------------------------- a request
 
     async def history(self, request: Request, context: RequestContext, size: int, why: StoreUnavailable) -> History:
-        """Return the history of a request whose place could not be read; raises `why` if it needs what is stored."""
+        """Return the history of a request whose place could not be read. Raises `why` if it needs stored messages."""
         is_full = self._loader.is_full(request, context)
         if self._store.circuit.returns and not is_full and await self._store.circuit.closes(_APPEND_SECONDS):
             return await self._loader.load(request, context)
@@ -217,21 +218,21 @@ class Outage:
         return await self._loader.unplaced(request, context, room)
 
     async def keep(self, spooled: SpooledExchange, *, failed: bool) -> bool:
-        """Put an exchange into the spool, unless the store is back; it is durable when this returns.
+        """Put an exchange into the spool, or store it if the store is back. It is durable when this returns.
 
-        `failed`: the store has refused it just now. Returns whether it waits now. Raises `StoreUnavailable` where the
-        spool cannot be used either: then it waits in memory.
+        `failed`: the store has just refused the exchange. Returns whether the exchange waits in the spool. Raises
+        `StoreUnavailable` if the spool cannot be used either; the exchange then waits in memory.
         """
         opening = spooled.opening
         circuit = self._store.circuit
         if not failed and (circuit.down is None or circuit.returns) and not self._spool.flag[0]:
-            # Requests that came while others were stored would open the circuit again, and so would those after them.
+            # Store it directly. Otherwise requests that came during a drain would open the circuit again, and so on.
             try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
                     await _store_spooled(self._store.direct(), spooled)
             except (StoreUnavailable, TimeoutError):
                 pass
-            except Exception:  # noqa: BLE001 - in the spool it is set aside, with its reply
+            except Exception:  # noqa: BLE001 - it goes to the spool, which sets it aside with its reply
                 _LOG.exception("an exchange could not be stored at once")
             else:
                 return False
@@ -243,12 +244,12 @@ class Outage:
             raise
         return True
 
-    # ------------------------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------------------------ when the store is back
 
     async def drain(self) -> bool:
-        """Store what waits, unless another process does; return whether nothing waits any more.
+        """Store what waits, unless another process is doing so. Return whether nothing waits any more.
 
-        Raises `StoreUnavailable` where the store refuses it.
+        Raises `StoreUnavailable` if the store refuses it.
         """
         try:
             await self._store.renew()
@@ -286,7 +287,7 @@ class Outage:
         _LOG.warning("%d exchanges that waited in the spool are stored", number)
 
     async def _store_some(self, store: Store, records: Sequence[SpooledRecord]) -> None:
-        """Store exchanges: those of one session in their order, those of several at once."""
+        """Store exchanges: sequentially within a session, concurrently across sessions."""
         decoded: list[tuple[SpooledRecord, SpooledExchange]] = []
         for record in records:
             try:
@@ -294,7 +295,7 @@ class Outage:
             except (msgspec.MsgspecError, ValueError, KeyError) as why:
                 self._set_aside(record, why)
         by_session: dict[str, list[tuple[SpooledRecord, SpooledExchange]]] = {}
-        searching = any(spooled.infers for _, spooled in decoded)  # it may belong to the session of any other one
+        searching = any(spooled.infers for _, spooled in decoded)  # it may belong to the session of any other
         for record, spooled in decoded:
             by_session.setdefault("" if searching else record.key, []).append((record, spooled))
         ended = await asyncio.gather(
@@ -330,10 +331,10 @@ async def _store_spooled(store: Store, spooled: SpooledExchange) -> None:
 
 
 async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: Sequence[str]) -> None:
-    """Keep the ids under which later requests may go on from the reply of an exchange that is stored.
+    """Keep the ids by which later requests may continue from the reply of a stored exchange.
 
-    After an answer from the store, which is no new reply, they go on from the last message of its request. A reply that
-    is still to come has no node.
+    An answer from the store is not a new reply, so its ids point to the last message of the request. A reply that is
+    still to come has no node.
     """
     from_store = settlement.receipt.get("finished")
     node = next(iter(settled.replies or (settled.nodes[-1:] if from_store else ())), "")
@@ -341,7 +342,7 @@ async def keep_ids(store: Store, settlement: Settlement, settled: Settled, ids: 
 
 
 async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> SpooledExchange:
-    """Give an exchange its place in the history, as the request would have got it."""
+    """Place an exchange in the history, as its request would have been placed."""
     opening, settlement = spooled.opening, spooled.settlement
     session, relayed, messages = opening.session, tuple[int, ...](), opening.messages
     state: ProviderState | None = None
@@ -383,7 +384,7 @@ async def placed(spooled: SpooledExchange, incoming: Incoming, store: Store) -> 
         for mark, body in zip(snapshot.marks, messages, strict=False)
         if body_of(body.message) != mark.body
     ]
-    # What was decided names positions of the request, which are those of the branch if it has all of it.
+    # Decisions name positions in the request. These are positions in the branch only if the request holds all of it.
     arrivals = settlement.arrivals[arrival.known :] if not snapshot.start else ()
     return replace(
         spooled,

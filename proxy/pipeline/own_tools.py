@@ -1,9 +1,9 @@
-"""Tools of the proxy's own in one exchange: what they answer, and the reply of a model that may call them.
+"""The proxy's own tools in one exchange: answers their calls, and relays the reply of a model that may call them.
 
-Such a reply is relayed like any other, event by event, as long as it calls nothing of the proxy's. One that calls only
-the proxy's tools is answered unseen: upstream is asked again with the results, and what comes then goes on with the
-same reply. One that calls the client's tools too goes to the client with the client's calls alone; those of the proxy
-are answered before it is stored.
+A reply is relayed event by event, as usual, until it calls one of the proxy's tools. If it calls only the proxy's
+tools, the client does not see the calls: the upstream is asked again with the results, and its next answer continues
+the same reply. If it also calls the client's tools, the client gets its own calls only, and the proxy's calls are
+answered before the reply is stored.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from proxy.upstream import Answer, too_large
 _LOG: Final = logging.getLogger("palimpsest.relay")
 
 INTERVAL: Final = 3.0
-"""Seconds of silence after which a client is told that the line is up, where the proxy causes the silence."""
+"""Seconds of silence, if the proxy causes it, after which the client gets a sign that the connection is alive."""
 COMMENT: Final = b": working\n\n"
 
 StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]  # runs work in a task: `Background.start`
 
-MOST_ASKS: Final = 3  # how often upstream is asked again for one reply
-MOST_CALLS: Final = 8  # calls of one block that are answered: each may take as long as a search does
+MOST_ASKS: Final = 3  # how often the upstream may be asked again for one reply
+MOST_CALLS: Final = 8  # calls of one block that are answered; each may take as long as a search
 TOO_MANY: Final = "These are too many calls at once: this one was not answered. Ask again, for less."
 TOO_LONG: Final = "What this call found is too long to be shown here. Ask again, for fewer lines of it."
-"""What a call is told whose answer made the request too long for the model."""
+"""The result of a call whose answer made the request too long for the model."""
 BEGUN: Final = (
     "A summary of the older part of this conversation is being made. It takes the place of that part in one "
     "of the next requests; until then nothing changes. Go on with the task."
@@ -55,7 +55,7 @@ NOTHING_TO_SUM_UP: Final = (
 
 
 def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
-    """Return the tools that this exchange offers, with what answers them."""
+    """Return the tools that this exchange offers, with the functions that answer their calls."""
     prepared, history = exchange.prepared, exchange.prepared.history
     fresh = tuple([body.message for body in history.fresh])
     end = history.entries[-1].position + 1 if history.entries else history.start
@@ -70,7 +70,7 @@ def own_tools(exchange: Exchange, recall: Recall) -> OwnTools:
 
 
 async def _request_summary(exchange: Exchange) -> str:
-    """Note that the model asked for a summary, which is begun when the exchange is settled."""
+    """Note that the model asked for a summary; it is started when the exchange is settled. Return the call's result."""
     prepared, history = exchange.prepared, exchange.prepared.history
     policy = prepared.context.policy
     if policy is None:
@@ -84,15 +84,15 @@ async def _request_summary(exchange: Exchange) -> str:
 
 
 class OwnRound(Struct, kw_only=True):
-    """A reply with calls of the proxy's tools. All but the last of an exchange have no other calls."""
+    """A reply with calls of the proxy's tools, and their results. Only an exchange's last one may have other calls."""
 
-    message: Message  # as it is sent back
+    message: Message  # the reply in the form in which it is sent back
     results: tuple[Message, ...]
-    shortened: bool = False  # whether its results gave way to a text that says that they are too long
+    shortened: bool = False  # whether its results were replaced by a text that says that they were too long
 
 
 class Rounds:
-    """What happens behind one reply. Used once."""
+    """The rounds of calls and results behind one reply. Used once."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Rounds:
         ask_again: Callable[[Sequence[Message]], Awaitable[Answer]],
         form: Callable[[Message, bool], Message],
     ) -> None:
-        """`answer_call` returns the text of a result, whatever happens. `ask_again` sends messages after the view.
+        """`answer_call` returns the text of a result and never raises. `ask_again` sends messages after the view.
 
-        `form` returns a reply as a request carries it, one that broke off if the flag is set.
+        `form` returns a reply in the form of a request; its flag says whether the reply broke off.
         """
         self.dialect = dialect
         self.names = names
@@ -115,46 +115,47 @@ class Rounds:
         self._mixed: OwnRound | None = None
         self._asks = 0
         self.answered: list[OwnCall] = []  # every call that was answered, in order
-        self._first_usage: JsonObject | None = None  # that of the first round
+        self._first_usage: JsonObject | None = None  # usage of the first round
 
     def __len__(self) -> int:
-        """Return how many rounds the client was not shown."""
+        """Return the number of rounds that the client was not shown."""
         return len(self._rounds)
 
     @property
     def may_ask(self) -> bool:
-        """Whether upstream may be asked once more."""
+        """Whether the upstream may be asked once more."""
         return self._asks < MOST_ASKS
 
     def note(self, answered: Answered) -> None:
-        """Note in `answered` what happened in these rounds."""
+        """Add what happened in these rounds to `answered`."""
         answered.own_calls, answered.asked_again = tuple(self.answered), self._asks > 0
         answered.first_usage = self._first_usage
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The rounds, as they are sent: each a reply with its calls, and their results."""
+        """The rounds as messages to send: each is a reply with its calls, then their results."""
         return _messages_of(self._rounds)
 
     async def answer(self, calls: OwnCalls, usage: JsonObject | None) -> None:
-        """Answer all calls of a reply that calls only the proxy's tools; `usage` is that of all replies so far."""
+        """Answer all calls of a reply that calls only the proxy's tools. `usage` covers all replies so far."""
         if not self._rounds:
             self._first_usage = usage
         self._rounds.append(await self._answer(calls))
 
     async def answer_last(self, calls: OwnCalls) -> None:
-        """Answer the proxy's calls of the last reply: one that calls tools of the client's, too.
+        """Answer the proxy's calls in the last reply, if it also calls the client's tools.
 
-        Where the provider may hold the reply, those of any: what goes on from it must bring their results.
+        If the provider may hold the reply as a state, answer them in any case, because a request that continues from it
+        must bring their results.
         """
         if calls.own and (calls.others or self.dialect.requests.state_fields):
             self._mixed = await self._answer(calls)
 
     async def ask(self) -> Answer | None:
-        """Ask upstream again with the results, and with shorter ones where those are too long for it.
+        """Ask the upstream again with the results. If they are too long for it, ask with shorter ones.
 
-        Returns the answer, whatever its status, to be closed by the caller; None: it may not be asked again.
-        Raises a `PalimpsestError` where there is no answer.
+        Returns the answer, whatever its status; the caller must close it. Returns None if the upstream may not be asked
+        again. Raises a `PalimpsestError` if there is no answer.
         """
         while self.may_ask:
             self._asks += 1
@@ -164,7 +165,7 @@ class Rounds:
                 if answer.status >= 400:
                     body, overflow_of = await answer.read(), self.dialect.requests.overflow_of
                     too_long = await compute(len(body), overflow_of, answer.status, body) is not None
-            except BaseException:  # cancelled too: nobody else holds the answer yet, and it occupies a connection
+            except BaseException:  # also if cancelled: nothing else holds the answer, and it occupies a connection
                 await answer.aclose()
                 raise
             if not (too_long and self._shorten()):
@@ -175,16 +176,16 @@ class Rounds:
         return None
 
     def hidden(self, reply: Message, last: Message, *, partial: bool) -> Hidden | None:
-        """Return what is sent with the reply from now on; None where the client was shown everything.
+        """Return the hidden messages to send with the reply from now on, or None if the client was shown everything.
 
-        `reply` is the whole reply, as the client has it; `last` its last round without calls of the proxy's.
+        `reply` is the whole reply, as the client has it. `last` is its last round, without calls of the proxy's tools.
         """
         if self._mixed is not None:
             return Hidden(before=self.messages, reply=self._mixed.message, after=self._mixed.results, tokens=0)
         kept = list(self._rounds)
         sent = self._form(last, partial)
         while kept and not (sent.text or sent.has_content or sent.calls):
-            # It said nothing by itself, which no provider takes: what was said before it is its own.
+            # No provider accepts an empty message. The last round takes over the content of the round before it.
             sent = self._form(last.with_content_of(kept.pop().message), partial)
         if not kept:
             return None
@@ -202,7 +203,7 @@ class Rounds:
         return OwnRound(message=self._form(calls.message, False), results=tuple(results))
 
     def _shorten(self) -> bool:
-        """Put a short text in the place of the newest results that are whole; tell whether there are any."""
+        """Replace the newest results that are not shortened yet by a short text. Tell whether there were any."""
         for number, made in reversed(list(enumerate(self._rounds, 1))):
             if not made.shortened:
                 made.results = tuple([result.with_text(TOO_LONG) for result in made.results])
@@ -218,7 +219,7 @@ def _messages_of(rounds: Sequence[OwnRound]) -> tuple[Message, ...]:
     return tuple([message for made in rounds for message in (made.message, *made.results)])
 
 
-# ------------------------------------------------------------------------------- on its way to the client
+# ------------------------------------------------------------------------------- relaying to the client
 
 
 def virtual_relay(
@@ -232,23 +233,23 @@ def virtual_relay(
     start: StartTask,
     interval: float = INTERVAL,
 ) -> StreamRelay | WholeRelay:
-    """Return what relays `answer`, and those that follow it, to `client`.
+    """Return the relay that sends `answer`, and the answers that follow it, to `client`.
 
-    `hides_usage` keeps the chunk back that only the proxy asked for. `start` runs the task that sends the
-    client a comment after `interval` seconds of silence.
+    `hides_usage` holds back the usage chunk that only the proxy asked for. `start` runs the task that sends the client
+    a comment after `interval` seconds of silence.
     """
     if not stream:
         return WholeRelay(answer, client, headers, rounds)
-    if not answer.readable:  # in an encoding that nobody here reads: whatever it calls, it goes to the client
+    if not answer.readable:  # its encoding is not supported here: relay it unread, whatever it calls
         return StreamRelay(rounds.dialect, answer, client, headers, hides_usage=hides_usage)
     return VirtualStream(answer, client, headers, rounds, hides_usage=hides_usage, interval=interval, start=start)
 
 
 class WholeRelay:
-    """A reply in one piece, made of answers that each come in one piece. Used once."""
+    """A reply without a stream, combined from answers without a stream. Used once."""
 
     def __init__(self, answer: Answer, client: Client, headers: HeadersOf, rounds: Rounds) -> None:
-        """Relay `answer` and those that follow it, as `StreamRelay` does."""
+        """Relay `answer` and the answers that follow it, as `StreamRelay` does."""
         self._answer = self._first = answer
         self._client = client
         self._headers = headers
@@ -256,9 +257,10 @@ class WholeRelay:
         self._filter = rounds.dialect.replies.body_filter(rounds.names)
 
     async def run(self, settle: Settle) -> None:
-        """Relay the reply once it is settled.
+        """Relay the reply after settling it.
 
-        Raises a `PalimpsestError` where there is none: it was settled as failed, and the client was told nothing.
+        Raises a `PalimpsestError` if there is no reply. It is then settled as failed, and nothing was sent to the
+        client.
         """
         try:
             answered, body = await self._reply()
@@ -277,12 +279,12 @@ class WholeRelay:
         await send_whole(self._client, self._answer.status, self._headers(self._answer), body)
 
     async def ending(self, *, left: bool = False) -> Answered:
-        """Return what has come so far: no reply."""
+        """Return what has arrived so far, which is no reply."""
         why = "the client left" if left else "there is no reply"
         return self._with_rounds(Answered(status=Status.CANCELLED if left else Status.FAILED, error=why))
 
     async def _reply(self) -> tuple[Answered, bytes]:
-        """Return what came of it, and the body that the client gets."""
+        """Return the outcome, and the body that the client gets."""
         found, rounds = self._filter, self._rounds
         while True:
             body = await self._answer.read()
@@ -303,24 +305,24 @@ class WholeRelay:
             await before.discard()
 
     def _read(self, body: bytes) -> Answered:
-        """Return what the client is shown, and what belongs to it and is not shown."""
+        """Read the body that the client is shown. Add the hidden rounds that belong to it."""
         answered = self._with_rounds(read_answer(self._rounds.dialect, body, self._answer.status))
         if len(answered.replies) == 1:
             answered.hidden = self._rounds.hidden(answered.replies[0][0], self._filter.last, partial=False)
         return answered
 
     def _with_rounds(self, answered: Answered) -> Answered:
-        """Return the answered with what is known of all rounds."""
+        """Add the usage and the calls of all rounds to `answered`, and return it."""
         answered.usage = self._filter.usage
         self._rounds.note(answered)
         return answered
 
 
 class VirtualStream(StreamRelay):
-    """A reply as events, made of answers that each come as events. Used once.
+    """A streamed reply, combined from streamed answers. Used once.
 
-    Text goes to the client as it comes. What says nothing is held back a little: as long as the client was
-    told nothing, the status may still change.
+    Text goes to the client as it arrives. Events without content are held back for a moment, because the status can
+    still change until something was sent to the client.
     """
 
     def __init__(
@@ -334,7 +336,7 @@ class VirtualStream(StreamRelay):
         interval: float,
         start: StartTask,
     ) -> None:
-        """Relay `answer` and those that follow it, as `virtual_relay` says."""
+        """Relay `answer` and the answers that follow it; the parameters are those of `virtual_relay`."""
         super().__init__(rounds.dialect, answer, client, headers, hides_usage=hides_usage)
         self._first = answer
         self._rounds = rounds
@@ -342,14 +344,14 @@ class VirtualStream(StreamRelay):
         self._start = start
         self._filter = self._api.stream_filter(rounds.names, hides_usage)
         self._reply = self._filter.reply
-        self._line = anyio.Lock()  # who holds it may write
-        self._waiting = b""  # shown, and not sent: it says nothing
+        self._line = anyio.Lock()  # guards writing to the client
+        self._waiting = b""  # events without content that are to be sent and are held back
         self._started = self._over = False
         self._quiet = True
 
     async def run(self, settle: Settle) -> None:
-        """Relay until the reply ends; raises as `WholeRelay.run` does."""
-        # Not a task group: it would wait for its tasks, and who is cancelled then would lose what it has.
+        """Relay until the reply ends. Raises as `WholeRelay.run` does."""
+        # Not a task group: that would wait for its tasks, and a cancellation meanwhile would lose the reply.
         alive = self._start(self._keep_alive())
         try:
             while await self._round(settle):
@@ -360,14 +362,14 @@ class VirtualStream(StreamRelay):
                 await self._answer.aclose()
 
     def answered(self, *, left: bool = False) -> Answered:
-        """Return what the client has so far."""
+        """Return what the client has got so far."""
         answered = super().answered(left=left)
         answered.usage = self._filter.usage
         self._rounds.note(answered)
         if len(answered.replies) == 1:
             reply, partial = answered.replies[0]
             last: Message = self._filter.last
-            if len(self._rounds) > self._filter.rounds:  # it is among them: nothing came after it
+            if len(self._rounds) > self._filter.rounds:  # `last` is one of the rounds, and nothing came after it
                 last = self._rounds.dialect.spoken("assistant", "")
             answered.hidden = self._rounds.hidden(reply, last, partial=partial)
         return answered
@@ -377,11 +379,11 @@ class VirtualStream(StreamRelay):
         return super()._ended and not self._filter.again
 
     def _stop_reading(self) -> None:
-        """Give up: what the proxy's own tools are asked cannot be passed on unread."""
+        """Raise an error, because calls of the proxy's own tools cannot be relayed unread."""
         raise too_large("is a stream longer than server.max_memory allows")
 
     async def _round(self, settle: Settle) -> bool:
-        """Relay one answer; tell whether another one follows."""
+        """Relay one answer. Tell whether another one follows."""
         last = await self._relay()
         whole = not self._reply.failed
         if self._filter.again and whole:
@@ -409,7 +411,7 @@ class VirtualStream(StreamRelay):
         return self._tried(self._filter.end, event, b"")
 
     async def _go_on(self, settle: Settle) -> bool:
-        """Answer what the round called, and ask again; tell whether there is an answer to be relayed."""
+        """Answer the round's calls, and ask again. Tell whether there is an answer to relay."""
         if self._done:
             await self._rest()
         await self._answer.discard()
@@ -419,7 +421,7 @@ class VirtualStream(StreamRelay):
             refusal = None
             if answer is not None:
                 self._answer = answer
-                self._failure = None  # if the last round broke off, it had all that counts
+                self._failure = None  # if the last round broke off, its calls were complete
                 refusal = None if 200 <= answer.status < 300 else await answer.read()
         except PalimpsestError as why:
             self._failure = why
@@ -440,7 +442,7 @@ class VirtualStream(StreamRelay):
         return True
 
     async def _refuse(self, body: bytes, settle: Settle) -> None:
-        """Pass on an error with which upstream answered a later round."""
+        """Relay an error that the upstream answered in a later round."""
         status, words = self._answer.status, self._api.error_words(body)
         self._failure = UpstreamError(words or f"HTTP {status}")
         await settle(await self.ending())
@@ -452,7 +454,7 @@ class VirtualStream(StreamRelay):
             await send_whole(self._client, status, self._headers(self._answer), body)
 
     async def _break_off(self, error: bytes) -> bool:
-        """End a stream that has begun with the body of an error; tell whether it had. No comment comes any more."""
+        """If the stream has begun, end it with an error; stop the keep-alive comments. Tell whether it had begun."""
         async with self._line:
             self._over = True
         if self._started:
@@ -460,7 +462,7 @@ class VirtualStream(StreamRelay):
         return self._started
 
     async def _send(self, shown: bytes, *, flush: bool = False) -> None:
-        """Send what is shown. What says nothing waits: until something does, the status may still change."""
+        """Send what the client is shown. Events without content wait, so that the status can still change."""
         async with self._line:
             self._waiting += shown
             if self._waiting and (self._started or self._filter.said or flush):
@@ -484,7 +486,7 @@ class VirtualStream(StreamRelay):
             await self._client.start(self._answer.status, self._headers(self._answer))
 
     async def _keep_alive(self) -> None:
-        """Break every long silence: first with what was held back, later with comments where we cause it."""
+        """Break every long silence: first with held-back events, later with comments if the proxy causes it."""
         while True:
             await anyio.sleep(self._interval)
             async with self._line:

@@ -1,7 +1,7 @@
-"""How the last long request of each session began, so that the next one is not read again from its first byte.
+"""A cache of the last long request of each session, so that the next one is not parsed from its first byte.
 
-SDKs resend a conversation byte for byte and add to its end. What stands in the common bytes is taken over, message
-by message; only what comes after is parsed and hashed. The bytes are equal or they are not: nothing can be stale.
+SDKs resend a conversation byte for byte and append to its end. Messages within the common bytes are reused; only what
+comes after them is parsed and hashed. Bytes are compared for equality, so the cache cannot be stale.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from proxy.store import Mark
 from proxy.trimming import Entry, PlannedStart
 
 Key: TypeAlias = tuple[str, str, str, bytes]
-"""Dialect, tenant, and the header that names the session with its value: nobody else's request is ever met."""
+"""Dialect, tenant, and the session header with its value. Tenants never share an entry."""
 
-_ROOM: Final = 64 * 1024 * 1024  # bytes that a process keeps on a small machine, about
-_MESSAGE_BYTES: Final = 600  # what is kept of a message beside its text, about
+_ROOM: Final = 64 * 1024 * 1024  # approximate bytes that a process keeps on a small machine
+_MESSAGE_BYTES: Final = 600  # approximate bytes kept for a message beside its text
 
 
 class KnownRequest(Struct, frozen=True, kw_only=True):
-    """A request, and what follows from it."""
+    """A request, and what was derived from it."""
 
     request: Request
-    names: Sequence[str]  # the nodes of its messages in a row under the root
+    names: Sequence[str]  # the nodes of its messages as a chain under the root
     contents: Sequence[bytes]  # their content hashes
-    marks: tuple[Mark, ...] = ()  # what is stored of its first messages, if they were resent
+    marks: tuple[Mark, ...] = ()  # the stored records of its first messages, if they were resent
     entries: tuple[Entry, ...] = ()  # one for each of `marks`
-    planned: PlannedStart | None = None  # what its plan says of the next request's; None where it says nothing
+    planned: PlannedStart | None = None  # the part of its plan that the next request can reuse, if any
 
 
 class KnownPrefixes:
-    """The last long request of each session; those that were not asked for the longest go first."""
+    """The last long request of each session. Evicts the least recently used."""
 
     def __init__(self, names: Sequence[str], room: int | None = None) -> None:
-        """Keep about `room` bytes; None: as many as there is memory for.
+        """Keep about `room` bytes; None scales the default to the machine's memory.
 
-        `names` are those of the headers that name a session, the first one counts.
+        `names` are the headers that may name a session. The first one that a request has counts.
         """
         self._names: Final = [name.lower().encode() for name in names]
         self._known: Final[LRUCache[Key, KnownRequest]] = LRUCache(
@@ -51,7 +51,7 @@ class KnownPrefixes:
         )
 
     def key_of(self, call: ClientRequest) -> Key | None:
-        """Return where the request before this one is kept; None where no header names a session."""
+        """Return the key of the request's session, or None if no header names one."""
         sent = dict(reversed(call.headers))
         for name in self._names:
             if value := sent.get(name):
@@ -59,13 +59,13 @@ class KnownPrefixes:
         return None
 
     def find(self, key: Key) -> KnownRequest | None:
-        """Return the request that is kept there."""
+        """Return the request that is kept under `key`, if any."""
         return self._known.get(key)
 
     async def keep(self, key: Key, known: KnownRequest, *, parsed: int = 0) -> None:
-        """Keep a request in the place of the one before it, without what was parsed for it.
+        """Keep a request in place of the one before it, without its parsed values.
 
-        `parsed` is the position of the first of its messages that may have been.
+        `parsed` is the position of the first message that may have parsed values.
         """
         if _size_of(known) <= self._known.maxsize:
             self._known[key] = known

@@ -1,4 +1,4 @@
-"""From a client's bytes to a plan. Nothing is stored and nothing is sent yet: an error leaves no trace."""
+"""Turns a client's bytes into a plan. Nothing is stored or sent yet, so an error leaves no trace."""
 
 from __future__ import annotations
 
@@ -52,40 +52,40 @@ from proxy.upstream import Destination
 _LOG: Final = logging.getLogger("palimpsest.clients")
 _TOOLS_ABSENT: Final = "the history holds tool calls, and the request offers no tools"
 FINISHED: Final = "answered from the store: the task is finished"
-"""The warning of an exchange for which upstream was not asked."""
+"""Warning of an exchange for which the upstream was not asked."""
 MASKED: Final = "what was masked in the store is sent masked: the client sent only what is new"
 _PRODUCT: Final = re.compile(
     r"[!-.0-~]{1,60}(?:/[A-Za-z][!-~]{0,40})?"
 )  # as in `OpenAI/Python 2.0`, or `curl` of `curl/8`
-_MODELS: Final = 256  # models that are remembered for refusing trims amid a tool loop; their names come from strangers
-_CLIENTS: Final = 256  # types of clients that the log tells of at most; their names come from strangers
-_TRIMS: Final = 64  # trims that one process remembers: each until it is stored, and each as long as what is sent
+_MODELS: Final = 256  # limit of remembered models that refuse trims amid a tool loop; clients choose the names
+_CLIENTS: Final = 256  # limit of client types that are logged; clients choose the names
+_TRIMS: Final = 64  # trims that one process remembers until they are stored; each is as long as the view
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A request that was read, placed and planned: the first stage of an exchange."""
+    """A request after reading, placing and planning: the first stage of an exchange."""
 
-    received: float  # `time.monotonic()` once its body was here
+    received: float  # `time.monotonic()` when its body had arrived
     call: ClientRequest
     request: Request
     context: RequestContext
     history: History
     planning: PlanningContext  # what the plan was made with
-    destination: Destination  # where it is sent
-    facts: ModelFacts  # what is known of the model there
-    instructions_tokens: int  # tokens of the instructions that are sent
+    destination: Destination  # where the request is sent
+    facts: ModelFacts  # about the model at that destination
+    instructions_tokens: int  # tokens of the sent instructions
     report: PlanReport
-    own_tools: tuple[str, ...]  # names of the proxy's own tools that are offered with it
-    tools: bytes | None  # the JSON text of all tools that are offered; None without any
-    finishing: Entry | None  # the reply that finished the task, where nothing came after it: it is the answer
-    removed_tools: tuple[str, ...] = ()  # names of tools that the client offers and the policy leaves out
+    own_tools: tuple[str, ...]  # names of the proxy's own tools that the request offers
+    tools: bytes | None  # the JSON text of all offered tools; None without any
+    finishing: Entry | None  # the reply that finished the task, if nothing came after it; it is the answer
+    removed_tools: tuple[str, ...] = ()  # names of the client's tools that the policy leaves out
     removed_tokens: int = 0  # their tokens
     no_summary: str = ""
-    """Why the summary that the plan asks for is not being made; empty where it is, or none is asked for."""
+    """Why the summary that the plan asks for is not being made; empty if it is, or if the plan asks for none."""
 
     @property
     def stored(self) -> bool:
-        """Whether it belongs to a session; a stateless one leaves nothing behind."""
+        """Whether the request belongs to a session. A stateless request is not stored."""
         return self.history.id is not None
 
     @property
@@ -94,25 +94,25 @@ class Prepared(Struct, frozen=True, kw_only=True):
         return session_key(self.call.tenant, self.history.id or "", self.call.dialect.name)
 
     def reported(self, plan: Plan, warnings: tuple[str, ...]) -> PlanReport:
-        """Return the report of another plan of the request; `warnings` come beside the plan's own."""
+        """Return the report of another plan for this request; `warnings` are added to the plan's own."""
         return report_of(self.report.exchange, self.history, plan, self.planning, warnings, self.removed_tokens)
 
 
 class Original(Struct, frozen=True, kw_only=True):
-    """A request as it was before trimming, for an upstream that refused it trimmed."""
+    """A request before trimming, for an upstream that refused the trimmed one."""
 
     plan: Plan
-    waits: bool = False  # whether the trim only waits, amid a tool loop, for the loop's end
+    waits: bool = False  # whether the trim is only postponed to the end of the current tool loop
 
 
 class Preparer:
-    """Prepares one request after another. One for the life of the process."""
+    """Prepares requests. One for the life of the process."""
 
     def __init__(self, settings: Settings, services: AppServices, process_mark: str) -> None:
-        """Every exchange's id ends with `process_mark`, 8 hexadecimal digits."""
+        """Set up for the process. Exchange ids end with `process_mark`, 8 hexadecimal digits."""
         self._settings = settings
         self.policies: Final = Policies(settings.policies)
-        """Those in force; exchanged when the configuration is read again."""
+        """The policies in force; replaced when the configuration is reloaded."""
         self._services = services
         self._coalescer = PlanCoalescer()
         self._prefixes = KnownPrefixes(settings.sessions.headers)
@@ -120,14 +120,16 @@ class Preparer:
         self._leaves_tools_out = any(policy.tools.remove for policy in settings.policies.values())
         self._offers_tools = bool(offered(settings.virtual_tools, has_tools=True))
         self._session_header = next(iter(settings.sessions.headers), "X-Session-ID")
-        self._unnamed: set[str] = set()  # types of clients that were told of
+        self._unnamed: set[str] = set()  # types of clients that were logged
         self._binding: FIFOCache[tuple[str, str | None], bool] = FIFOCache(_MODELS)
-        """(model, address) of those that refused a trim amid a tool loop: they require its reasoning, and check what
-        stands before it."""
-        self._random = random.Random()  # noqa: S311 - ids are no secrets, and the system's source costs more
+        """(model, address) of models that refused a trim amid a tool loop.
+
+        They require the loop's reasoning, and check what stands before it.
+        """
+        self._random = random.Random()  # noqa: S311 - ids are not secret, and the system's source is slower
 
     async def prepare(self, call: ClientRequest) -> Prepared:
-        """Read a request, find its place in the history, and plan what is sent."""
+        """Read a request, find its place in the history, and plan what to send."""
         received, settings, services = time.monotonic(), self._settings, self._services
         key = self._prefixes.key_of(call) if len(call.body) >= LONG_BODY else None
         request, known = await self._read(call, key)
@@ -145,16 +147,16 @@ class Preparer:
             mine = offered(settings.virtual_tools, has_tools=has_tools, stateless=stateless, off=off)
             offer = call.dialect.requests.offer_tools(request, mine)
             own, offered_tools = offer.names, offer.tools
-        # A policy that the session decides may need the whole history.
+        # If the policy depends on the session, it may need the whole history.
         whole = context.observes or context.select is not None
         while True:
             history = await self._history(call, request, context, known, whole=whole, stateless=stateless)
             context = context.in_session(history.placed_in)
             policy, observes = context.policy, context.observes
-            if is_added_to := bool(request.state) and not history.arrival.expanded:  # by the provider
+            if is_added_to := bool(request.state) and not history.arrival.expanded:  # the provider adds to the history
                 context, policy, observes = replace(context, policy_name=OFF, policy=None), None, False
             if is_added_to or history.unplaced is not None:
-                own, offered_tools = (), request.tools  # what they do needs the history
+                own, offered_tools = (), request.tools  # the proxy's own tools need the history
             removed = await self._removed(call, request, history, policy)
             tools, without = without_tools(call.dialect, offered_tools, request, removed, history.entries, own)
             planning, lead = await self._planning(request, history, tools, context.agent, facts)
@@ -167,7 +169,7 @@ class Preparer:
             history, made = await self._plan(history, context, request.model, planning, before)
             if whole or not made.needs_whole:
                 break
-            whole = True  # the policy changed: load what the cut dropped as well, and plan again
+            whole = True  # the policy changed: also load what the cut dropped, and plan again
         if key is not None and history.known is not None:
             planned = _planned(history, made, policy, planning)
             kept = history.known if planned is None else replace(history.known, planned=planned)
@@ -176,7 +178,7 @@ class Preparer:
         report = report_of(self._new_id(), history, made, planning, warnings, removed_tokens)
         if observes and finishing is None:
             report = observed(report, bypass(history.entries, planning, composed=history.composed))
-            context = replace(context, policy=None)  # no summary is made, and an overflow is the client's
+            context = replace(context, policy=None)  # no summary is made, and the client handles an overflow
         return Prepared(
             received=received,
             call=call,
@@ -201,7 +203,7 @@ class Preparer:
     ) -> Collection[str]:
         """Return the names of the tools to leave out.
 
-        A session goes on as it began. A tool that its first request with tools offered stays as it was then: in or out.
+        A session continues as it began: each tool of its first request with tools stays in or out as it was then.
         """
         if policy is None or policy.mode == "observe":
             return ()
@@ -215,7 +217,7 @@ class Preparer:
             return removed
         try:
             known = {name for name, _ in call.dialect.requests.declared(first.tools)}
-        except msgspec.DecodeError:  # what was masked in them was more than text
+        except msgspec.DecodeError:  # masking changed more than text in them
             return removed
         return {*first.removed, *(name for name in removed if name not in known)}
 
@@ -229,7 +231,7 @@ class Preparer:
         tools: bytes | None,
         finishing: Entry | None,
     ) -> tuple[tuple[str, ...], str]:
-        """Return the warnings beside the plan's own, and why no summary is made."""
+        """Return the warnings that are added to the plan's own, and why no summary is made."""
         services, no_summary = self._services, ""
         warnings = (FINISHED,) if finishing is not None else _absent_tools(request, tools, made.view)
         warnings = (AWAY,) * (history.unplaced is not None) + warnings + request.notes
@@ -245,7 +247,7 @@ class Preparer:
         return warnings, no_summary
 
     def _tell_unnamed(self, call: ClientRequest) -> None:
-        """Say in the log, once for each type of client, that it names no session, and how it could."""
+        """Log, once for each type of client, that it names no session, and how it could."""
         agent = next((value for name, value in call.headers if name.lower() == b"user-agent"), b"")
         found = _PRODUCT.match(agent.decode("latin-1"))
         client = found[0] if found is not None else "a client without User-Agent"
@@ -280,9 +282,10 @@ class Preparer:
     async def _with_provider(
         self, call: ClientRequest, request: Request, context: RequestContext, destination: Destination
     ) -> tuple[Request, RequestContext]:
-        """Check and read what a request names that the provider keeps. What the provider adds to is not trimmed.
+        """Check ownership of the items that a request references at the provider, and resolve those it can.
 
-        Whether it adds a state is told by the history: the proxy may expand that.
+        Trimming is switched off for a request that the provider adds to. A state is decided later, from the history,
+        because the proxy may expand it.
         """
         loader = self._services.loader
         if request.references and not destination.forwards_credentials:
@@ -294,7 +297,7 @@ class Preparer:
         return request, context
 
     async def _read(self, call: ClientRequest, key: Key | None) -> tuple[Request, KnownRequest | None]:
-        """Read a body; return the request before it, too, if they begin with the same messages."""
+        """Parse a body. Also return the session's request before it, if both begin with the same messages."""
         body, parse = call.body, call.dialect.requests.parse
         known = self._prefixes.find(key) if key is not None else None
         kept = known.request.common(body) if known is not None else 0
@@ -308,7 +311,7 @@ class Preparer:
     async def with_summary(self, prepared: Prepared, attempt: SummaryRow | None, reason: str) -> Prepared:
         """Plan again with the summary that the request waited for.
 
-        `attempt` is what came of it, if any was begun; `reason` says why there is no summary.
+        `attempt` is the result, if an attempt was started; `reason` says why there is no summary.
         """
         history, planning, context = prepared.history, prepared.planning, prepared.context
         made = prepared.report.plan
@@ -326,9 +329,9 @@ class Preparer:
         return replace(prepared, history=history, planning=planning, report=report, no_summary=reason)
 
     async def original_of(self, prepared: Prepared) -> Original | None:
-        """Return the request as it was before trimming; None where that is not known any more.
+        """Return the request before trimming, or None if that is no longer known.
 
-        Amid a tool loop whose reasoning is required, that is as it was before this trim: the trim waits for its end.
+        Amid a tool loop whose reasoning is required, only the newest trim is undone: it waits for the end of the loop.
         """
         history, context, planning = prepared.history, prepared.context, prepared.planning
         policy, entries = context.policy, history.entries
@@ -337,8 +340,8 @@ class Preparer:
         if planning.keeps_loop and prepared.report.plan.trimmed and entries[-1].message.is_result:
             waiting = await plan_of(history, context.policy_name, policy, replace(planning, binds_loop=True))
             return Original(plan=waiting, waits=True)
-        if history.composed and history.standing is not None:  # what the cut dropped was not read
-            again = replace(context, session=history.id, charge=free_of_charge)  # its refusal would hide upstream's
+        if history.composed and history.standing is not None:  # the messages that the cut dropped were not read
+            again = replace(context, session=history.id, charge=free_of_charge)  # a refusal would hide the upstream's
             whole = await self._services.loader.load(prepared.request, again, whole=True)
             if whole.arrival.base != history.arrival.base:
                 return None
@@ -349,7 +352,7 @@ class Preparer:
         return Original(plan=replace(made, decided=tuple([entry.arrival or () for entry in history.entries])))
 
     async def unbound_of(self, prepared: Prepared, made: Plan) -> Plan | None:
-        """Return a plan without reasoning that is bound to another view; None where that changes nothing."""
+        """Return the plan without reasoning that is bound to another view, or None if that changes nothing."""
         history = prepared.history
         if prepared.context.policy is None or not history.nodes:
             return None
@@ -370,7 +373,7 @@ class Preparer:
     async def _planning(
         self, request: Request, history: History, tools: bytes | None, agent: str | None, facts: ModelFacts
     ) -> tuple[PlanningContext, int]:
-        """Return what planning must be told, and the tokens of the instructions."""
+        """Return the planning context, and the tokens of the instructions."""
         model, lead, fixed, counter = request.model, 0, 0, self._services.counter
         masker = self._services.store.masker
         if history.instructions:
@@ -393,11 +396,11 @@ class Preparer:
         return planning, lead
 
     async def _tools_tokens(self, tools: bytes | None, model: str) -> int:
-        """Return the tokens of the JSON text of tools."""
+        """Return the tokens of the tools' JSON text; 0 without tools."""
         return 0 if tools is None else await compute(COUNTING * len(tools), self._services.counter.json, tools, model)
 
     async def _removed_tokens(self, offered: bytes | None, tools: bytes | None, model: str) -> int:
-        """Return how many tokens fewer the tools that are sent have than those that were offered."""
+        """Return how many tokens leaving out tools saves: those of `offered` minus those of `tools`."""
         if offered is tools:
             return 0
         return await self._tools_tokens(offered, model) - await self._tools_tokens(tools, model)
@@ -410,9 +413,9 @@ class Preparer:
         planning: PlanningContext,
         before: PlannedStart | None,
     ) -> tuple[History, Plan]:
-        """Decide what is sent; return the history too, with a cut that others just made at its place.
+        """Decide what to send. Also return the history, with the cut that another request just made at its place.
 
-        `before` is what is known of the plan from the request before.
+        `before` is the reusable part of the previous request's plan.
         """
         name, policy = context.policy_name, context.policy
         if policy is None:
@@ -432,7 +435,7 @@ class Preparer:
         return await self._coalescer.plan(history, place, decide)
 
     def _new_id(self) -> str:
-        """Return an exchange's id; ids that this process makes later sort later, to the microsecond."""
+        """Return a new exchange id. Ids of one process sort by time, to the microsecond."""
         microseconds = int(self._services.knowledge.clock() * 1_000_000)
         return f"exc_{microseconds:014x}{self._random.getrandbits(40):010x}{self._process_mark}"
 
@@ -446,9 +449,10 @@ async def plan_of(
     overflow: int | None = None,
     before: PlannedStart | None = None,
 ) -> Plan:
-    """Decide what of the history is sent: nothing is trimmed without a policy, and more after an `overflow`.
+    """Decide what of the history to send.
 
-    `before` is what is known of the plan from the request before.
+    Without a policy nothing is trimmed. `overflow` is the target in tokens after the upstream found the request too
+    long. `before` is the reusable part of the previous request's plan.
     """
     composed, cut = history.composed, history.standing.cut if history.standing is not None else None
     if policy is None:
@@ -472,14 +476,14 @@ async def plan_of(
 
 
 def _planned(history: History, made: Plan, policy: Policy | None, planning: PlanningContext) -> PlannedStart | None:
-    """Return what the plan says of the next request's; None where it says nothing."""
+    """Return the part of the plan that the next request can reuse, or None if there is none."""
     if policy is None or history.composed or history.start:
         return None
     return planned_start(history.entries, len(history.nodes), made, policy, planning)
 
 
 def _masked(history: History) -> tuple[str, ...]:
-    """Return the warning that the request is put together from stored messages of which something was masked, if so."""
+    """Return the warning that the request is composed of stored messages and some are masked, if so."""
     stored = history.entries[: len(history.nodes)] if history.composed else ()
     return (MASKED,) if any(MARK.encode() in entry.message.raw for entry in stored) else ()
 
@@ -492,10 +496,10 @@ def without_tools(
     entries: Sequence[Entry],
     own: Collection[str] = (),
 ) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return the JSON text of the tools without those of these names that nothing depends on, and who they are.
+    """Remove the tools in `names` that nothing depends on. Return the JSON text of the rest, and the removed names.
 
-    Where none of the client's would be left beside the proxy's `own`, all stay. What is left is the same at every
-    request of a session: a tool that is not offered is not called.
+    A tool stays if the history calls it or `tool_choice` names it. If only the proxy's `own` tools would be left, all
+    stay. The result is the same for every request of a session, because a tool that is not offered is never called.
     """
     if tools is None or not names:
         return tools, ()
@@ -514,7 +518,7 @@ def without_tools(
 
 
 def resemblance(doubt: Doubt, request: Request, header: str) -> str:
-    """Return the warning that a request resembles a session and was not taken for a part of it."""
+    """Return the warning that a request resembles a session but was not joined to it."""
     if doubt.rivals > 1:
         why = f"this history fits {doubt.rivals} sessions alike, {doubt.session} among them"
     elif doubt.instructions:
@@ -529,9 +533,9 @@ def resemblance(doubt: Doubt, request: Request, header: str) -> str:
 
 
 def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry | None:
-    """Return the reply that finishes a task, where nothing came after it but results of its calls.
+    """Return the reply that finishes a task, if only results of its calls came after it; otherwise None.
 
-    An agent that called one of `tools` is done; asked again with nothing new, a model would say something else.
+    An agent that called one of `tools` is done. Asked again with nothing new, a model would say something different.
     """
     last = next((each for each in reversed(entries) if not each.message.is_result or each.message.beside), None)
     finishes = last is not None and any(call.name in tools for call in last.message.calls)
@@ -541,7 +545,7 @@ def finishing_reply(entries: Sequence[Entry], tools: Collection[str]) -> Entry |
 def _absent_tools(request: Request, tools: bytes | None, view: Sequence[Message]) -> tuple[str, ...]:
     """Return the warning that the view holds tool calls and the request offers no tools, if so.
 
-    `tools` are those that are sent; older clients of Chat Completions have others beside them (`functions`).
+    `tools` are the sent tools. Older clients of Chat Completions have others in `functions`.
     """
     if tools is not None or (request.has_tools and request.tools is None):
         return ()
@@ -555,22 +559,22 @@ def _absent_tools(request: Request, tools: bytes | None, view: Sequence[Message]
 
 
 def ready_summary_of(row: SummaryRow | None) -> ReadySummary | None:
-    """Return a stored summary as trimming sees it; None where there is none that is ready."""
+    """Return a stored summary in the form for trimming, or None if it is not ready."""
     if row is None or row.status is not SummaryStatus.READY:
         return None
     return ReadySummary(**{name: getattr(row, name) for name in ReadySummary.__struct_fields__})
 
 
 def unused(row: SummaryRow | None, cut: Cut | None) -> SummaryRow | None:
-    """Return a ready summary that covers more than what the cut uses; None where there is none."""
+    """Return the summary if it is ready and covers more than the cut's own summary; otherwise None."""
     used = cut.summary.until if cut is not None and cut.summary is not None else 0
     return row if row is not None and row.status is SummaryStatus.READY and row.until > used else None
 
 
 def as_requested(row: SummaryRow, at: int) -> SummaryRow:
-    """Return a summary that was made beside the requests as one that somebody asks for; `at` is the time.
+    """Return a copy of a background summary, marked as explicitly requested; `at` is its new creation time.
 
-    What it cost was booked with the first.
+    It has no cost, because the first summary recorded that.
     """
     return replace(row, id=f"sum_{token_hex(12)}", asked=True, usage=None, cost=None, created_at=at)
 
@@ -590,7 +594,7 @@ def missing_summary(
 ) -> tuple[str, ...]:
     """Return the warning that a trim goes without the summary that it asked for, and why.
 
-    `reason` says why none was made just now, where the request waited for it; `hindered` why none is begun.
+    `reason` says why no summary was made although the request waited for it. `hindered` says why none is started.
     """
     if wanted is None or not wanted.urgent:
         return ()
@@ -610,29 +614,29 @@ def missing_summary(
 
 
 class PlanCoalescer:
-    """Lets requests that go on from one place of a long history share the trim that one of them decides.
+    """Lets requests that continue from the same place of a long history share one trim.
 
-    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. One decides at a time,
-    and the others go on from its cut, though it may not be stored yet: so the provider's cache serves them all.
+    Many branches may begin at one place at once: best of n, an evaluation, sub-agents. One request decides at a time.
+    The others use its cut, even if it is not stored yet, so that the provider's cache serves them all.
     """
 
     def __init__(self, most: int = _TRIMS) -> None:
-        """Remember `most` trims at most."""
+        """Remember at most `most` trims."""
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
-        """Where somebody decides, or waits to."""
+        """Locks of the places where a request decides or waits."""
         self._made: FIFOCache[Hashable, StandingCut] = FIFOCache(most)
 
     async def plan(
         self, history: History, place: Hashable, decide: Callable[[History, int | None], Awaitable[Plan]]
     ) -> tuple[History, Plan]:
-        """Return the plan of a request, and its history, with the cut of another request at the same `place`.
+        """Return a request's history and its plan. If another request at the same `place` made a cut, both use it.
 
-        `decide` makes the plan; where it is given a position, a trim may be kept there for others.
+        `decide` makes the plan. If it is given a position, it may keep a trim at that position for other requests.
         """
         fork, kind = history.fork, history.arrival.kind
         if fork is None or kind not in {Kind.RESEND, Kind.REWIND}:
             return history, await decide(history, None)
-        if TRIMMING * history.size < OFF_LOOP_BYTES:  # decided before anybody else can ask
+        if TRIMMING * history.size < OFF_LOOP_BYTES:  # decided on the event loop, so no other request can come between
             return history, await decide(history, fork if kind is Kind.REWIND else None)
         contended = place in self._locks
         lock = self._locks.setdefault(place, asyncio.Lock())

@@ -1,4 +1,4 @@
-"""What is said of an exchange: the response headers, the stored receipt, the log line."""
+"""Reports an exchange: the response headers, the stored receipt, the log line."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from proxy.trimming import Change, Gap, Plan, PlanningContext, Summary, SummaryR
 Headers = list[tuple[bytes, bytes]]
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 _WARNING_BYTES: Final = 1000
-NodeAt = Callable[[int], str | None]  # names the message at a position of the branch; None where it never became a node
+NodeAt = Callable[[int], str | None]  # returns the node at a position of the branch; None if it never became a node
 
 
 class PlanReport(Struct, frozen=True, kw_only=True):
-    """What is known of an exchange once it is planned: the headers, the receipt and the log line tell it.
+    """The facts about a planned exchange, for the headers, the receipt and the log line.
 
-    Tokens are as upstream counts them, as far as that is known; messages include instructions.
+    Tokens are scaled to the upstream's counts, as far as these are known. Messages include instructions.
     """
 
     session: str | None
     exchange: str
     kind: str  # how the request relates to its session
     plan: Plan
-    warnings: tuple[str, ...]  # every warning, those of the plan first
-    messages_before: int  # messages of the request if nothing were trimmed
+    warnings: tuple[str, ...]  # all warnings, the plan's first
+    messages_before: int  # messages of the untrimmed request
     messages_sent: int
-    tokens_before: int  # tokens of the request if nothing were trimmed, and no tool left out
+    tokens_before: int  # tokens of the untrimmed request, with all tools
     tokens_sent: int
-    edits: tuple[str, ...]  # the types of the edits that changed something
-    window: int | None = None  # the model's context window in tokens, where known
+    edits: tuple[str, ...]  # types of the edits that changed something
+    window: int | None = None  # the model's context window in tokens, if known
     instructions_tokens: int = 0  # tokens of instructions and tools
-    scale: float = 1.0  # tokens that upstream counts for one counted here
-    would_send: int | None = None  # tokens that would have been sent, where the policy only observes
+    scale: float = 1.0  # tokens that the upstream counts for one counted here
+    would_send: int | None = None  # tokens that a trim would have sent; set only if the policy observes
     would_edit: tuple[str, ...] = ()
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The warnings beside those of the plan."""
+        """The warnings that are not the plan's own."""
         return self.warnings[len(self.plan.warnings) :]
 
     @property
     def only_observed(self) -> bool:
-        """Whether the policy only observes: nothing that it decided is done."""
+        """Whether the policy only observes, so that the plan is recorded but not carried out."""
         return self.would_send is not None
 
 
@@ -64,7 +64,7 @@ def report_of(
 ) -> PlanReport:
     """Return the report of a plan.
 
-    `warnings` come beside the plan's own. `removed_tokens` are those of tools that were left out.
+    `warnings` are added to the plan's own. `removed_tokens` are the tokens of the tools that were left out.
     """
     summary, scale, instructions = plan.summary, context.scale, len(history.instructions)
     leads = summary is not None and summary.role == "merge" and not instructions
@@ -86,7 +86,7 @@ def report_of(
 
 
 def observed(report: PlanReport, sent: Plan) -> PlanReport:
-    """Return the report of a plan that is recorded only: what is sent is `sent`, all of it."""
+    """Return the report of a plan that is only recorded. `sent` is the untrimmed plan that is carried out."""
     plan = replace(
         report.plan, view=sent.view, tokens_sent=sent.tokens_sent, stable_ends=(), summary=None, summary_request=None
     )
@@ -102,7 +102,7 @@ def observed(report: PlanReport, sent: Plan) -> PlanReport:
 
 
 def response_headers(report: PlanReport) -> Headers:
-    """Return the headers that tell the client what was done; docs/api.md lists them."""
+    """Return the headers that tell the client what the proxy did. docs/api.md lists them."""
     encode = headers.encode_value
     told = {
         headers.EXCHANGE_ID: report.exchange.encode(),
@@ -118,18 +118,18 @@ def response_headers(report: PlanReport) -> Headers:
         told[headers.SESSION_ID] = encode(report.session)
     if report.warnings:
         text = " ".join("; ".join(report.warnings).split()).encode("ascii", "replace")
-        # A warning may name what the client or the provider wrote, control characters included.
+        # A warning may quote the client or the provider, including control characters.
         told[headers.CONTEXT_WARNING] = _CONTROL.sub(b"?", text)[:_WARNING_BYTES]
     return list(zip(map(str.encode, told), told.values(), strict=True))
 
 
 def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool = False) -> JsonObject:
-    """Return the part of a receipt that the plan gives.
+    """Return the plan's part of a receipt.
 
-    `found` is the cut that stood before; one that is `borrowed` may not be stored yet.
+    `found` is the cut that stood before. If it is `borrowed`, it may not be stored yet.
 
-    What an earlier cut does to messages that are still sent is in the receipt of the exchange that moved it: here is
-    its place alone. What earlier trims dropped is summed up in `gaps`; where the cut that was found has the same ones,
+    Changes by an earlier cut to messages that are still sent are in the receipt of the exchange that moved that cut.
+    This receipt holds only the cut's position. `gaps` sums up what earlier trims dropped. If `found` has the same gaps,
     `gaps_at` names its node instead.
     """
     plan = report.plan
@@ -142,7 +142,7 @@ def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool 
         if cut is None
         else {
             "position": cut.position,
-            # Where it moved to becomes a node when all is settled.
+            # The position that the cut moved to becomes a node when the exchange is settled.
             "node": None if plan.trimmed or found is None else found.node,
             "version": cut.version,
             "moved": plan.trimmed,
@@ -164,7 +164,7 @@ def receipt_of(report: PlanReport, found: StandingCut | None, *, borrowed: bool 
 
 
 def told_gaps(gaps: Iterable[Gap]) -> list[JsonObject]:
-    """Return gaps as a receipt holds them."""
+    """Return gaps in the form of a receipt."""
     return [
         {"edit": gap.edit, "reason": gap.reason, "start": gap.start, "stop": gap.stop, "tokens": gap.tokens}
         for gap in gaps
@@ -172,7 +172,10 @@ def told_gaps(gaps: Iterable[Gap]) -> list[JsonObject]:
 
 
 def shifted(receipt: Mapping[str, Any], start: int) -> JsonObject:
-    """Return a receipt whose positions counted from the request's first message, which stands at `start`."""
+    """Return the receipt with positions in the branch. Before, they counted from the request's first message.
+
+    `start` is the position of that message in the branch.
+    """
     cut, summary = receipt.get("cut"), receipt.get("summary")
     return {
         **receipt,
@@ -187,19 +190,20 @@ def shifted(receipt: Mapping[str, Any], start: int) -> JsonObject:
 
 
 def _overtaken(plan: Plan, found: StandingCut | None) -> tuple[Change, ...]:
-    """Return what earlier moves did to what this one drops: the cut that it leaves does not tell it."""
+    """Return the changes of the earlier cut that the new cut no longer holds, because it drops their messages."""
     if not plan.trimmed or plan.cut is None or found is None:
         return ()
     if found.cut.version != plan.version and not plan.earlier:
-        return ()  # it was decided about all messages anew
+        return ()  # the trim decided anew about all messages
     left = set(plan.cut.changes)
     return tuple([change for change in found.cut.changes if change not in left])
 
 
 def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
-    """Return changes without texts, neighbours that one edit dropped for one reason put together.
+    """Return changes without their texts. Neighbours with the same edit, reason and action are one run.
 
-    Each is `{edit, reason, action, start, before, after}`: from position `start` on, the tokens of each message.
+    A run is `{edit, reason, action, start, before, after}`. `start` is its first position; `before` and `after` list
+    the tokens of each message.
     """
     runs: list[JsonObject] = []
     for change in changes:
@@ -219,7 +223,7 @@ def runs_of(changes: Iterable[Change]) -> list[JsonObject]:
 
 
 def expanded(runs: Iterable[Mapping[str, Any]], node_at: NodeAt) -> list[JsonObject]:
-    """Return what `runs_of` put together for a reader: `{edit, node, position, action, reason, tokens…}` each."""
+    """Return runs for a reader, one line per message: `{edit, node, position, action, reason, tokens…}`."""
     return [
         _line(run, node_at, position, before, after)
         for run in runs
@@ -228,17 +232,17 @@ def expanded(runs: Iterable[Mapping[str, Any]], node_at: NodeAt) -> list[JsonObj
 
 
 def plan_lines(changes: Iterable[Change], node_at: NodeAt) -> list[JsonObject]:
-    """Return changes one by one for a reader, as `expanded` does."""
+    """Return changes for a reader, one line per message, as `expanded` does."""
     return expanded(runs_of(changes), node_at)
 
 
 def gap_lines(
     gaps: Iterable[Mapping[str, Any]], node_at: NodeAt, tokens: Callable[[int, int], int]
 ) -> list[JsonObject]:
-    """Return gaps of a receipt for a reader, one line each: what `plan_lines` shows, `stop` and `messages`.
+    """Return gaps of a receipt for a reader, one line per gap: the keys of `plan_lines`, with `stop` and `messages`.
 
-    Position and node are those of its first message, `tokens_before` are those of all. Receipts did not
-    always hold them: `tokens` counts those from one position to before another.
+    Position and node are those of the gap's first message; `tokens_before` is the sum over the gap. Older receipts do
+    not hold that sum, so `tokens` computes it from a start and a stop position.
     """
     lines: list[JsonObject] = []
     for gap in gaps:
@@ -250,7 +254,7 @@ def gap_lines(
 
 
 def gap_messages(gaps: Iterable[Gap], node_at: NodeAt, tokens: Sequence[int]) -> list[JsonObject]:
-    """Return gaps as `plan_lines` shows changes, one message at a time; `tokens` are those of the branch."""
+    """Return gaps for a reader, one line per message like `plan_lines`. `tokens` are those of the branch's messages."""
     return [
         _line({"edit": gap.edit, "reason": gap.reason, "action": "drop"}, node_at, position, tokens[position], 0)
         for gap in gaps
@@ -271,7 +275,7 @@ def _line(run: Mapping[str, Any], node_at: NodeAt, position: int, before: int, a
 
 
 def _summary_told(summary: Summary | None) -> JsonObject | None:
-    """Return what a receipt says of the summary that was sent."""
+    """Return the receipt's entry for the summary that was sent."""
     if summary is None:
         return None
     return {
@@ -289,9 +293,9 @@ def _summary_told(summary: Summary | None) -> JsonObject | None:
 def summary_request_of(
     wanted: SummaryRequest | None, attempt: SummaryRow | None, reason: str = ""
 ) -> JsonObject | None:
-    """Return what a receipt says of summaries that are being made; None where none is wanted.
+    """Return the receipt's entry for a wanted summary, or None if none is wanted.
 
-    `reason` is why none is being made for it; empty where one is.
+    `reason` says why the summary is not being made; empty if it is.
     """
     if wanted is None:
         return None
@@ -306,7 +310,7 @@ def summary_request_of(
 
 
 def log_line(report: PlanReport, status: str, milliseconds: float) -> dict[str, Any]:
-    """Return the fields of the one line that is logged of an exchange."""
+    """Return the fields of the log line of an exchange. There is one line per exchange."""
     plan, window = report.plan, report.window
     before, sent = report.tokens_before, report.tokens_sent
     return {

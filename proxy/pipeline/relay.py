@@ -1,8 +1,8 @@
-"""The upstream's answer on its way to the client, and what is read of it beside.
+"""Relays the upstream's answer to the client, and reads it alongside.
 
-What the client gets is what upstream sent, event by event, byte for byte. Reading never harms
-relaying: an answer that cannot be understood is passed on all the same. The one thing held back
-is the end (the last event, the close, the JSON body), until the reply is durable.
+The client gets what the upstream sent, event by event, byte for byte. Reading never harms relaying: an answer that
+cannot be understood is relayed anyway. Only the end (the last event, the close, the JSON body) is held back, until the
+reply is durable.
 """
 
 from __future__ import annotations
@@ -27,73 +27,73 @@ from proxy.upstream import HELD_BYTES, MAX_REPLY_VALUES, Answer, check_values, t
 _LOG: Final = logging.getLogger("palimpsest.relay")
 
 AFTER_DONE_SECONDS: Final = 1.0
-"""How long an upstream may take to close after the last event; the client has everything by then."""
-MAX_EVENT_BYTES: Final = 16_777_216  # longest event of a stream
-_LARGE_EVENT: Final = 1_048_576  # an event up to this size, and what follows the last one, takes no counted memory
-_FRAME: Final = 4  # as a rule an event is so many times as long as what it adds to the reply, or more
+"""How long the upstream may take to close the connection after the last event."""
+MAX_EVENT_BYTES: Final = 16_777_216  # limit for one event of a stream
+_LARGE_EVENT: Final = 1_048_576  # memory is not accounted for events up to this size, nor for bytes after the last one
+_FRAME: Final = 4  # an event is usually at least this many times as long as what it adds to the reply
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
-    """One call of a tool of the proxy's own, for the receipt."""
+    """One call of one of the proxy's own tools, for the receipt."""
 
     tool: str
     ms: float  # milliseconds that the answer took
     chars: int  # characters of the answer
-    round: int  # upstream's answer that held the call, from 1 on
-    error: str | None = None  # why the model was not given the answer; None where it was
+    round: int  # number of the upstream's answer that held the call, from 1
+    error: str | None = None  # why the model did not get the answer; None if it did
 
 
 class Answered(Struct, kw_only=True):
-    """What came of asking upstream: the third stage of an exchange."""
+    """The outcome of asking the upstream: the third stage of an exchange."""
 
     status: Status
-    replies: tuple[tuple[Message, bool], ...] = ()  # (message, whether it broke off), one for each choice
+    replies: tuple[tuple[Message, bool], ...] = ()  # (message, broke off) for each choice
     finish_reasons: tuple[str | None, ...] = ()
     usage: JsonObject | None = None
-    model: str | None = None  # the model that answered, as it calls itself
-    error: str | None = None  # what went wrong, in words; None where nothing did
+    model: str | None = None  # the model's name in the answer
+    error: str | None = None  # what went wrong, in words; None if nothing did
     upstream_status: int | None = None
     hidden: Hidden | None = None
-    """What belongs to the (only) reply and was not shown to the client; its `tokens` are not counted yet."""
-    own_calls: tuple[OwnCall, ...] = ()  # the calls that the proxy answered itself, in order; kept or not
-    asked_again: bool = False  # whether upstream was asked again for the rest of the reply
+    """The messages of the (only) reply that the client was not shown; its `tokens` are not counted yet."""
+    own_calls: tuple[OwnCall, ...] = ()  # all calls that the proxy answered itself, in order
+    asked_again: bool = False  # whether the upstream was asked again for the rest of the reply
     first_usage: JsonObject | None = None
-    """Where upstream was asked again: the usage of its first answer, which is that of the plan."""
+    """If the upstream was asked again: the usage of its first answer, which belongs to the plan."""
     ids: tuple[str, ...] = ()  # ids under which the provider keeps the reply and parts of it
-    kept: bool = True  # whether it does
-    later: bool = False  # whether the provider goes on with the reply, for who fetches it: what was asked is stored
+    kept: bool = True  # whether the provider keeps the reply
+    later: bool = False  # whether the provider makes the reply in the background, to be fetched later
 
 
 Settle = Callable[[Answered], Awaitable[None]]
 EVENTS: Final = b"text/event-stream"
-_DECODED: Final = frozenset({b"content-encoding"})  # headers that no longer hold once a body is relayed decoded
-HeadersOf = Callable[[Answer], Headers]  # returns the headers with which an answer goes to the client
+_DECODED: Final = frozenset({b"content-encoding"})  # headers to drop if a body is relayed decoded
+HeadersOf = Callable[[Answer], Headers]  # returns the response headers for the client
 _NO_REPLY: Final = "the upstream's answer holds no reply"
 _TOO_LONG: Final = "the stream was too long to be stored whole: the client got the rest of it all the same"
 
 
 def headers_of_answer(answer: Answer) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer that go to the client with what was read of its body."""
+    """Return the headers of an answer that go to the client. `content-encoding` is dropped if the body is decoded."""
     decoded = answer.encoding and answer.readable
     return to_client(answer.headers, extra_drop=_DECODED if decoded else ())
 
 
 async def relay_whole(dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, settle: Settle) -> None:
-    """Pass on an answer that comes in one piece, or an error, as it is, once what it says is stored."""
+    """Relay an answer without a stream, or an error, unchanged. It is stored first."""
     body = await answer.read()
     work = (dialect, body, answer.status)
     await settle(await compute(len(body), read_answer, *work) if len(body) > OFF_LOOP_BYTES else read_answer(*work))
-    await send_whole(client, answer.status, headers(answer), body)  # they tell how settling went
+    await send_whole(client, answer.status, headers(answer), body)  # made after settling: they report how it went
 
 
 async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
-    """Send a response that comes in one piece."""
+    """Send a response that is not a stream."""
     await client.start(status, [*headers, (b"content-length", b"%d" % len(body))])
     await client.end(body)
 
 
 def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
-    """Return what a JSON answer says; an error, and one that cannot be understood, is a failure with its reason."""
+    """Read a JSON answer. An error, and an answer that cannot be understood, is a failure with its reason."""
     answered = Answered(status=Status.FAILED, upstream_status=status)
     if not 200 <= status < 300:
         answered.error = dialect.replies.error_words(body) or f"HTTP {status}"
@@ -116,7 +116,7 @@ def read_answer(dialect: Dialect, body: bytes, status: int) -> Answered:
 
 
 def _answered(found: Replies, replies: Iterable[tuple[Message, bool]], status: int) -> Answered:
-    """Return what an answer says with these replies, as if it had ended well."""
+    """Return the outcome of an answer with these replies, as complete."""
     return Answered(
         status=Status.COMPLETE,
         replies=tuple(replies),
@@ -131,9 +131,9 @@ def _answered(found: Replies, replies: Iterable[tuple[Message, bool]], status: i
 
 
 def _before_error(event: Event, shown: bytes) -> bytes:
-    """Return what is shown of a last event that an error follows: it would be swallowed by one without its end.
+    """Return what to show of a last event before an error event. Without its end it would swallow the error event.
 
-    One that lacks nothing but its end was read for the reply, so it is shown.
+    An event that lacks only its end was read as part of the reply, so it is shown, and its end is added.
     """
     if event.complete or not shown:
         return shown
@@ -141,15 +141,15 @@ def _before_error(event: Event, shown: bytes) -> bytes:
 
 
 class StreamRelay:
-    """One stream of events on its way to the client. Used once.
+    """Relays one stream of events to the client. Used once.
 
-    `VirtualStream` takes some of its steps otherwise.
+    `VirtualStream` overrides some of its steps.
     """
 
     def __init__(
         self, dialect: Dialect, answer: Answer, client: Client, headers: HeadersOf, *, hides_usage: bool
     ) -> None:
-        """Relay `answer` to `client`; `hides_usage` keeps the chunk back that only the proxy asked for."""
+        """Relay `answer` to `client`. `hides_usage` holds back the usage chunk that only the proxy asked for."""
         self._api = dialect.replies
         self._answer = answer
         self._client = client
@@ -158,16 +158,16 @@ class StreamRelay:
         self._events = EventDecoder(self._api.ends)
         self._reply: StreamReader = self._api.reader()
         self._done = False
-        self._tail = b""  # the last event, and what came with it
-        self._failure: PalimpsestError | None = None  # why nothing more came
-        self._size = 0  # bytes of it that came
-        self._finish_reasons: tuple[str | None, ...] = ()  # those that `answered` found
-        self._unread = False  # whether what comes is passed on and not read: it is too long to be stored
+        self._tail = b""  # the last event, and the bytes after it
+        self._failure: PalimpsestError | None = None  # why the stream broke off
+        self._size = 0  # bytes received
+        self._finish_reasons: tuple[str | None, ...] = ()  # set by `answered`
+        self._unread = False  # whether the rest is relayed unread, because the reply is too long to be stored
 
     async def run(self, settle: Settle) -> None:
-        """Relay until the stream ends, one way or another; settle before the client sees its end.
+        """Relay until the stream ends or breaks off. Settle before the client sees its end.
 
-        Cancelled, it has not settled: `ending` says what had come by then.
+        If this is cancelled, it has not settled. `ending` then returns what had arrived.
         """
         await self._client.start(self._answer.status, self._headers(self._answer))
         last = await self._relay()
@@ -175,14 +175,14 @@ class StreamRelay:
         await self._close(last)
 
     async def ending(self, *, left: bool = False) -> Answered:
-        """Return `answered`, made in a thread where it is long."""
+        """Return `answered`, computed in a thread if the reply is long."""
         return await compute(self._size // _FRAME, self.answered, left=left)
 
     def answered(self, *, left: bool = False) -> Answered:
-        """Return what has come so far; `left` says that the client did not wait for more.
+        """Return what has arrived so far. `left` says that the client did not wait for more.
 
-        A choice is whole if it has a `finish_reason`, or if the stream ended as it should. Of one that broke
-        off only text is kept.
+        A choice is complete if it has a `finish_reason`, or if the stream ended properly. A choice that broke off is
+        kept only if it has text.
         """
         reply, ended, found = self._reply, self._ended and not self._unread, self._reply.replies
         self._finish_reasons = found.finish_reasons
@@ -192,7 +192,7 @@ class StreamRelay:
             if not partial or message.text:
                 kept.append((message, partial))
         answered = _answered(found, kept, self._answer.status)
-        if not kept and found.later:  # as if the reply had been asked for without a stream
+        if not kept and found.later:  # the same as for a reply requested without a stream
             return answered
         if not kept or not (ended or (all(found.finish_reasons) and not reply.failed)):
             answered.error = self._reason(found.error, left=left)
@@ -201,17 +201,17 @@ class StreamRelay:
 
     @property
     def _ended(self) -> bool:
-        """Whether the stream came to its end."""
+        """Whether the stream ended properly."""
         return self._done and not self._reply.failed
 
     async def _relay(self) -> list[tuple[Event, bytes]]:
-        """Relay until the last event or the close; return what came last without an end, and what is shown of it."""
-        plain, held = self._answer.readable, 0  # for how many bytes of it memory was taken
+        """Relay until the last event or the close. Return events without an end, each with what is shown of it."""
+        plain, held = self._answer.readable, 0  # bytes for which memory was accounted
         try:
             while not self._done and (chunk := await self._answer.chunk(plain=plain)):
                 shown: list[bytes] = []
                 self._size += len(chunk)
-                # Whether the event that ends next may hold too much: a value has a byte at least.
+                # The event that ends next may hold too many values only if it is long: a value takes at least a byte.
                 large = self._events.waiting + len(chunk) > MAX_REPLY_VALUES
                 for event in self._events.feed(chunk):
                     if large:
@@ -232,26 +232,26 @@ class StreamRelay:
                         self._stop_reading()
                 longest = _LARGE_EVENT if self._unread else MAX_EVENT_BYTES
                 if self._events.waiting > longest:
-                    self._events = EventDecoder(self._api.ends)  # nobody reads what came of it
+                    self._events = EventDecoder(self._api.ends)  # drops the unfinished event
                     raise too_large(f"has an event longer than {longest} bytes")
         except UpstreamError as why:
             self._failure = why
-            why.__traceback__ = None  # it would hold this object, which holds the error
+            why.__traceback__ = None  # breaks a reference cycle: the traceback holds this object
         return [] if self._done else [(event, self._read_last(event)) for event in self._events.flush()]
 
     def _stop_reading(self) -> None:
-        """Pass on unread what is still to come: the client paid for it, and there is no memory for more of it."""
+        """Relay the rest unread: the client paid for it, and there is no memory to store more."""
         self._unread = True
 
     def _read(self, event: Event) -> bytes:
-        """Read an event; return what the client is shown of it."""
+        """Read an event. Return what the client is shown of it."""
         if self._unread:
             return event.raw
         return self._tried(self._take, event, event.raw)
 
     @staticmethod
     def _tried(take: Callable[[Event], bytes], event: Event, otherwise: bytes) -> bytes:
-        """Return what `take` returns of an event; `otherwise` where it fails: the client gets it all the same."""
+        """Return `take(event)`, or `otherwise` if it raises, so that a bug in reading never stops the stream."""
         try:
             return take(event)
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets the event
@@ -259,15 +259,15 @@ class StreamRelay:
             return otherwise
 
     def _take(self, event: Event) -> bytes:
-        """Read an event that is to be read; return what the client is shown of it."""
+        """Add an event to the reply. Return what the client is shown of it."""
         return b"" if self._reply.take(event) and self._hides_usage else event.raw
 
     def _read_last(self, event: Event) -> bytes:
-        """Read an event that the stream ended in; return what the client is shown of it."""
+        """Read an event that the close cut off. Return what the client is shown of it."""
         return self._read(event)
 
     def _read_end(self, event: Event) -> bytes:
-        """Take the last event for the end of the reply; return what is shown before it."""
+        """Read the event that ends the stream. Return what the client is shown before it."""
         self._read(event)
         return b""
 
@@ -279,7 +279,7 @@ class StreamRelay:
         await self._client.end(shown)
 
     async def _close(self, last: Sequence[tuple[Event, bytes]]) -> None:
-        """Send the last event and what follows it; or the last events, and an error where the stream broke."""
+        """Send the last event and the bytes after it. If the stream broke off, send what is left and an error event."""
         if self._done:
             self._tail += b"".join([event.raw for event in self._events.flush()])
             if not self._answer.ended:
@@ -291,9 +291,9 @@ class StreamRelay:
         await self._end(b"".join([_before_error(*each) if error else each[1] for each in last]) + error)
 
     async def _rest(self) -> bytes:
-        """Return what is still to come after the last event. A connection read to its end is used again."""
+        """Return the bytes after the last event. Reading to the end lets the connection be reused."""
         rest = b""
-        if self._answer.ended:  # as a rule
+        if self._answer.ended:  # the usual case
             return rest
         with anyio.move_on_after(AFTER_DONE_SECONDS):
             try:
@@ -304,7 +304,10 @@ class StreamRelay:
         return rest
 
     def _closing_error(self) -> bytes:
-        """Return the error event that ends a broken stream; nothing where upstream sent one itself."""
+        """Return the error event that ends a broken stream.
+
+        It is empty if every choice was complete, if the upstream sent an error itself, or if the stream was not read.
+        """
         reasons = self._finish_reasons
         if (reasons and all(reasons)) or self._reply.failed or not self._answer.readable:
             return b""
@@ -316,7 +319,7 @@ class StreamRelay:
         return self._api.error_event(self._api.error_body(why))
 
     def _reason(self, error: str | None, *, left: bool) -> str:
-        """Return in words why there is no whole reply; `error` is what the upstream reported."""
+        """Return in words why there is no complete reply. `error` is what the upstream reported."""
         if self._reply.failed:
             return error or "the upstream reported an error"
         if left:

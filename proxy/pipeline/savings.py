@@ -1,9 +1,9 @@
 """What trimming saved in an exchange, in dollars, and why the provider's cache missed.
 
-The counterfactual is the same session untrimmed, billed by the same cache rules. Its prompt would have had all tokens
-before trimming. What of it the provider would have read from its cache is what the request before it had in common with
-it, in whole blocks, where the provider caches, the cache was warm, and nothing but a trim spoilt it. `backtest` reckons
-in the same way, over whole sessions.
+The counterfactual is the same session without trimming, billed by the same cache rules. Its prompt has all tokens
+before trimming. The provider would read the part that the previous request shares with it from the cache, in whole
+blocks, if the provider caches, the cache is warm, and nothing but a trim invalidated it. `backtest` computes whole
+sessions in the same way.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ TRIM: Final = "trim"
 EXPIRED: Final = "expired"
 HISTORY: Final = "history"
 OTHER: Final = "other"
-"""Why the provider's cache missed, where the plan tells; of `OTHER`, `cause_of` knows more."""
+"""Causes of a cache miss, as far as the plan tells. `cause_of` refines `OTHER`."""
 
-UNSURE: Final = frozenset({OTHER, TRIM})  # where the store knows more
+UNSURE: Final = frozenset({OTHER, TRIM})  # causes that need a look into the store
 
-_ALONE: Final = frozenset({Kind.FIRST, Kind.FOREIGN, Kind.SIDE})  # nothing of these was sent before
+_ALONE: Final = frozenset({Kind.FIRST, Kind.FOREIGN, Kind.SIDE})  # kinds of which nothing was sent before
 _SLACK: Final = 0.8
-"""A miss is when less than this part of what should be cached was read: counts of tokens differ."""
+"""It is a miss if less than this part of the expected tokens was read; the margin is for differing token counts."""
 
 
 class Shares(Struct, frozen=True, kw_only=True):
-    """How much of a request was sent before, in tokens as the upstream counts them."""
+    """How much of a request was sent before, in tokens as counted by the upstream."""
 
-    whole: float  # tokens of the request if nothing were trimmed
-    known: float  # those of them that the request before it would have sent too
-    expected: float  # tokens of what is sent that should be in the provider's cache
+    whole: float  # tokens of the untrimmed request
+    known: float  # the part of `whole` that the previous request would have sent too
+    expected: float  # tokens of the sent request that should be in the provider's cache
 
 
 def shares_of(history: History, report: PlanReport, prompt: int) -> Shares:
-    """Return them; `prompt` are the tokens that the upstream counted.
+    """Return the shares of a request. `prompt` is the upstream's count of its tokens.
 
-    A request goes on from a reply, which was no part of the prompt that it answered.
+    The reply that a request continues from counts as new, because it was not part of the previous prompt.
     """
     before, sent = report.tokens_before, report.tokens_sent
     ratio = prompt / sent if sent else 1.0
@@ -63,7 +63,7 @@ def shares_of(history: History, report: PlanReport, prompt: int) -> Shares:
 
 
 def unique_tokens(history: History, report: PlanReport) -> int:
-    """Return the tokens of the request's new messages that were not sent, and so never will have been."""
+    """Return the tokens that were left out of the request's new messages. The provider never saw these."""
     plan = report.plan
     if not (plan.arrivals or plan.made) or not history.fresh:
         return 0
@@ -72,7 +72,7 @@ def unique_tokens(history: History, report: PlanReport) -> int:
 
 
 def miss_of(tokens: Used, shares: Shares, history: History, report: PlanReport, facts: ModelFacts, now: int) -> str:
-    """Return why the provider's cache missed; empty where it did not, or where that cannot be known."""
+    """Return why the provider's cache missed; empty if it did not miss or if that is unknown."""
     prices = facts.prices
     if not tokens.reports_cache or prices.read >= 1 or tokens.prompt < prices.minimum:
         return ""
@@ -90,16 +90,16 @@ def miss_of(tokens: Used, shares: Shares, history: History, report: PlanReport, 
 def saved(
     tokens: Used, shares: Shares, miss: str, facts: ModelFacts, dollars: Dollars, *, caches: bool = True
 ) -> float:
-    """Return by how many dollars the prompt would have cost more untrimmed; negative where it would have cost less.
+    """Return how many dollars more the prompt would have cost untrimmed; negative if it would have cost less.
 
-    `caches` is false where the provider caches nothing, whatever is known of it.
+    `caches` is false if the provider turned out to cache nothing.
     """
     prices = facts.prices
     whole, known = round(shares.whole), shares.known
     if not (tokens.reports_cache and caches) or prices.read >= 1 or miss == EXPIRED:
         known = 0.0
     elif miss not in {"", TRIM}:
-        known = min(known, tokens.read)  # what spoilt the cache would have spoilt it without trimming too
+        known = min(known, tokens.read)  # the cause of the miss is independent of trimming
     read = int(known)
     if facts.matching == "blocks":
         read = read // facts.block * facts.block
@@ -110,9 +110,9 @@ def saved(
 
 
 def cause_of(request: Request, session: SessionRow | None) -> str:
-    """Return what the client changed, if that is why the cache missed; `OTHER` where nobody knows.
+    """Return what the client changed, if that is why the cache missed; `OTHER` if unknown.
 
-    `session` is as it stood before this request.
+    `session` is the session's row before this request.
     """
     if session is None:
         return OTHER
@@ -125,6 +125,9 @@ def cause_of(request: Request, session: SessionRow | None) -> str:
 
 
 def cached(before: ExchangeRow) -> bool:
-    """Tell whether the provider may cache, by the request before this one: a first one finds nothing there."""
+    """Tell whether the provider may cache, judging by the request before this one.
+
+    It may, unless that request read nothing from the cache although it could have.
+    """
     tokens = used(before.receipt.get("usage"))
     return tokens is None or before.kind in _ALONE or not tokens.reports_cache or tokens.read > 0

@@ -1,4 +1,4 @@
-"""Everything that is open while the process serves."""
+"""The services that are open while the process serves, and what is known of models."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from proxy.tokens import Calibration, TokenCounter, learnt, rounded
 from proxy.trimming import PlanningContext, ReadySummary
 from proxy.upstream import Upstream
 
-_MODELS: Final = 1024  # models that are remembered at most: clients choose the names
-_NEWS: Final = 0.1  # weight of a new observation of the provider's cache against all earlier ones
+_MODELS: Final = 1024  # limit of remembered models; clients choose the names
+_NEWS: Final = 0.1  # weight of a new observation of the provider's cache, against all earlier ones
 
 
 class Knowledge:
-    """What is known of models and their tokens. One for the life of the process."""
+    """Facts about models and their token counts. One for the life of the process."""
 
     def __init__(
         self,
@@ -42,27 +42,27 @@ class Knowledge:
         calibration: Calibration | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Count with `counter`; without `calibration` nothing is learnt from what upstream counts.
+        """Count with `counter`. Without `calibration` nothing is learnt from the upstream's counts.
 
-        `clock` gives seconds since 1970.
+        `clock` returns seconds since 1970.
         """
         self.counter = counter
         self.clock = clock
-        self.catalogue = catalogue  # exchanged when the configuration is read again
+        self.catalogue = catalogue  # replaced when the configuration is reloaded
         self._upstream = upstream
         self._calibration = calibration
         self._cached_shares: LRUCache[tuple[str | None, str], float] = LRUCache(_MODELS)  # by address and model
 
     def facts(self, model: str, dialect: Dialect) -> ModelFacts:
-        """Return what is known of the model at the upstream that serves it in this dialect."""
+        """Return the facts about a model at the upstream that serves it in this dialect."""
         return self.facts_at(model, self._upstream.destination(model, dialect.name).base_url + dialect.requests.path)
 
     def facts_at(self, model: str, base_url: str) -> ModelFacts:
-        """Return what is known of the model at an address."""
+        """Return the facts about a model at an address."""
         return self.catalogue.facts(model, base_url)
 
     async def can_count(self, model: str) -> None:
-        """Build the model's vocabulary if it is not there: in a thread, since it takes 0.3 s."""
+        """Build the model's vocabulary if it is missing. Runs in a thread, because it takes 0.3 s."""
         if not self.counter.is_built(model):
             await anyio.to_thread.run_sync(self.counter.build, model)
 
@@ -83,13 +83,13 @@ class Knowledge:
         ready_summary: ReadySummary | None = None,
         keeps: bool = True,
     ) -> PlanningContext:
-        """Return what trimming must be told.
+        """Return the context for planning.
 
-        `fixed` are the tokens of instructions and tools. `updated_at` is when the session's last exchange
-        ended, in milliseconds since 1970, and `scale` what was learnt of upstream's counting in the session.
-        `prepared` is the summary that may be used. `keeps`: a new cut is kept for the next request.
+        `fixed` is the token count of instructions and tools. `updated_at` is when the session's last exchange ended, in
+        milliseconds since 1970. `scale` is the session's scale, learnt from the upstream's counts. `ready_summary` is
+        the summary that may be used. `keeps`: a new cut is kept for the next request.
         """
-        share = round(self._cached_shares.get((facts.base_url, model), 1.0), 1)  # what the provider really caches
+        share = round(self._cached_shares.get((facts.base_url, model), 1.0), 1)  # really cached
         return PlanningContext(
             count=lambda message: self.counter.message(message, model),
             fixed_tokens=fixed,
@@ -103,7 +103,7 @@ class Knowledge:
         )
 
     def fixed_tokens(self, instructions: Sequence[Message], tools: bytes | None, model: str) -> int:
-        """Return the tokens of what is sent beside the history."""
+        """Return the tokens of instructions and tools, which are sent beside the history."""
         tokens = sum(self.counter.messages(instructions, model)) if instructions else 0
         return tokens + (self.counter.json(tools, model) if tools is not None else 0)
 
@@ -118,11 +118,11 @@ class Knowledge:
         read: int = 0,
         missed: int = 0,
     ) -> float | None:
-        """Return a session's scale after upstream `reported` its own count of a request of `counted` tokens.
+        """Return a session's scale after the upstream `reported` its own count of a request of `counted` tokens.
 
-        The scale is kept with the session, so that each process judges alike, after a restart too. Of tokens that
-        should have been cached, `read` were, and `missed` were not: that is learnt by model and `base_url`, the
-        address of its `facts`.
+        The scale is stored with the session, so that every process uses the same one, also after a restart. Of the
+        tokens that should have been cached, `read` were and `missed` were not. That is learnt by model and `base_url`,
+        the address of its `facts`.
         """
         if read + missed:
             place = (base_url, model)
@@ -135,7 +135,7 @@ class Knowledge:
 
 
 class AppServices(Struct, kw_only=True):
-    """What exchanges are made with, open."""
+    """The open services that exchanges use."""
 
     store: Store
     upstream: Upstream
@@ -147,7 +147,7 @@ class AppServices(Struct, kw_only=True):
     recall: Recall
     counter: TokenCounter
     counts: Meters
-    used_by: UsedBy | None = None  # is told what tokens and dollars each tenant, and key, used
+    used_by: UsedBy | None = None  # called with the tokens and dollars that a tenant and a key used
 
 
 @asynccontextmanager
@@ -157,12 +157,13 @@ async def open_services(
     writer: WriterProcess | None = None,
     away: StoreUnavailable | None = None,
 ) -> AsyncGenerator[AppServices]:
-    """Open everything, and close it in the opposite order. Without `counts`, figures are this process's own.
+    """Open all services, and close them in reverse order. Without `counts`, the figures are this process's own.
 
-    `writer` writes exchanges; without it this process does. `away`: why the store could not be used just now; nobody
-    waits for it once more, if requests can be served without it.
+    `writer` writes exchanges; without it this process does. `away` says why the store could not be used just now. If
+    requests can be served without the store, the process then starts without waiting for it again.
 
-    Raises `ConfigurationError` for a wrong store URL, `StoreUnavailable` if the store cannot be used.
+    Raises `ConfigurationError` for a wrong store URL, and `StoreUnavailable` if the store cannot be used and requests
+    cannot be served without it.
     """
     async with AsyncExitStack() as stack:
         counter = TokenCounter(settings.tokens.method)

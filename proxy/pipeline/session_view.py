@@ -1,4 +1,4 @@
-"""A session without a request: what would be sent now, a summary on demand, its JSON documents and export."""
+"""A session without a request: its current view, a summary on demand, its JSON documents and its export."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from proxy.store import ExchangeRow, NodeRow, SessionRow, StandingCut, Store, Su
 from proxy.summaries import KEPT_LATER, Caller, Given, Work
 from proxy.trimming import Entry, PlanningContext, Policy, Summary, bypass, compaction, merged, plan
 
-DEFAULT_TENANT: Final = "default"  # the tenant of every request where there is no authentication
-_RECENT: Final = 20  # exchanges among which one that was answered is looked for
+DEFAULT_TENANT: Final = "default"  # the tenant of every request if authentication is off
+_RECENT: Final = 20  # number of newest exchanges that are searched for an answered one
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
-    """All that a plan is made of."""
+    """The current state of a session: everything that a plan is made from."""
 
     dialect: Dialect
     policy_name: str
-    policy: Policy | None  # none where trimming is switched off
-    model: str  # the model of the newest request that was answered, else the session's own; empty without either
+    policy: Policy | None  # None if trimming is off
+    model: str  # the model of the newest answered request, else the session's own, else empty
     agent: str | None
     rows: tuple[NodeRow, ...]  # the branch of the head, oldest first
-    entries: tuple[Entry, ...]  # the same as trimming sees it
+    entries: tuple[Entry, ...]  # the same branch as entries for trimming
     instructions: tuple[Message, ...]
     known: PlanningContext
-    removed_tokens: int  # tokens of tools that are left out
+    removed_tokens: int  # tokens of the tools that are left out
     standing: StandingCut | None
-    ready_summary: SummaryRow | None  # the ready summary that covers most of it, and that the policy may use
+    ready_summary: SummaryRow | None  # of the ready summaries that the policy may use, the one that covers the most
 
     @property
     def size(self) -> int:
@@ -54,7 +54,10 @@ class SessionView(Struct, frozen=True, kw_only=True):
 
 
 async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None:
-    """Return the newest exchange of the conversation that was answered; else the newest; None without any."""
+    """Return the newest answered exchange of the conversation, or the newest exchange, or None if there is none.
+
+    Only the newest exchanges are searched; side requests do not count as answered.
+    """
     recent, _ = await store.exchanges(session.key, limit=_RECENT)
     answered = (row for row in recent if row.replies and row.kind != Kind.SIDE)
     return next(answered, recent[0] if recent else None)
@@ -63,9 +66,9 @@ async def last_answered(session: SessionRow, store: Store) -> ExchangeRow | None
 async def tools_sent(
     row: ExchangeRow, dialect: Dialect, store: Store, *, off: bool = False, untrimmed: bool = False
 ) -> bytes | None:
-    """Return the tools that were sent in an exchange: the client's, without those left out, and the proxy's own.
+    """Return the tools that an exchange sent: the client's without those left out, and the proxy's own.
 
-    With `off` they are the client's alone, and with `untrimmed` those left out are among them.
+    With `off`, return the client's only. With `untrimmed`, include those that were left out.
     """
     tools = await store.tools(row.session_key, row.tools) if row.tools is not None else None
     if off:
@@ -87,12 +90,12 @@ async def session_view(
     *,
     rows: Sequence[NodeRow] | None = None,
 ) -> SessionView:
-    """Return how the branch of the head stands.
+    """Return the current state of the head's branch.
 
-    The model, the tools and the agent are those of the newest request that was answered. A session that was forked or
-    imported has none before it is used: its own model and tools serve then. `policy` names one, or `off`, and None
-    means the one that would be chosen. `charge` is called as that of a request is. `rows` is the branch, where it has
-    been read.
+    The model, the tools and the agent are those of the newest answered request. A forked or imported session has none
+    before its first use; then the session's own model and tools serve. `policy` is a policy's name or `off`; None means
+    the policy that a request would get. `charge` is called like that of a request. `rows` is the branch, if it was read
+    already.
     """
     store, knowledge = services.store, services.knowledge
     last = await last_answered(session, store)
@@ -152,7 +155,7 @@ def _chosen(session: SessionRow, model: str, policy: str | None, policies: Polic
         return OFF, None
     try:
         return policies.select(session.tenant, model, policy, session.id)
-    except InvalidRequest as why:  # here it is a parameter that names it, not the header
+    except InvalidRequest as why:  # here a parameter names the policy, not the header
         raise InvalidRequest(why.message, param="policy", code=why.code) from why
 
 
@@ -193,10 +196,10 @@ def _preview(now: SessionView) -> dict[str, Any]:
 async def compact(
     session: SessionRow, now: SessionView, policy: Policy, caller: Caller, services: AppServices, *, patience: float
 ) -> SummaryRow | None:
-    """Make a summary of all that may be summed up; return it, or None where there is nothing to sum up.
+    """Summarise everything that may be summarised. Return the summary, or None if there is nothing to summarise.
 
-    After `patience` seconds it goes on in the background. Raises `UpstreamError` if none was made,
-    `StoreUnavailable` if one was, and is kept later.
+    After `patience` seconds the work continues in the background. Raises `UpstreamError` if no summary was made, and
+    `StoreUnavailable` if one was made but can only be stored later.
     """
     cut = now.standing.cut if now.standing is not None else None
     wanted = await compute(TRIMMING * now.size, compaction, now.entries, policy, now.known, cut)
@@ -204,7 +207,7 @@ async def compact(
         ready = unused(now.ready_summary, cut)
         if ready is None or ready.asked:
             return ready
-        row = as_requested(ready, services.knowledge.now)  # made beside the requests, and not used yet
+        row = as_requested(ready, services.knowledge.now)  # made in the background, and not used yet
         await services.store.keep_summary(session.key, row, None)
         return row
     nodes = tuple([row.node for row in now.rows])
@@ -234,13 +237,16 @@ async def compact(
     return attempt.row
 
 
-# ------------------------------------------------- documents of the HTTP API and of the command line
+# ------------------------------------------------- JSON documents for the HTTP API and the command line
 
 
 def session_document(
     row: SessionRow, finishing: Collection[str] = (), cost_saved: float | None = None
 ) -> dict[str, Any]:
-    """Return a session; `finishing` are the tools that finish a task, `cost_saved` the dollars that trimming saved."""
+    """Return a session as a JSON document.
+
+    `finishing` are the tools that finish a task; `cost_saved` is what trimming saved, in dollars.
+    """
     return {
         "id": row.id,
         "tenant": row.tenant,
@@ -261,7 +267,7 @@ def session_document(
 
 
 def summary_document(made: SummaryRow | Summary, created_at: int) -> dict[str, Any]:
-    """Return a summary: one that a model has written (`SummaryRow`), or one that a cut uses."""
+    """Return a summary as a JSON document: one written by a model (`SummaryRow`), or one that a cut uses."""
     tokens, original = made.tokens, made.covered_tokens
     told = {
         "summary": made.text,
@@ -287,17 +293,17 @@ def timestamp(milliseconds: int) -> str:
 
 
 async def write_lines(records: AsyncIterator[JsonObject]) -> AsyncIterator[bytes]:
-    """Yield each record as a line."""
+    """Yield each record as one line of JSON."""
     async for record in records:
         yield orjson.dumps(record) + b"\n"
 
 
 def read_lines(lines: bytes) -> list[JsonObject]:
-    """Return the records of these lines; raises `InvalidRequest` where one is no JSON object."""
+    """Parse JSON Lines. Raises `InvalidRequest` for a line that is not a JSON object."""
     if not lines.strip():
         raise InvalidRequest("There is nothing to import. Send what export wrote, JSON Lines.")
     records: list[JsonObject] = []
-    for number, line in enumerate(BytesIO(lines.rstrip()), start=1):  # one after the other: others have their turn
+    for number, line in enumerate(BytesIO(lines.rstrip()), start=1):  # one by one, so that other threads get their turn
         try:
             record: Any = orjson.loads(line.removesuffix(b"\n"))
         except orjson.JSONDecodeError as why:
@@ -309,7 +315,7 @@ def read_lines(lines: bytes) -> list[JsonObject]:
 
 
 def session_id_of(records: list[JsonObject]) -> str:
-    """Return the id of the session that the records are of."""
+    """Return the id of the session that the records belong to."""
     name = records[0].get("id")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("The first line does not name a session. Send what export wrote, from its first line on.")

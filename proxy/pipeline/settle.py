@@ -1,4 +1,4 @@
-"""What is stored of an exchange: its new messages while upstream is asked, its end in one transaction."""
+"""Stores an exchange: its new messages while the upstream is asked, and its end in one transaction."""
 
 from __future__ import annotations
 
@@ -34,56 +34,56 @@ from proxy.tokens import TokenCounter
 from proxy.trimming import UNTRIMMED, Cut, Hidden, SummaryRequest, outside_gaps
 from proxy.upstream import Destination
 
-if TYPE_CHECKING:  # it would import OpenTelemetry
+if TYPE_CHECKING:  # importing it at runtime would load OpenTelemetry
     from proxy.telemetry.tracing import TracedExchange
 
 _LOG: Final = logging.getLogger("palimpsest.exchange")
 _MILLION: Final = 1_000_000
-_LONGEST_ERROR: Final = 4_000  # characters of an error that a receipt keeps: some repeat the request
-_SHORTEST_KEY: Final = 8  # what is shorter, such as `none` for a server of one's own, is no secret, and may be a word
-_CHANGE_WORK: Final = 1024  # work of telling of a change in a receipt, in bytes read once (see `compute`)
-_LEARNT_FROM: Final = frozenset({"", OTHER})  # of these misses it is learnt how much a provider really caches
+_LONGEST_ERROR: Final = 4_000  # characters of an error that a receipt keeps; some errors repeat the request
+_SHORTEST_KEY: Final = 8  # a shorter key, such as `none` for a local server, is no secret and may be a common word
+_CHANGE_WORK: Final = 1024  # work to record a change in a receipt, in bytes to parse (see `compute`)
+_LEARNT_FROM: Final = frozenset({"", OTHER})  # misses that show how much a provider really caches
 
 
 class Exchange:
-    """One exchange under way: opened once, while upstream is asked, and settled once, whatever happens."""
+    """One exchange in progress: opened once, while the upstream is asked, and settled once, whatever happens."""
 
     def __init__(self, prepared: Prepared, services: AppServices) -> None:
-        """Begin with a prepared request."""
+        """Start from a prepared request."""
         self.prepared = prepared
-        self.report: PlanReport = prepared.report  # the plan as it was sent
+        self.report: PlanReport = prepared.report  # of the plan that was sent
         self.requested_summary: SummaryRequest | SummaryRow | None = None
-        """The summary that the model asked for, or the one that is there and was not used yet."""
+        """The summary that the model asked for, or a ready one that no trim has used yet."""
         self.timings: dict[str, float] = {}  # milliseconds from the request's arrival, by event
         self._services = services
         self._opening: asyncio.Future[None] | None = None
         self._stored = prepared.stored
-        self._waits = prepared.history.unplaced is not None  # whether it can only be stored later
+        self._waits = prepared.history.unplaced is not None  # whether the exchange can only be stored later
         self._settled = False
         self._counted = False
 
     def mark(self, event: str) -> float:
-        """Note when something happened; return the milliseconds since the request's body was here."""
+        """Record the time of an event. Return the milliseconds since the request's body had arrived."""
         took = round((time.monotonic() - self.prepared.received) * 1000, 2)
         self.timings[event] = took
         return took
 
     def replanned(self, report: PlanReport, event: str) -> None:
-        """Note what became of the request (see `Replanned`), and the report that holds now."""
+        """Record an event (see `Replanned`) and the report that holds from now on."""
         self.report = report
         self.mark(event)
         if event == "refused":
             self._services.counts.add("palimpsest_fail_open")
 
     def open(self) -> None:
-        """Begin to store what is new; upstream is asked meanwhile."""
+        """Start to store the new messages. The upstream is asked meanwhile."""
         services = self._services
         services.counts.values[services.counts.under_way] += 1
         if self._stored and not self._waits:
             self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
 
     async def opened(self) -> None:
-        """Wait until what is new is stored. Where it cannot be, the exchange is stored later: upstream was asked."""
+        """Wait until the new messages are stored. If the store is away, the exchange is stored later."""
         if self._opening is not None:
             try:
                 await self._services.store.began(self._opening)
@@ -95,9 +95,9 @@ class Exchange:
                 raise
 
     async def settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
-        """Store how the exchange ended, once; call `then` with what was stored, if there is a reply.
+        """Store the end of the exchange, once. Call `then` with what was stored if there is a reply.
 
-        An answer was paid for: it is not withheld, whatever becomes of this.
+        The client paid for its answer, so an unexpected error here does not withhold it.
         """
         if self._settled:
             return
@@ -107,7 +107,7 @@ class Exchange:
         except PalimpsestError:
             raise
         except Exception as why:  # noqa: BLE001 - whatever it is, the client gets its answer
-            of_answer = isinstance(why, OverflowError | RecursionError)  # absurd numbers, or too many levels
+            of_answer = isinstance(why, OverflowError | RecursionError)  # a huge number, or deep nesting
             told = "an exchange could not be settled as it ended: it is kept as failed (%s)"
             _LOG.error(told, why, exc_info=not of_answer)
             what = "read the answer" if of_answer else "store how the exchange ended"
@@ -123,11 +123,11 @@ class Exchange:
     async def _settle(self, answered: Answered, then: Callable[[Settled], None]) -> None:
         prepared, services = self.prepared, self._services
         took, scale = self.mark("settled"), None
-        # Where upstream was asked again, only its first answer tells what the plan's tokens came to.
+        # If the upstream was asked again, only its first answer counts the tokens of the plan.
         usage = answered.first_usage if answered.asked_again else answered.usage
         reported, now = used(answered.usage), services.knowledge.now
         figures = figures_of(self, answered, now, reported)
-        # Of what the provider adds nothing was counted here.
+        # Messages that the provider adds were not counted here.
         if usage is not None and (not prepared.request.state or prepared.history.arrival.expanded):
             usual = figures.miss in _LEARNT_FROM
             scale = services.knowledge.learn(
@@ -149,12 +149,12 @@ class Exchange:
         work += _CHANGE_WORK * len(self.report.plan.made)
         settling = partial(self._settle_with, answered, figures, scale, now, work, then)
         if answered.status is not Status.COMPLETE or self._waits or work >= OFF_LOOP_BYTES or figures.miss in UNSURE:
-            await services.background.finish(settling())  # it takes long, or the client may have left
+            await services.background.finish(settling())  # this may take long, or the client may have left
             return
         try:
-            await settling()  # nearly always: no task is needed
+            await settling()  # the usual case needs no task
         except asyncio.CancelledError:
-            # A submitted write completes; but if the store fails, the exchange has to wait in the spool.
+            # A submitted write completes anyway. But if the store fails, the exchange must go to the spool.
             services.background.start(settling())
             raise
 
@@ -168,16 +168,16 @@ class Exchange:
         then: Callable[[Settled], None],
     ) -> None:
         if figures.miss in UNSURE:
-            with suppress(StoreUnavailable):  # a store that is away withholds no answer
+            with suppress(StoreUnavailable):  # the answer does not depend on the store
                 figures = await self._explained(figures, answered)
         counter = self._services.counter
         settlement = await compute(work, settlement_of, self, answered, now, counter, figures, scale)
-        # Not counted before: what cannot be settled so is settled, and counted, as failed.
+        # Count only now: an exchange that cannot be settled like this is settled, and counted, as failed.
         self._count(figures, answered.status)
         await self._store(settlement, self._kept_ids(answered), then)
 
     async def _store(self, settlement: Settlement, ids: Sequence[str], then: Callable[[Settled], None]) -> None:
-        """Store how the exchange ended; where the store cannot be used, let that wait in the spool."""
+        """Store the end of the exchange. If the store cannot be used, put the exchange into the spool."""
         services, counts = self._services, self._services.counts
         if not self._waits:
             began = time.monotonic()
@@ -201,7 +201,7 @@ class Exchange:
         await self._spool(settlement, ids)
 
     async def _spool(self, settlement: Settlement, ids: Sequence[str]) -> None:
-        """Let the exchange wait until the store can be used."""
+        """Put the exchange into the spool until the store can be used."""
         unplaced, masker = self.prepared.history.unplaced, self._services.store.masker
         if unplaced is not None and not unplaced.infers:
             replies = [reply.body.message for reply in settlement.replies]
@@ -229,10 +229,10 @@ class Exchange:
                 self._services.counts.add("palimpsest_spooled")
 
     def _kept_ids(self, answered: Answered) -> tuple[str, ...]:
-        """Return the ids by which later requests may name the reply.
+        """Return the ids by which later requests may refer to the reply.
 
-        Where the proxy expands them, the provider need not keep anything, and does not say to which conversation the
-        reply belongs.
+        If the proxy expands ids itself, the provider need not keep the reply, and does not report which conversation
+        the reply belongs to.
         """
         request = self.prepared.request
         if not request.keeps_reply:
@@ -241,7 +241,7 @@ class Exchange:
         return (*ids, request.conversation) if request.conversation else ids
 
     def _remember(self, replies: Iterable[str]) -> None:
-        """Remember where a conversation without a name stands: the store may be away at its next turn."""
+        """Remember the replies of an unnamed session, because the store may be away at its next turn."""
         context, session = self.prepared.context, self.prepared.history.id
         if context.session is None and session is not None:
             self._services.loader.remember(context, session, replies)
@@ -251,9 +251,9 @@ class Exchange:
             self.report = replace(self.report, warnings=(*self.report.warnings, warning))
 
     async def _explained(self, figures: ExchangeFigures, answered: Answered) -> ExchangeFigures:
-        """Return the figures with what the store knows of why the provider's cache missed."""
+        """Return the figures, refined by what the store knows about the cause of the cache miss."""
         prepared, store = self.prepared, self._services.store
-        if figures.miss == OTHER:  # the client changed what leads the history, or the provider forgot
+        if figures.miss == OTHER:  # the client changed what leads the history, or the provider evicted it
             session = await store.session_at(prepared.key)
             request = prepared.request if store.masker is None else store.masker.request(prepared.request)
             return replace(figures, miss=cause_of(request, session))
@@ -263,8 +263,8 @@ class Exchange:
         return figures_of(self, answered, self._services.knowledge.now, used(answered.usage), caches=caches)
 
     def _count(self, figures: ExchangeFigures, status: Status) -> None:
-        """Count the exchange for Prometheus, once. Adding to an array costs less than a call of something that does."""
-        if self._counted:  # the store refused it as it ended: it is settled again, as failed
+        """Count the exchange for Prometheus, once. Adds to the array directly, which costs less than a call."""
+        if self._counted:  # the exchange is being settled a second time, as failed
             return
         self._counted = True
         prepared, report, counts = self.prepared, self.report, self._services.counts
@@ -284,7 +284,7 @@ class Exchange:
 def count_usage(
     services: AppServices, at: ExchangePlaces, figures: ExchangeFigures, tenant: str, key: str | None
 ) -> None:
-    """Count what an exchange used, for Prometheus and for budgets; `key` is the name of the client's key."""
+    """Count the usage of an exchange, for Prometheus and for budgets. `key` is the name of the client's key."""
     values = services.counts.values
     for place, name in at.sums:
         if amount := getattr(figures, name):
@@ -294,8 +294,8 @@ def count_usage(
 
 
 def traced(prepared: Prepared, report: PlanReport, answered: Answered, reported: Used | None) -> TracedExchange:
-    """Return what OpenTelemetry is told of an exchange."""
-    from proxy.telemetry.tracing import TracedExchange  # noqa: PLC0415 - only where it is switched on
+    """Return the facts about an exchange for OpenTelemetry."""
+    from proxy.telemetry.tracing import TracedExchange  # noqa: PLC0415 - only if tracing is on
 
     error = None
     if answered.status is not Status.COMPLETE:
@@ -325,16 +325,16 @@ def traced(prepared: Prepared, report: PlanReport, answered: Answered, reported:
 
 
 def _observe(counts: Meters, place: int, seconds: float) -> None:
-    """Count a value of the histogram at `place`."""
-    if place:  # 0 is no place
+    """Add a value to the histogram at `place`."""
+    if place:  # 0 means no histogram
         counts.values[place + bisect_left(BUCKETS, seconds)] += 1
         counts.values[place + len(BUCKETS) + 1] += seconds
 
 
 def opening_of(prepared: Prepared, now: int) -> Opening:
-    """Return what is stored of a request before its answer is here; `now` is in milliseconds since 1970."""
+    """Return what is stored of a request before its answer arrives. `now` is in milliseconds since 1970."""
     request, history, report = prepared.request, prepared.history, prepared.report
-    # What goes on from an expanded request needs all that was sent.
+    # A request that continues from an expanded one needs all instructions that were sent.
     instructions = history.instructions if history.arrival.expanded else request.instructions
     return Opening(
         dialect=prepared.call.dialect.name,
@@ -361,9 +361,10 @@ def opening_of(prepared: Prepared, now: int) -> Opening:
 
 
 def told_error(error: str | None, destination: Destination, client: Headers, query: bytes) -> str | None:
-    """Return an upstream's error for a receipt; `client` are the client's headers, `query` is its query string.
+    """Return an upstream's error for a receipt, shortened, and without the keys that were sent.
 
-    It is without the key that was sent: some repeat it, and keys are never stored.
+    Some errors repeat the key, and keys are never stored. `client` are the client's headers, `query` is its query
+    string.
     """
     if error is None:
         return None
@@ -387,15 +388,15 @@ def settlement_of(
     figures: ExchangeFigures,
     scale: float | None,
 ) -> Settlement:
-    """Return how the exchange ended, for the store.
+    """Return the end of the exchange in the form for the store.
 
-    `now` is in milliseconds since 1970, `figures` are for the statistics; `scale` is what upstream's usage taught about
-    its counting.
+    `now` is in milliseconds since 1970. `figures` are for the statistics. `scale` is the session's new scale, learnt
+    from the upstream's token counts.
     """
     prepared, report = exchange.prepared, exchange.report
     history, made, model = prepared.history, report.plan, prepared.request.model
     arrival = history.arrival
-    # Where the request stands is not known: neither is where its cut does.
+    # The position of a cut is unknown while the request is unplaced.
     new_cut = made.cut if (made.trimmed or history.borrowed) and history.unplaced is None else None
     if finished := prepared.finishing is not None:
         new_cut = None  # nothing was sent
@@ -416,7 +417,7 @@ def settlement_of(
         "own_calls": [asdict(call) for call in answered.own_calls],
         "timings": exchange.timings,
     }
-    if history.start:  # the client left out what stands before
+    if history.start:  # the client left out the messages before it
         receipt["start"] = history.start
     if answered.later and answered.ids:
         receipt["response_id"] = answered.ids[0]
@@ -449,7 +450,7 @@ def settlement_of(
         cut=new_cut,
         tokens_before=report.tokens_before,
         tokens_sent=report.tokens_sent,
-        # An upstream's words may hold what neither the spool nor another process takes.
+        # An upstream's error may hold values that neither the spool nor another process can take.
         receipt=sound(receipt),
         kept=_kept(history, new_cut) if new_cut is not None else None,
         follows=None if history.standing is None or history.borrowed else history.standing.node,
@@ -466,10 +467,10 @@ def settlement_of(
 def figures_of(
     exchange: Exchange, answered: Answered, now: int, all_rounds: Used | None, *, caches: bool = True
 ) -> ExchangeFigures:
-    """Return what the exchange adds to the statistics; `now` is in milliseconds since 1970.
+    """Return what the exchange adds to the statistics. `now` is in milliseconds since 1970.
 
-    `all_rounds` is what all of upstream's answers together used; None where that could not be read. `caches`: the
-    provider read something of the request before from its cache, as far as that is known.
+    `all_rounds` is the usage of all the upstream's answers together; None if it could not be read. `caches` is false if
+    the request before this one showed that the provider caches nothing.
     """
     prepared, report, timings = exchange.prepared, exchange.report, exchange.timings
     facts, plan = prepared.facts, report.plan
@@ -477,7 +478,7 @@ def figures_of(
     planned, settled = timings.get("planned", 0.0), timings.get("settled", 0.0)
     cost = cost_recalls = cost_saved = cost_cache_saved = cost_missed = 0.0
     miss, missed, priced = "", 0, 0
-    # What was planned is the first round: the others are calls of the proxy's own tools.
+    # The plan covers the first round. The other rounds are calls of the proxy's own tools.
     tokens = used(answered.first_usage) if answered.asked_again else all_rounds
     trims = report.tokens_before != report.tokens_sent
     if tokens is not None and all_rounds is not None:
@@ -526,7 +527,7 @@ def figures_of(
 
 
 def reply_of(message: Message, partial: bool, hidden: Hidden | None, model: str, counter: TokenCounter) -> Reply:
-    """Return a reply as it is stored, with what the client was not shown."""
+    """Return a reply in the form for the store, with what the client was not shown."""
     tokens = counter.message(message, model)
     if hidden is not None:
         added = sum(counter.messages([*hidden.before, *hidden.after], model))
@@ -537,7 +538,10 @@ def reply_of(message: Message, partial: bool, hidden: Hidden | None, model: str,
 
 
 def _kept(history: History, cut: Cut) -> Kept | None:
-    """Return what the cut left; None for all, and where the request did not speak of the whole history before it."""
+    """Return the messages before the cut that it kept.
+
+    Returns None if it kept all, or if the request did not include the whole history before it.
+    """
     if history.start or cut.version.startswith(UNTRIMMED):
         return None
     before = [item for item in enumerate(history.entries) if item[1].position < cut.position]

@@ -1,4 +1,4 @@
-"""Statistics as they are asked for and shown: ranges of time, groups, and the figures of a group."""
+"""Queries for statistics (time ranges, groups), and their results as JSON documents."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _HOUR_SECONDS: Final = HOUR // 1000
 
 
 def group_of(text: str) -> Group:
-    """Return the group of this name."""
+    """Return the group with this name. Raises `InvalidRequest` if there is none."""
     if text not in GROUPS:
         raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
     return text
 
 
 def moment_of(text: str, param: str, now: datetime) -> datetime:
-    """Read a time: `2026-11-01`, `2026-11-01T10:00Z`, or so long ago: `24h`, `7d`, `2w`."""
+    """Parse a time (`2026-11-01`, `2026-11-01T10:00Z`) or a time ago (`24h`, `7d`, `2w`).
+
+    Raises `InvalidRequest` for other texts and for years before 1970.
+    """
     ago = _AGO.fullmatch(text)
     try:
         if ago is not None:
@@ -43,13 +46,13 @@ def moment_of(text: str, param: str, now: datetime) -> datetime:
 def stats_query(
     now: datetime, *, group: str, since: str | None = None, until: str | None = None, **more: Any
 ) -> StatsQuery:
-    """Return which sums are asked for; `more` are the other fields of the query.
+    """Return a query for sums; `more` are the other fields of the query.
 
-    Without `since`, from the beginning; without `until`, up to now. Times are whole hours, and days after a month:
-    those in which `since` and `until` lie belong to it.
+    The default of `since` is the beginning, and of `until` now. Times are rounded outwards to whole hours, and those
+    older than about a month to whole days.
     """
     first = 0 if since is None else _hour_of(moment_of(since, "since", now))
-    if first < _hour_of(now) - HOURLY:  # the sums of a whole day may be in its first hour
+    if first < _hour_of(now) - HOURLY:  # the sums of a day may be merged into its first hour
         first -= first % 24
     end = now if until is None else moment_of(until, "until", now) - timedelta(microseconds=1)
     last = _hour_of(end) + 1
@@ -65,7 +68,7 @@ def stats_query(
 def sessions_asked(
     now: datetime, sort: str = "newest", *, since: str | None = None, until: str | None = None, **more: Any
 ) -> SessionListQuery:
-    """Return which sessions are asked for; `more` are the other fields of the query."""
+    """Return a query for sessions; `more` are the other fields of the query."""
     if sort not in SORTS:
         raise InvalidRequest(f"sort can be: {', '.join(SORTS)}.", param="sort")
     first = None if since is None else int(moment_of(since, "since", now).timestamp() * 1000)
@@ -76,7 +79,7 @@ def sessions_asked(
 
 
 async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:
-    """Return the figures of each group, and of all together."""
+    """Return the figures of each group, and the total."""
     rows, total = await store.stats_and_total(query)
     return {
         "group": query.group,
@@ -88,7 +91,7 @@ async def statistics(store: Store, query: StatsQuery) -> dict[str, Any]:
 
 
 def figures_document(row: StatsRow) -> dict[str, Any]:
-    """Return the sums of a group, and what follows from them. `priced` says for how many requests a cost is known."""
+    """Return the sums of a group, and figures derived from them. `priced` is the number of requests with known cost."""
     sums = row.sums
     requests = sums["requests"]
     told: dict[str, Any] = {"group": row.group}
