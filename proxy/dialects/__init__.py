@@ -1,20 +1,20 @@
-"""What travels between client and upstream, as bytes and plain data. Pure: no I/O, no clock.
+"""The APIs that clients and upstreams speak, as bytes and plain data. Pure: no I/O, no clock.
 
-base         the dialect seam: what every other room may ask of an API
-chat/        Chat Completions; as in the other two:
-               message or items   one entry: reading and rewriting
-               canonical          the form by which it is recognised; never sent
-               protocol           spans, rules and their repair, and the `Dialect`
-               request            a request beside its bytes, and the body that goes upstream
-               completion, reply  what an answer says
-               own_tools          calls of the proxy's own tools, taken out of a reply
+base         the dialect interface: everything that other rooms may ask of an API
+chat/        Chat Completions. The other two folders have the same modules:
+               message or items   one entry: reading and rewriting it
+               canonical          the form by which an entry is recognised; never sent
+               protocol           spans, rules and repairs, and the `Dialect`
+               request            parses a request, composes the body that goes upstream
+               completion, reply  reads an answer
+               own_tools          removes calls of the proxy's own tools from a reply
 responses/   Responses
 messages/    Messages
-sse          a byte stream as server-sent events
-bodies       what the dialects share of requests: reading, errors, changed fields
-cache_marks  what the dialects with cache marks share
-own_tools    what the dialects share of the proxy's own tools
-jsontext     JSON from strangers: reading, writing, changing and measuring a text without parsing it
+sse          splits a byte stream into server-sent events
+bodies       shared by the dialects: reading requests, errors, changing fields
+cache_marks  shared by the dialects that have cache marks
+own_tools    shared by the dialects: the proxy's own tools
+jsontext     untrusted JSON: reads, writes, changes and measures a text, mostly without parsing it
 generations  a cache bounded by size
 """
 

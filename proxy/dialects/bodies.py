@@ -1,4 +1,4 @@
-"""What all dialects share of a request's body: reading it, its errors, and changing fields of it."""
+"""Shared by all dialects: reading a request's body, its errors, and changing its fields."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from proxy.dialects.jsontext import ITEMS, RawFields, as_array, as_object, emitt
 from proxy.errors import InvalidRequest
 
 MAX_LEVELS: Final = 200
-"""Levels of JSON that one message, or one field, may have; every reader and writer here takes more."""
+"""Maximum nesting of one message or one field. Every reader and writer here supports more."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _LONGEST_MODEL: Final = 2048
-"""Characters of a model's name. Clients choose it, and much is remembered and counted by it; an ARN has so many."""
+"""Maximum characters of a model's name: as long as an ARN. Clients choose the name, and caches and counters use it."""
 
 
 def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[msgspec.Raw]]:
     """Return the top-level fields, and the texts of the `messages`.
 
-    `elsewhere` says where a body with `input` belongs, `empty` what is wrong with no message.
+    `elsewhere` is the advice for a body with `input`, `empty` the advice for an empty list of messages.
     """
     try:
         fields = RawFields(body)
@@ -44,9 +44,9 @@ def split(body: bytes, *, elsewhere: str, empty: str) -> tuple[RawFields, list[m
 
 
 def common_fields(body: bytes, fields: RawFields, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what requests of all dialects say in the same words, for `Request`; `values` are those of its fields.
+    """Return the arguments of `Request` that all dialects read in the same way, after checking them.
 
-    They are checked; the tools, which are long, leave `values`.
+    `values` holds the parsed fields. The tools, which are long, are removed from it.
     """
     tools, stream = values.pop("tools", None), values.get("stream")
     if tools is not None and not is_array(tools):
@@ -65,16 +65,17 @@ def common_fields(body: bytes, fields: RawFields, values: dict[str, Any]) -> dic
 
 
 def are_messages_tools(tools: Any) -> bool:
-    """Tell whether any tool is described as the Messages API has it."""
+    """Tell whether any tool is declared in the format of the Messages API."""
     return any([is_object(tool) and "input_schema" in tool and "function" not in tool for tool in as_array(tools)])
 
 
 def drop_members(
     changes: dict[str, bytes | None], request: Request, paths: Collection[str], but: Collection[str]
 ) -> None:
-    """Leave members of fields out, in `changes`, the new texts of fields by their names; fields of `but` stay.
+    """Remove members of fields, named by dotted paths ("metadata.session_id").
 
-    They are named by dotted paths ("metadata.session_id"). Objects that get empty by that go too.
+    `changes` maps field names to their new texts and is updated. Objects that become empty are removed too. Fields
+    of `but` stay.
     """
     for path in paths:
         name, *rest = path.split(".")
@@ -84,9 +85,9 @@ def drop_members(
 
 
 def with_changes(request: Request, changes: dict[str, bytes | None], tools: bytes | None) -> bytes:
-    """Return a request's body with these fields changed, None leaving one out, and these tools, where they are given.
+    """Return the request's body with these changes. None removes a field. `tools`, if given, replaces the tools.
 
-    Without a change it is the client's own.
+    Without a change it is the client's own body.
     """
     if tools is not None and tools != request.fields.get("tools"):
         changes["tools"] = tools
@@ -97,13 +98,13 @@ def with_changes(request: Request, changes: dict[str, bytes | None], tools: byte
 
 
 def value_of(param: str, text: bytes) -> Any:
-    """Return the value of a JSON text that is not nested too deeply."""
+    """Return the value of a JSON text. Raises `InvalidRequest` if it cannot be read or is nested too deeply."""
     try:
         value = orjson.loads(text)
-    except orjson.JSONDecodeError as why:  # JSON by its grammar, such as 1e999
+    except orjson.JSONDecodeError as why:  # valid by the grammar of JSON, such as 1e999
         advice = " Send the body as JSON encoded in UTF-8." if _NOT_UTF8 in why.msg else ""
         raise InvalidRequest(f"'{param}' cannot be read: {why.msg}.{advice}", param=param, code="invalid_json") from why
-    # Length and number of brackets find nearly all texts to be shallow; brackets may stand in strings too.
+    # Length and number of brackets clear nearly all texts. The number is an upper bound: strings hold brackets too.
     may_be_deep = len(text) > 2 * MAX_LEVELS and text.count(b"[") + text.count(b"{") > MAX_LEVELS
     if may_be_deep and _levels(value) > MAX_LEVELS:
         raise _too_deep(param)
@@ -111,7 +112,7 @@ def value_of(param: str, text: bytes) -> Any:
 
 
 def _levels(value: Any) -> int:
-    """Return how deep objects and arrays lie in each other; 1 for one that holds none."""
+    """Return the depth of nested objects and arrays; 1 for one that holds none, 0 for any other value."""
     levels, level = 0, [value] if is_object(value) or is_array(value) else []
     while level:
         below: list[Any] = []
@@ -123,7 +124,7 @@ def _levels(value: Any) -> int:
 
 
 def _model_of(values: Mapping[str, Any]) -> str:
-    """Return the model that a request names; "" where it names none."""
+    """Return the model that a request names; "" if it names none."""
     model = values.get("model", "")
     if not isinstance(model, str):
         raise wrong_type("model", "a string", model)
@@ -154,18 +155,18 @@ _KINDS: Final = {
     type(None): "null",
 }
 
-_NOT_UTF8: Final = "not valid UTF-8"  # what orjson says of bytes in another encoding
+_NOT_UTF8: Final = "not valid UTF-8"  # orjson's message for bytes in another encoding
 
 
 def missing(param: str, advice: str) -> InvalidRequest:
-    """Return the error for a field that must be there and is not."""
+    """Return the error for a required field that is missing."""
     return InvalidRequest(
         f"Missing required parameter: '{param}'. {advice}", param=param, code="missing_required_parameter"
     )
 
 
 def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
-    """Return the error for a JSON value of the wrong type; `expected` says what may stand there."""
+    """Return the error for a JSON value of the wrong type. `expected` names the types that are allowed."""
     return InvalidRequest(
         f"Invalid type for '{param}': expected {expected}, but got {_KINDS[type(value)]} instead.",
         param=param,
@@ -174,7 +175,7 @@ def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:
 
 
 def _too_deep(param: str | None) -> InvalidRequest:
-    """Return the error for JSON with too many levels: in a field, or in the request as a whole."""
+    """Return the error for JSON that is nested too deeply, in a field or in the request as a whole."""
     said = "The request is nested too deeply. Send it with fewer levels."
     if param is not None:
         said = f"'{param}' is nested too deeply. Send at most {MAX_LEVELS} levels."
@@ -182,7 +183,7 @@ def _too_deep(param: str | None) -> InvalidRequest:
 
 
 def unreadable(body: bytes, listed: str) -> InvalidRequest:
-    """Find out why a body was refused, however slowly, and return the error; `listed` is its field of entries."""
+    """Find out why a body was refused, however slowly, and return the error. `listed` is the field of its entries."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as why:
@@ -197,7 +198,7 @@ def unreadable(body: bytes, listed: str) -> InvalidRequest:
         if "surrogate" in why.msg:
             return _lone_surrogate(body, why, listed)
         return _no_json(why)
-    if is_object(value):  # some hundred levels, which are too many for one reader and not for the other
+    if is_object(value):  # deeper than msgspec reads, but not too deep for orjson
         return _too_deep(None)
     return InvalidRequest(
         f"Invalid body: expected a JSON object, but got {_KINDS[type(value)]} instead.", code="invalid_type"
@@ -214,12 +215,12 @@ def _no_json(why: orjson.JSONDecodeError) -> InvalidRequest:
 
 
 def _lone_surrogate(body: bytes, why: orjson.JSONDecodeError, listed: str) -> InvalidRequest:
-    """Return the error for half of a character, naming the message that holds it."""
+    """Return the error for half of a surrogate pair, naming the message that holds it."""
     try:
         fields = json.loads(body)
-    except (ValueError, RecursionError):  # it is wrong in other ways too
+    except (ValueError, RecursionError):  # something else is wrong too
         return _no_json(why)
-    param: str | None = None  # as where it is the name of a field
+    param: str | None = None  # stays None if the name of a field holds it
     for name, field in as_object(fields).items():
         if name == listed and is_array(field):
             param = next((f"{listed}[{at}]" for at, each in enumerate(field) if _holds_surrogate(each)), None)

@@ -1,6 +1,6 @@
-"""What the dialects with cache marks share: putting a mark at the end of messages, or inside one.
+"""Shared by the dialects that have cache marks: putting a mark at the end of messages, or inside one.
 
-Only the content that gets a mark changes; every other byte stays.
+Only the content that gets a mark changes. Every other byte stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Marked = TypeVar("Marked", bound=Message)
 
 
 class CacheMark(Struct, frozen=True, kw_only=True):
-    """A cache mark, and how many of them a request may have."""
+    """A cache mark, and the maximum number of them in a request."""
 
     name: str
     value: bytes
@@ -25,9 +25,9 @@ class CacheMark(Struct, frozen=True, kw_only=True):
 
 
 def marked_at(message: Marked, name: str, value: bytes, takes: Callable[[Any], bool]) -> Marked | None:
-    """Return the message with a mark on the last part of its content that `takes` one; None where none does.
+    """Return the message with a mark on the last part of its content that can have one; None if none can.
 
-    A content that is a text becomes one part.
+    `takes` tells whether a part can have a mark. A content that is a string becomes one part.
     """
     fields = RawFields(message.raw)
     content = fields.get("content", b"null")
@@ -56,8 +56,8 @@ def marked_ends(
 ) -> tuple[Message, ...]:
     """Return the messages with marks at the ends of those at `places`.
 
-    Marks that stand there stay. Where a message takes none, the nearest one before it that does is marked. Of more
-    than `most` the last ones are put, since they end the longest prefixes.
+    Existing marks stay. If a message takes no mark, the nearest earlier one that does is marked instead. If there would
+    be more than `most` marks, the last messages get theirs, because they end the longest prefixes.
     """
     sent, counts = list(messages), [marks_in(message) for message in messages]
     room, wanted = most - sum(counts), False
@@ -76,7 +76,7 @@ def marked_ends(
 def marked_inside(
     messages: Sequence[Marked], place: int, at: int, mark: CacheMark, marks_in: Callable[[Marked], int]
 ) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; as they are without room."""
+    """Return the messages with a mark in the one at `place`, after `at` characters; unchanged if there is no room."""
     sent, message = list(messages), messages[place]
     fields = RawFields(message.raw)
     content = with_break(fields.get("content", b"null"), at, mark.name, mark.value)

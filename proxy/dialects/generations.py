@@ -1,4 +1,4 @@
-"""Caches bounded by the size of their values: what was not asked for the longest goes first."""
+"""Caches bounded by the size of their values. They evict the least recently used, by generations."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Value = TypeVar("Value")
 
 
 def scaled(size: int) -> int:
-    """Return how much this process may hold of what it holds `size` of on a small machine."""
+    """Return the limit for this process, given the limit `size` on a small machine."""
     return size * SharedRoom.factor
 
 
 class SharedRoom:
-    """Room that several caches share: where a process uses one of them alone, that one has it all."""
+    """A size limit that several caches share. If a process uses only one of them, that one gets all of it."""
 
-    factor: ClassVar[int] = 1  # how much larger it is than on a small machine; set once, before anything is served
+    factor: ClassVar[int] = 1  # multiple of the limit on a small machine; set once, before serving
 
     def __init__(self, size: int) -> None:
         self._size: Final = size
-        self.taken = 0  # by the younger generations
+        self.taken = 0  # by the younger generations of all caches
         self.caches: Final[list[Generations[Any, Any]]] = []
 
     def make(self, size: int) -> bool:
-        """Make room for a value: where there is too little, all caches begin a new generation.
+        """Make room for a value. If there is too little, all caches begin a new generation.
 
-        Return whether it may be held: not if it takes more than a generation has.
+        Return whether the value may be stored: not if it is larger than half of the limit.
         """
         half = self._size * self.factor // 2
         if size > half:
@@ -40,15 +40,15 @@ class SharedRoom:
 
 
 class Generations(Generic[Key, Value]):
-    """Values by their keys, in two generations.
+    """A cache in two generations.
 
-    What is used moves to the younger one; when that has half of the room, the older one is forgotten and the
-    younger one takes its place. Threads need no lock: each step is one step of a dictionary, and a race only
-    forgets something too early, or holds a value twice for a while.
+    A value that is used moves to the younger generation. When the younger generations have filled half of the room, the
+    older ones are evicted and the younger ones take their place. Threads need no lock: each step is one dictionary
+    operation, and a race only evicts a value too early, or stores it twice for a while.
     """
 
     def __init__(self, room: int | SharedRoom, size_of: Callable[[Value], int]) -> None:
-        """Begin empty, to hold values of at most about `room` together, with those of other caches if it is shared."""
+        """Start empty. The values may take about `room`, together with those of other caches if it is shared."""
         self._room: Final = SharedRoom(room) if isinstance(room, int) else room
         self._room.caches.append(self)
         self._size_of: Final = size_of
@@ -57,11 +57,11 @@ class Generations(Generic[Key, Value]):
 
     @property
     def size(self) -> int:
-        """How much it holds, added up anew."""
+        """The size of all its values, computed anew."""
         return sum(map(self._size_of, (self._old | self._young).values()))
 
     def recall(self, keys: Sequence[Key]) -> list[Value | None]:
-        """Return what is held of each key; None for what is not."""
+        """Return the cached value of each key; None for a key without one."""
         found = list(map(self._young.get, keys))
         if None in found:
             old = self._old
@@ -72,7 +72,7 @@ class Generations(Generic[Key, Value]):
         return found
 
     def put(self, key: Key, value: Value) -> None:
-        """Hold a value in the place of the key's last one; a value that takes half of the room is not held."""
+        """Store a value, replacing the key's previous one. A value larger than half of the room is not stored."""
         size = self._size_of(value)
         if not self._room.make(size):
             return
@@ -81,5 +81,5 @@ class Generations(Generic[Key, Value]):
         self._room.taken += size if before is None else size - self._size_of(before)
 
     def grow_old(self) -> None:
-        """Forget the older generation; the younger one takes its place."""
+        """Evict the older generation. The younger one takes its place."""
         self._old, self._young = self._young, {}

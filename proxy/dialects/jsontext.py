@@ -1,9 +1,9 @@
-"""JSON from strangers: parsed leniently, written whatever it holds, changed without parsing.
+"""Untrusted JSON: parsed leniently, written whatever it holds, changed without parsing.
 
 The fast parser is stricter than clients are, so `read` and `write` fall back to slower ways. `RawFields` and
-`with_field` work on the text of an object, so that whatever is not touched keeps its bytes. `excess_of` counts the
-values of a text in its bytes, before any object is made of them: one takes up to a hundred times as much memory as
-its text.
+`with_field` work on the text of an object, so that whatever is not changed keeps its bytes. `excess_of` counts the
+values in the bytes of a text before they become objects, because objects take up to a hundred times as much memory
+as the text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import orjson
 FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # splits an object into the JSON texts of its fields
 ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])  # splits an array into the JSON texts of its items
 
-_SAFE_DIGITS: Final = 19  # whole numbers of fewer characters fit into 64 bits
-_LARGEST_PLAIN: Final = 10**300  # above some thousand digits Python refuses to write an integer in the plain way
-_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # what stands in an object between two values
-_MOST_LEVELS: Final = 1024  # that are read, by orjson too
-_LEVELS: Final = 200  # levels of a value that are kept; orjson reads 1,024 of them and writes 254
+_SAFE_DIGITS: Final = 19  # whole numbers with fewer characters fit into 64 bits
+_LARGEST_PLAIN: Final = 10**300  # Python refuses to print integers above some thousand digits with `str`
+_KEY: Final = re.compile(rb'[\s,]*"(?:[^"\\]|\\.)*"\s*:\s*')  # the text in an object between two values
+_MOST_LEVELS: Final = 1024  # nesting that `read` accepts, the same as orjson
+_LEVELS: Final = 200  # nesting that `sound` keeps; orjson reads 1,024 levels and writes 254
 
 
 def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -38,24 +38,24 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return a parsed JSON value that is an object; an empty one in the place of anything else."""
+    """Return a parsed JSON value if it is an object, else an empty object."""
     return value if is_object(value) else {}
 
 
 def as_array(value: Any) -> list[Any]:
-    """Return a parsed JSON value that is an array; an empty one in the place of anything else."""
+    """Return a parsed JSON value if it is an array, else an empty array."""
     return value if is_array(value) else []
 
 
 def as_text(value: Any) -> str:
-    """Return a parsed JSON value that is a string; an empty one in the place of anything else."""
+    """Return a parsed JSON value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def read(text: bytes) -> Any:
-    """Return the value of a JSON text; ValueError where it is none, by the widest reading there is.
+    """Return the value of a JSON text, read as leniently as possible. Raises ValueError if it is not JSON.
 
-    Bytes that are no UTF-8 are U+FFFD, as in clients: some servers cut a character into two events.
+    Bytes that are not UTF-8 become U+FFFD, as in clients: some servers cut a character across two events.
     """
     try:
         return orjson.loads(text)
@@ -74,7 +74,7 @@ def read(text: bytes) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Tell whether a value has too many levels: Python's parser reads 1,000 or 10,000 of them, by its version."""
+    """Tell whether a value is nested too deeply. Python's parser accepts 1,000 or 10,000 levels, by its version."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         level = [held for each in level if is_array(each) for held in each] + [
@@ -86,7 +86,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def parsed(text: bytes | None) -> Any:
-    """Return the value of a JSON text, read as widely as by `read`; None where there is none."""
+    """Return the value of a JSON text, read like `read`; None if there is no text or it is not JSON."""
     try:
         return None if text is None else read(text)
     except ValueError:
@@ -94,18 +94,18 @@ def parsed(text: bytes | None) -> Any:
 
 
 def is_object_text(text: Any) -> bool:
-    """Tell whether something is the text of a JSON object, as arguments of a call must be."""
+    """Tell whether a value is the text of a JSON object, as the arguments of a call must be."""
     try:
         return is_object(orjson.loads(text))
-    except orjson.JSONDecodeError:  # for what is no text, too
+    except orjson.JSONDecodeError:  # also raised for a value that is not a text
         return False
 
 
 def mended(value: Any) -> Any:
-    """Return the value as every JSON parser takes it.
+    """Return the value in a form that every JSON parser accepts.
 
-    Halves of a surrogate pair that met are one character, one without its other half is U+FFFD,
-    a number that JSON does not have is null, and a whole one beyond 64 bits is a float.
+    Two adjacent halves of a surrogate pair become one character, a lone half becomes U+FFFD. A number that JSON does
+    not have (NaN) becomes null, and an integer beyond 64 bits a float.
     """
     text = json.dumps(value, ensure_ascii=False)
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -117,10 +117,10 @@ def mended(value: Any) -> Any:
 
 
 def sound(value: Any) -> Any:
-    """Return the value itself if every parser takes it, else as `mended` makes it, with null below `_LEVELS`."""
+    """Return the value itself if every parser accepts it, else its `mended` form, with null below `_LEVELS` levels."""
     try:
         orjson.dumps(value)
-    except TypeError:  # as every refusal of orjson's
+    except TypeError:  # orjson raises this for every value that it refuses
         return mended(_shallow(value, _LEVELS))
     return value
 
@@ -134,9 +134,9 @@ def _shallow(value: Any, levels: int) -> Any:
 
 
 def added(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return two usages together: numbers added, objects member by member, of all else the last word.
+    """Return the sum of two usages: numbers are added, objects merged, of other values the last one counts.
 
-    Neither is written to. None stands for a usage that was not reported.
+    Neither argument is modified. None stands for a usage that was not reported.
     """
     if one is None or other is None:
         known = other if one is None else one
@@ -154,7 +154,7 @@ def added(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> dic
 
 
 class _Token(str):
-    """A piece of JSON text that waits among values."""
+    """A piece of finished JSON text in the stack of values to write."""
 
     __slots__ = ()
 
@@ -162,19 +162,19 @@ class _Token(str):
 def write(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return compact JSON text (UTF-8) of parsed JSON.
 
-    Equal values have equal texts, and different values different ones; with `sort_keys` the order of keys
-    does not count. Lone surrogates, which UTF-8 cannot hold, are written as escapes, and NaN as null or NaN.
+    Equal values give equal texts, and different values different texts. With `sort_keys` the order of keys does not
+    matter. Lone surrogates, which UTF-8 cannot hold, are written as escapes, and NaN as null or NaN.
     """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else 0)
-    except TypeError:  # as every refusal of orjson's
+    except TypeError:  # orjson raises this for every value that it refuses
         return _write_anything(value, sort_keys=sort_keys)
 
 
 def _write_anything(value: Any, *, sort_keys: bool) -> bytes:
-    """Do the same without recursion and without limits, a good deal slower."""
+    """Do the same without recursion and without limits, but much slower."""
     written: list[str] = []
-    waiting: list[Any] = [value]  # the next one is the last
+    waiting: list[Any] = [value]  # a stack: the next value is the last one
     while waiting:
         item = waiting.pop()
         if isinstance(item, _Token):
@@ -199,14 +199,14 @@ def _write_anything(value: Any, *, sort_keys: bool) -> bytes:
 
 
 class RawFields(Mapping[str, bytes]):
-    """The fields of an object in order, each as its JSON text; a view of the body that copies when asked."""
+    """The fields of an object in order, each as its JSON text. A view of the body; access to a field copies it."""
 
     __slots__ = ("_spans",)
 
     def __init__(self, text: bytes | dict[str, msgspec.Raw]) -> None:
-        """Read an object; msgspec.DecodeError where it is none, RecursionError at many hundred levels.
+        """Parse an object, or take its fields if they are already split.
 
-        Or take its fields, as they were read.
+        Raises msgspec.DecodeError if it is not an object, and RecursionError at many hundred levels.
         """
         self._spans = FIELDS.decode(text) if isinstance(text, bytes) else text
 
@@ -218,7 +218,7 @@ class RawFields(Mapping[str, bytes]):
         return {each: bytes(text) for each, text in self._spans.items() if each != name}
 
     def span(self, name: str) -> memoryview | None:
-        """Return the text of a field without copying it; None where there is none."""
+        """Return the text of a field without copying it; None if there is no such field."""
         found = self._spans.get(name)
         return None if found is None else memoryview(found)
 
@@ -230,7 +230,7 @@ class RawFields(Mapping[str, bytes]):
 
 
 def without_fields(text: bytes, names: Collection[str]) -> bytes:
-    """Return an object without these fields; the very text where it has none of them."""
+    """Return an object without these fields; the very same text if it has none of them."""
     fields = FIELDS.decode(text)
     if fields.keys().isdisjoint(names):
         return text
@@ -238,17 +238,17 @@ def without_fields(text: bytes, names: Collection[str]) -> bytes:
 
 
 def with_value(text: bytes, name: str, value: Any) -> bytes:
-    """Return an object with one field set to a value; other fields keep their bytes."""
+    """Return an object with one field set to a value. Other fields keep their bytes."""
     return msgspec.json.encode(FIELDS.decode(text) | {name: msgspec.Raw(write(value))})
 
 
 def members_of(text: bytes | None) -> dict[str, msgspec.Raw]:
-    """Return the members of an object; of everything else, none."""
+    """Return the members of an object; an empty dict for anything else."""
     return FIELDS.decode(text) if text is not None and text.startswith(b"{") else {}
 
 
 def without_member(text: bytes, path: Sequence[str]) -> bytes | None:
-    """Return an object without the member at `path`; None where nothing is left of it."""
+    """Return an object without the member at `path`; None if nothing is left of it."""
     if not path:
         return None
     members = members_of(text)
@@ -268,7 +268,7 @@ def without_member(text: bytes, path: Sequence[str]) -> bytes | None:
 def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes) -> bytes:
     """Return an object with one field set, and no other byte changed.
 
-    `fields` are those of `text`, at least one; `value` is JSON text. A new field comes last.
+    `fields` are the fields of `text`, at least one. `value` is JSON text. A new field is appended.
     """
     if name not in fields:
         end = text.rindex(b"}")
@@ -287,14 +287,14 @@ def with_field(text: bytes, fields: Mapping[str, bytes], name: str, value: bytes
                     return changed
             except msgspec.DecodeError:
                 pass
-    # A field stands there twice: the places of the others cannot be told from their lengths.
+    # A name occurs twice in the text, so the lengths of the values do not tell where the others are.
     return emitted(wanted)
 
 
 def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
-    """Return a content with a cache mark after so many characters of its text; None where none can stand there.
+    """Return a content with a cache mark after `at` characters of its text; None if no mark can stand there.
 
-    The text part is split there, and its own mark goes to the first half: texts say the same, one after the other.
+    The text part is split at that place, and its own mark stays with the first half. Both halves together say the same.
     """
     is_list = content.lstrip().startswith(b"[")
     raws = list(map(bytes, ITEMS.decode(content))) if is_list else [b'{"type":"text","text":%b}' % content]
@@ -319,7 +319,7 @@ def with_break(content: bytes, at: int, name: str, mark: bytes) -> bytes | None:
 
 
 def emitted(fields: Mapping[str, bytes | None]) -> bytes:
-    """Return an object of these fields in order, each with its JSON text; None: without the field."""
+    """Return an object of these fields in order, each given as its JSON text. None omits the field."""
     return msgspec.json.encode({name: msgspec.Raw(text) for name, text in fields.items() if text is not None})
 
 
@@ -327,37 +327,37 @@ def emitted(fields: Mapping[str, bytes | None]) -> bytes:
 
 Excess: TypeAlias = Literal["values", "items"]
 
-_WINDOW: Final = 262_144  # bytes that are looked at in one step
+_WINDOW: Final = 262_144  # bytes that are scanned in one step
 _NOT_BACKSLASH: Final = re.compile(rb"[^\\]")
 _BACKSLASH: Final = 0x5C
 _COMMA: Final = 0x2C
 _STRUCTURE: Final = b'",[]{}'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
-_FIELD_DEPTH: Final = 2  # where the items of a field of the body stand, such as its messages
+_FIELD_DEPTH: Final = 2  # depth of the items of a field of the body, such as its messages
 
 
 def count_of(text: bytes, sign: bytes) -> int:
-    """Return how often a sign, one byte, stands in a text. Other threads wait for a window, and not for all of it."""
+    """Count a byte in a text. Scanned in windows, so that other threads get their turn."""
     return sum([text.count(sign, start, start + _WINDOW) for start in range(0, len(text), _WINDOW)])
 
 
 def excess_of(text: bytes, max_values: int, max_items: int) -> Excess | None:
-    """Return what a JSON text has too many of: values in all, or items in one field; None where neither.
+    """Return what a JSON text has too many of: values in total, or items in one field. None if it has neither.
 
-    It stops at the first that is too many. An empty array or object counts as two values. Of a text that is
-    no JSON, the number says nothing.
+    Stops at the first excess. An empty array or object counts as two values. For a text that is not JSON the result
+    means nothing.
     """
     commas = count_of(text, b",")
-    few = len(text) <= max_values  # a value has at least one byte of its own
+    few = len(text) <= max_values  # each value takes at least one byte
     if commas < max_items and (few or 1 + commas + count_of(text, b"[") + count_of(text, b"{") <= max_values):
-        return None  # strings hold some of these signs too: an upper bound
+        return None  # an upper bound, because strings hold some of these characters too
     values, depth, items = 1, 0, 0
-    inside = 0  # whether the next byte stands in a string
+    inside = 0  # 1 if the next byte is inside a string
     start = 0
     while start < len(text):
         end = min(start + _WINDOW, len(text))
         if text[end - 1] == _BACKSLASH and (escaped := _NOT_BACKSLASH.search(text, end)) is not None:
-            end = escaped.end()  # no escape is cut in two
+            end = escaped.end()  # so that no escape is cut in two
         window = text[start:end].replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
         pieces = window.split(b'"')
         structure = b"".join(pieces[inside::2])

@@ -1,10 +1,10 @@
-"""What all dialects share of the proxy's own tools: how they are offered, and how a round that calls them ends.
+"""Shared by all dialects: offering the proxy's own tools, and ending a round that calls them.
 
-Their definitions are constant bytes after the client's own tools, in one order, and whether they are offered follows
-from the request alone: the beginning of every request stays what it was. Nothing is required.
+The definitions are constant bytes after the client's own tools, always in the same order. The request alone decides
+whether they are offered. So requests keep a stable prefix. No parameter is required.
 
-A reply may take several rounds: one that calls nothing but the proxy's tools is followed by another one, and the client
-sees one reply. What cannot be read, and what says nothing of a reply, is shown as it came.
+A reply may take several rounds. A round that calls only the proxy's tools is followed by another round, and the client
+sees one reply. Whatever cannot be read, or is no part of a reply, is relayed unchanged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from proxy.dialects.base import JsonObject, Message, OwnCalls, StreamReader, Too
 from proxy.dialects.jsontext import added, is_object
 from proxy.dialects.sse import Event
 
-MOST_TOOLS: Final = 128  # tools that a request may offer; with more it is refused
+MOST_TOOLS: Final = 128  # maximum tools of a request; providers refuse more
 STOPPED: Final = (
     "(No answer was written: this reply took as many steps as it may. "
     "Please ask again, perhaps for one thing at a time.)"
 )
-"""What a reply says that would end with calls of the proxy's tools, when upstream may not be asked again."""
+"""The text of a reply that would end in calls of the proxy's tools when upstream may not be asked again."""
 BROKE_OFF: Final = "(No answer was written: the reply was cut off before it came to that. Please ask again.)"
-"""What a reply says that was cut off in a call of the proxy's tools, and says nothing beside it."""
+"""The text of a reply that was cut off in a call of the proxy's tools, and has no other text."""
 SAID_NOTHING: Final = "(No answer was written: the model ended its reply without one. Please ask again.)"
-"""What a reply says whose calls were answered, and of which nothing came then."""
+"""The text of a reply whose calls were answered, but which then ended without any text."""
 
 
 def offer(
@@ -40,11 +40,11 @@ def offer(
     name_of: Callable[[JsonObject], Any] = lambda tool: tool.get("name"),
     function_of: Callable[[JsonObject], Any] = lambda _: None,
 ) -> ToolOffer:
-    """Return the tools to send: the client's `tools` (JSON), whose bytes stay, then the proxy's `own`.
+    """Return the tools to send: the client's `tools` (JSON text), which keep their bytes, then the proxy's `own`.
 
-    None of the own where that would be too many tools, and none whose name one of the client's has: `name_of` returns
-    that of one, which may be any JSON. `define` returns the text of a tool; it is to be strict where all functions of
-    the client's are, which `function_of` finds in its tools: some providers take strict functions only beside others.
+    A tool of the proxy's is left out if the client has one with that name. All are left out if there would be too many
+    tools. `name_of` returns the name of a client's tool (any JSON). `define` returns the text of a tool of the proxy's,
+    strict if all of the client's functions (found by `function_of`) are strict: some providers refuse to mix them.
     """
     theirs: list[Any] = orjson.loads(tools) if tools is not None else []
     taken = [name_of(tool) for tool in theirs if is_object(tool)]
@@ -61,7 +61,7 @@ def offer(
 
 
 def schema_of(tool: ToolDefinition, *, strict: bool = False) -> JsonObject:
-    """Return the JSON Schema of a tool's parameters; a strict one requires every property."""
+    """Return the JSON Schema of a tool's parameters. A strict schema requires every property."""
     unset = "Empty" if strict else "Leave out"
     properties = {name: {"type": "string", "description": told.format(unset=unset)} for name, told in tool.parameters}
     required = {"required": list(properties)} if strict else {}
@@ -71,9 +71,9 @@ def schema_of(tool: ToolDefinition, *, strict: bool = False) -> JsonObject:
 class RoundEnding(Struct, frozen=True, kw_only=True):
     """How one round of a reply ends for the client."""
 
-    again: bool = False  # not at all: another round follows, and the client is not told of this end
-    text: str = ""  # what is said at its end that the model did not say
-    finish: str  # why it ends, in the API's word
+    again: bool = False  # not at all: another round follows, and the client does not see this end
+    text: str = ""  # text to add at its end, which the model did not write
+    finish: str  # why it ends, in the API's term
 
 
 def unused_id(place: int, taken: Container[str]) -> str:
@@ -85,28 +85,29 @@ def unused_id(place: int, taken: Container[str]) -> str:
 
 
 class ReplyRound(Protocol):
-    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+    """One answer of the upstream, with the calls of the proxy's tools separated from the others."""
 
     @property
     def calls(self) -> OwnCalls: ...  # its calls, and the round as it can be sent back
 
     @property
-    def says(self) -> bool: ...  # whether it has anything to read or to hear
+    def says(self) -> bool: ...  # whether it has anything to read or hear
 
     @property
-    def finish(self) -> str: ...  # why it ended, in the API's word
+    def finish(self) -> str: ...  # why it ended, in the API's term
 
     @property
-    def cut(self) -> bool: ...  # whether that may have cut it off
+    def cut(self) -> bool: ...  # whether that reason may have cut it off
 
     @property
     def usage(self) -> JsonObject | None: ...  # in the API's own form
 
 
 def round_ending(current: ReplyRound, whole: str, *, later: bool, said: bool, may_ask: bool) -> RoundEnding:
-    """Decide how a round ends for the client; `whole` is the API's word for the end of a reply that calls nothing.
+    """Decide how a round ends for the client. `whole` is the API's term for the end of a reply without calls.
 
-    `later`: rounds came before it; `said`: the client has text from those; `may_ask`: upstream may be asked again.
+    `later`: this is not the first round. `said`: the client has text from earlier rounds. `may_ask`: upstream may be
+    asked again.
     """
     calls = current.calls
     if calls.others:
@@ -125,28 +126,28 @@ Reader = TypeVar("Reader", bound=StreamReader)
 
 
 class ToolFilter(ABC):
-    """One reply whose calls of the proxy's tools are kept from the client. It may take several rounds."""
+    """A reply, of one or more rounds, from which calls of the proxy's tools are removed before the client sees it."""
 
-    _whole = ""  # the API's word for the end of a reply that calls nothing
+    _whole = ""  # the API's term for the end of a reply without calls
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
         self.rounds = 0  # how many rounds came before this one
-        self.again = False  # whether another round is to follow: this one calls the proxy's tools and nothing else
+        self.again = False  # whether another round is to follow, because this one calls only the proxy's tools
         self._may_ask = True
-        self._usage_before: JsonObject | None = None  # that of the rounds before
+        self._usage_before: JsonObject | None = None  # the usage of earlier rounds
 
     @abstractmethod
     def _current(self) -> ReplyRound:
-        """Return this round as far as it has come."""
+        """Return this round as far as it has arrived."""
 
     @abstractmethod
     def _begin(self) -> None:
-        """Put another round in the place of this one."""
+        """Replace this round by a new one."""
 
     @abstractmethod
     def give_up(self) -> bytes:
-        """End a reply that no other round can follow; return what the client is shown."""
+        """End a reply after which no other round can follow. Return the bytes for the client."""
 
     @property
     def calls(self) -> OwnCalls:
@@ -168,14 +169,14 @@ class ToolFilter(ABC):
         return usage
 
     def _ending(self, *, said: bool) -> RoundEnding:
-        """Decide how this round ends for the client; `said`: it has text from the rounds before."""
+        """Decide how this round ends for the client. `said`: the client has text from earlier rounds."""
         later, may_ask = self.rounds > 0, self._may_ask
         how = round_ending(self._current(), self._whole, later=later, said=said, may_ask=may_ask)
         self.again = how.again
         return how
 
     def next(self, *, may_ask: bool) -> None:
-        """Begin another round; `may_ask`: one more may follow that."""
+        """Begin another round. `may_ask`: one more may follow it."""
         self._usage_before = self._spent
         self.rounds += 1
         self._may_ask, self.again = may_ask, False
@@ -183,7 +184,7 @@ class ToolFilter(ABC):
 
 
 class BodyFilter(ToolFilter, Generic[ReadRound]):
-    """A reply whose rounds each come in one piece."""
+    """A reply whose rounds each arrive as one body."""
 
     last: Message  # what this round says to the client
     _round: ReadRound
@@ -192,7 +193,7 @@ class BodyFilter(ToolFilter, Generic[ReadRound]):
         return self._round
 
     def take(self, body: bytes) -> bytes:
-        """Read the next round; return the body to show if it is the last."""
+        """Read the next round. Return the body for the client; empty if another round follows."""
         if not self._read(body):
             return body
         calls = self._round.calls
@@ -208,11 +209,11 @@ class BodyFilter(ToolFilter, Generic[ReadRound]):
     @property
     @abstractmethod
     def _has_said(self) -> bool:
-        """Whether the rounds before said anything to the client."""
+        """Whether earlier rounds had anything that the client will see."""
 
     @abstractmethod
     def _read(self, body: bytes) -> bool:
-        """Read a round; tell whether the body holds a reply."""
+        """Read a round. Return whether the body holds a reply."""
 
     @abstractmethod
     def _shown(self, how: RoundEnding) -> bytes:
@@ -220,11 +221,11 @@ class BodyFilter(ToolFilter, Generic[ReadRound]):
 
 
 class StreamFilter(ToolFilter, Generic[Reader]):
-    """A reply whose rounds each come as a stream."""
+    """A reply whose rounds each arrive as a stream."""
 
-    reply: Reader  # the reply as the client has it; its usage is not that of all rounds
-    said = False  # whether the client was shown anything but empty beginnings
-    ended = False  # whether this round came to its end
+    reply: Reader  # the reply as the client sees it, but without the usage of all rounds
+    said = False  # whether the client has been shown anything beyond empty beginnings
+    ended = False  # whether this round has ended
 
     @property
     @abstractmethod
@@ -234,16 +235,16 @@ class StreamFilter(ToolFilter, Generic[Reader]):
     @property
     @abstractmethod
     def hides(self) -> bool:
-        """Whether anything was kept from the client, or is being kept for now."""
+        """Whether anything was, or currently is, withheld from the client."""
 
     @abstractmethod
     def take(self, event: Event) -> bytes:
-        """Read the next event; return what is shown now, of what waited too."""
+        """Read the next event. Return the bytes to show now, including events that were waiting."""
 
     def end(self, event: Event | None = None) -> bytes:  # noqa: ARG002 - most events that end a stream say nothing else
-        """Read the event that ends the round's stream, or its close; return what is still shown before it."""
+        """Read the event that ends the round's stream, or its close. Return the bytes to show before that event."""
         return b""
 
     def closing(self, tail: bytes) -> bytes:
-        """Return that event, and what came after it, as the client is shown it."""
+        """Return the ending event and all bytes after it in the form for the client."""
         return tail

@@ -1,7 +1,7 @@
-"""Chat Completions: its messages, requests, replies and streams, and the rules that they keep."""
+"""Chat Completions: its messages, requests, replies and streams, and their rules."""
 
 from __future__ import annotations
 
 from proxy.dialects.chat.protocol import CHAT
 
-DIALECT = CHAT  # the name under which `dialect_named` finds it
+DIALECT = CHAT  # `dialect_named` looks it up under this name

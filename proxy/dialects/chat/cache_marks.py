@@ -1,14 +1,13 @@
-"""Explicit cache breakpoints: marks at the ends of prefixes that a provider is to keep.
+"""Explicit cache breakpoints: marks at the ends of prefixes that a provider should cache.
 
-For models whose cache matches at breakpoints alone. A mark stands on a content part. What providers take,
-as of November 2026:
+For models whose cache matches at breakpoints only. A mark stands on a content part. What providers accept, as of
+November 2026:
 
-    openai      `prompt_cache_breakpoint: {"mode": "explicit"}` on text, image, audio and file parts of
-                system, developer, user and tool messages, not of assistant messages. A request writes four
-                breakpoints, of which the one at the newest message is OpenAI's own (GPT-5.6 and later).
-    anthropic   `cache_control: {"type": "ephemeral"}`, which gateways in OpenAI's dialect hand on to Claude,
-                from text parts of any message (OpenRouter, LiteLLM). Claude refuses a mark on a text that
-                says nothing, and a fifth one.
+    openai      `prompt_cache_breakpoint: {"mode": "explicit"}` on text, image, audio and file parts of system,
+                developer, user and tool messages, not of assistant messages. A request writes four breakpoints.
+                OpenAI itself puts one of them at the newest message (GPT-5.6 and later).
+    anthropic   `cache_control: {"type": "ephemeral"}` on text parts of any message. Gateways with OpenAI's API pass
+                it on to Claude (OpenRouter, LiteLLM). Claude refuses a mark on a blank text, and a fifth mark.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from proxy.dialects.chat.canonical import CACHE_MARKS
 from proxy.dialects.jsontext import as_array, as_object, as_text, is_array, is_object
 
 _OF_MARKS: Final = (*(name.encode() for name in CACHE_MARKS), rb"\u00")
-"""What JSON text with a mark holds: its name, or a name in which ASCII is escaped."""
+"""JSON text with a mark holds one of these: the name of a mark, or an escaped ASCII character."""
 _CACHE_FIELDS: Final = frozenset({"cache_control", "prompt_cache_options"})
-"""Fields of a request in which a client decides about the cache itself."""
+"""Fields of a request by which a client controls caching itself."""
 
 
 class _Rules(CacheMark, frozen=True, kw_only=True):
-    """One kind of mark, and where it may stand. OpenAI puts one more at the newest message itself."""
+    """One kind of mark, and where it may stand. OpenAI itself puts one more at the newest message, not counted here."""
 
     roles: frozenset[str]
     parts: frozenset[str]  # types of content parts
@@ -57,7 +56,7 @@ _RULES: Final[Mapping[MarkKind, _Rules]] = {
 def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
     """Return the messages with marks at the ends of those at `places`; see `marked_ends`.
 
-    Messages that hold a mark already, whoever's it is, are returned as they are, all of them.
+    If any message already holds a mark of any kind, all messages are returned unchanged.
     """
     if not places or any(map(_marks_in, messages)):
         return tuple(messages)
@@ -72,7 +71,7 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; see `marked_inside`."""
+    """Return the messages with a mark in the one at `place`, after `at` characters; see `marked_inside`."""
     timed = any(b'"ttl"' in message.raw and _marks_in(message) for message in messages)
     if timed or messages[place].role not in _RULES[kind].roles:
         return tuple(messages)
@@ -80,7 +79,7 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:
-    """Tell whether a client says in these fields of a request, each JSON text, what is to be cached."""
+    """Tell whether the client controls caching itself, given the fields of its request as JSON text."""
     if any(fields.get(name, b"null") != b"null" for name in _CACHE_FIELDS):
         return True
     tools = fields.get("tools", b"")
@@ -88,7 +87,7 @@ def decides_itself(fields: Mapping[str, bytes]) -> bool:
 
 
 def _marks_in(message: Message) -> int:
-    """Return how many marks a message has: itself, its content parts and its calls."""
+    """Return the number of marks in a message: on itself, its content parts and its calls."""
     if not _may_be_marked(message.raw):
         return 0
     content, calls = message.data.get("content"), message.data.get("tool_calls")
@@ -101,12 +100,12 @@ def _may_be_marked(text: bytes) -> bool:
 
 
 def _is_marked(item: Any) -> bool:
-    """Tell whether an object holds a mark, or one level deeper: {"type": "function", "function": {…}}."""
+    """Tell whether an object holds a mark itself or one level deeper: {"type": "function", "function": {…}}."""
     levels = [item, *item.values()] if is_object(item) else []
     return any(is_object(level) and level.get(name) is not None for level in levels for name in CACHE_MARKS)
 
 
 def _takes_mark(part: Any, rules: _Rules) -> bool:
-    """Tell whether a part is of a kind that can be marked; a blank text never is."""
+    """Tell whether a part can have a mark. A blank text cannot."""
     kind = as_text(as_object(part).get("type"))
     return kind in rules.parts and (kind != "text" or bool(as_text(part.get("text")).strip()))

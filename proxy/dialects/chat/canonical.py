@@ -1,24 +1,23 @@
-"""The canonical form of a message: the bytes by which the same message is recognised when it comes back.
+"""The canonical form of a message: the bytes by which a resent message is recognised.
 
-It exists for identity alone and is never sent. Clients change messages when they send them back;
-what they change without meaning anything by it is left out here, and nothing else:
+It exists for identity only and is never sent. Clients change messages when they send them back. The form leaves out
+exactly what they change without changing the meaning:
 
-    everywhere        key order; null, "", [], {} and a missing field are one (at the level of the
-                      message, of a content part, of a call; never inside arguments); marks for caches
+    everywhere        key order. null, "", [], {} and a missing field are the same (in the message, a content part and
+                      a call, but not inside arguments). Cache marks are ignored
     role              `developer` is `system`
-    content           parts of text are their text, put together; what else a part of text has does not count
-    calls             arguments count as JSON, not as text, and their numbers as JavaScript has them; `index` and
-                      thought signatures do not count
-    tool results      `name` does not count
-    private fields    those that begin with `__` do not count: a resumed Copilot CLI puts one beside each result
-    replies           white space around the text does not count; a text that is a JSON object counts as JSON (DSPy
-                      writes it anew); reasoning and the like (as fields, as parts or as `<think>…</think>` before
-                      the text), and what clients add to them (`name`, what SDKs have parsed), do not count where
-                      content or calls remain; nor does text beside calls that random ids tell (CrewAI and Semantic
-                      Kernel leave it out)
+    content           text parts are joined to one text; other fields of a text part are ignored
+    calls             arguments are compared as JSON, with numbers as in JavaScript; `index` and thought signatures
+                      are ignored
+    tool results      `name` is ignored
+    private fields    names that begin with `__` are ignored: a resumed Copilot CLI adds one to each result
+    replies           white space around the text is ignored. A text that is a JSON object is compared as JSON (DSPy
+                      writes it anew). Reasoning and the like (as fields, as parts, or as `<think>…</think>` before
+                      the text) and fields that clients add (`name`, parsed output of SDKs) are ignored if content or
+                      calls remain. Text beside calls is ignored if all the calls have random ids (CrewAI and Semantic
+                      Kernel drop it)
 
-Nodes that are stored keep the names that they got by an earlier form: `canonical` with `loosely=False`, or
-`first_canonical`.
+Stored nodes keep the names that they got from an earlier form: `canonical` with `loosely=False`, or `first_canonical`.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from proxy.dialects import OWN_FIELDS, answer_of, is_random
 from proxy.dialects.jsontext import is_array, is_object, write
 
 CACHE_MARKS: Final = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Fields of messages, parts and calls that tell a provider what to cache; clients move them every turn."""
+"""Fields of messages, parts and calls that tell a provider what to cache. Clients move them every turn."""
 
 _OF_SDKS: Final = ("parsed", "provider_specific_fields")
-"""What SDKs put beside a reply of their own, and send back: OpenAI's `parse()`, LiteLLM."""
+"""Fields that SDKs add to a reply and send back: OpenAI's `parse()`, LiteLLM."""
 
 _REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 REPLY_FIELDS: Final = frozenset(
     {"refusal", "annotations", "audio", *_REASONING, "extra_content", *_OF_SDKS, *OWN_FIELDS}
 )
-"""Fields that come and go between a reply and its return. A reply that holds nothing else is told by them."""
+"""Fields that may appear or vanish when a reply is sent back. They count only if the reply holds nothing else."""
 
 _DROPPED_OF_CALLS: Final = CACHE_MARKS | {"index", "extra_content", *_OF_SDKS}
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
@@ -49,23 +48,23 @@ _PLAIN: Final = frozenset({"role", "content"})
 _SUBSTANCE: Final = ("content", "tool_calls", "function_call")
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _MAX_DEPTH: Final = 100
-"""Levels of arguments that are compared as JSON; a fixed number, so that the form depends on nothing else."""
-_EXACT: Final = 2**53  # JavaScript rounds integers above it to floats
+"""Levels of arguments that are compared as JSON. A constant, so that the form depends on nothing else."""
+_EXACT: Final = 2**53  # JavaScript rounds larger integers
 
 
 class _TooDeep(Exception):
-    """Arguments with more than `_MAX_DEPTH` levels."""
+    """Raised for arguments with more than `_MAX_DEPTH` levels."""
 
 
 def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys.
 
-    Equal bytes mean the same message. Never raises, whatever JSON values stand in whatever place. Without `loosely`,
-    as it was before, text beside any calls counts, and so do how an object is written and private fields.
+    Equal bytes mean the same message. Never raises, whatever the JSON values are. `loosely=False` gives the previous
+    form: it includes private fields and text beside any calls, and compares a JSON object in a reply as text.
     """
     role, content = data.get("role"), data.get("content")
     if type(content) is str and content and type(role) is str and role:
-        # Most messages: nothing else that counts. The same bytes as below, in a fraction of the time.
+        # A shortcut for most messages, which hold nothing else that counts: the same bytes as below, much faster.
         for key, value in data.items():
             if key not in _PLAIN and value not in _EMPTY:
                 break
@@ -85,7 +84,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
 
 
 def has_random_calls(data: Mapping[str, Any]) -> bool:
-    """Tell whether a message holds calls, and the ids of all of them are random."""
+    """Tell whether a message holds calls, and all of them have random ids."""
     calls = data.get("tool_calls")
     return (
         is_array(calls)
@@ -95,11 +94,11 @@ def has_random_calls(data: Mapping[str, Any]) -> bool:
 
 
 def first_canonical(data: Mapping[str, Any]) -> bytes:
-    """Return the form that messages had in the first versions.
+    """Return the form of the first versions.
 
-    Several parts of text, and a part of text that had more than that, were no text; white space around the text
-    of a reply counted, and so did its parts of reasoning, reasoning before its text, text beside any calls, how an
-    object is written, and private fields.
+    Content with several text parts, or with a text part that has further fields, was not compared as text. White space
+    around a reply's text counted, and so did its reasoning (as parts or before the text), text beside any calls, the
+    spelling of a JSON object, and private fields.
     """
     form, reply = _fields(data, data.get("role"), loosely=False)
     if "content" in form:
@@ -110,7 +109,7 @@ def first_canonical(data: Mapping[str, Any]) -> bytes:
 
 
 def _fields(data: Mapping[str, Any], role: Any, *, loosely: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the forms of the fields of a message, the content as it is, and apart those that come and go."""
+    """Return the forms of a message's fields, with the content unchanged, and separately those of `REPLY_FIELDS`."""
     form: dict[str, Any] = {}
     reply: dict[str, Any] = {}
     for key, value in data.items():
@@ -126,32 +125,32 @@ def _fields(data: Mapping[str, Any], role: Any, *, loosely: bool) -> tuple[dict[
 
 
 def _form(form: dict[str, Any], reply: dict[str, Any]) -> bytes:
-    """Return the form of a message; what comes and goes counts only where it has nothing else."""
+    """Return the form of a message. The fields in `reply` count only if the message has no substance."""
     if reply and not any(key in form for key in _SUBSTANCE):
         form |= reply
     return write(form, sort_keys=True)
 
 
 def _field(key: str, value: Any) -> Any:
-    """Return the form of one field of the message, of its content excepted."""
+    """Return the form of one field of the message, except the content."""
     if key == "tool_calls":
         return [_call(item) for item in value] if is_array(value) else value
     if key == "function_call":
         return _function(value)
     if key == "audio" and is_object(value) and value.get("id"):
-        return {"id": value["id"]}  # a client names a spoken reply by it, and sends no sound back
+        return {"id": value["id"]}  # clients send back only the id of a spoken reply, not the sound
     return "system" if key == "role" and value == "developer" else value
 
 
 def _is_empty(value: Any) -> bool:
-    """Tell whether the value says as little as a missing field; 0 and false say something."""
+    """Tell whether the value means the same as a missing field. 0 and false do not."""
     return not value and (value is None or isinstance(value, (str, list, dict)))
 
 
 def _content(value: Any, *, is_reply: bool, loosely: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the form of a content, and of a reply the fields that its parts of reasoning and refusal stand for.
+    """Return the form of a content, and for a reply the fields that replace its reasoning and refusal parts.
 
-    Parts of text alone are one text.
+    If all parts are text, the form is one text.
     """
     if isinstance(value, str):
         return _text(value, is_reply=is_reply, loosely=loosely)
@@ -181,7 +180,7 @@ def _content(value: Any, *, is_reply: bool, loosely: bool) -> tuple[Any, dict[st
 
 
 def _text(text: str, *, is_reply: bool, loosely: bool) -> tuple[str, dict[str, Any]]:
-    """Return the form of a text, and of a reply that is nothing but reasoning the field that this stands for."""
+    """Return the form of a text, and for a reply that is nothing but reasoning a field that replaces the text."""
     if not is_reply:
         return text, {}
     answer = _answer(text, loosely=loosely)
@@ -189,7 +188,7 @@ def _text(text: str, *, is_reply: bool, loosely: bool) -> tuple[str, dict[str, A
 
 
 def _answer(text: str, *, loosely: bool) -> str:
-    """Return what a reply says; loosely, an object however it is written."""
+    """Return the text of a reply without its reasoning. `loosely`: normalise it if it is a JSON object."""
     answer = answer_of(text).strip()
     form = arguments_form(answer) if loosely and answer.startswith("{") else None
     return write(form, sort_keys=True).decode() if is_object(form) else answer
@@ -207,7 +206,7 @@ def _earlier_content(value: Any) -> Any:
 
 
 def _part(item: Any) -> Any:
-    """Return the form of a content part: its fields, and those of the object that its type names."""
+    """Return the form of a content part: its fields, and the fields of the object that its type names."""
     if not is_object(item):
         return item
     form = _object(item)
@@ -222,7 +221,7 @@ def _object(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(item: Any) -> Any:
-    """Return the form of a tool call. A call of a function need not say that it is one."""
+    """Return the form of a tool call. The type `function` may be left out."""
     if not is_object(item):
         return item
     form: dict[str, Any] = {}
@@ -238,11 +237,11 @@ def _call(item: Any) -> Any:
 
 
 def _function(value: Any) -> Any:
-    """Return the form of a called function; no arguments, "" and {} are one."""
+    """Return the form of a called function. Missing arguments, "" and {} are the same."""
     if not is_object(value):
         return value
     form = _object(value)
-    form.pop("parsed_arguments", None)  # OpenAI's `parse()`: the arguments once more
+    form.pop("parsed_arguments", None)  # OpenAI's `parse()` adds the arguments a second time
     if "arguments" in form:
         form["arguments"] = arguments = arguments_form(form["arguments"])
         if arguments == {}:
@@ -251,7 +250,7 @@ def _function(value: Any) -> Any:
 
 
 def arguments_form(value: Any) -> Any:
-    """Return arguments as JSON where they are an object or an array, else as they are: text stays a string."""
+    """Return arguments parsed, if they are a JSON object or array; otherwise unchanged, so that text stays a string."""
     try:
         parsed = orjson.loads(value) if isinstance(value, str) else value
         if isinstance(value, str) and not is_object(parsed) and not is_array(parsed):
@@ -262,7 +261,7 @@ def arguments_form(value: Any) -> Any:
 
 
 def _plain(value: Any, levels: int) -> Any:
-    """Return a JSON value with numbers as JavaScript has them: 1.0 is 1, and long integers are rounded."""
+    """Return a JSON value with numbers as in JavaScript: 1.0 is 1, and long integers are rounded."""
     if levels < 0:
         raise _TooDeep
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,13 +1,13 @@
-"""The replies that a completion holds, whether it came as one body or as a stream of chunks.
+"""Reads the replies of a completion, from one body or from a stream of chunks.
 
-A stream's deltas are folded field by field:
+The deltas of a stream are merged field by field:
 
-    a text        (`content`, `refusal`, `reasoning`, `arguments` …) is joined piece by piece
-    a name        (`role`, `id`, `type`) is set once; repeating it changes nothing
-    a tool's name by the rules of `ToolName`
-    a list        (`reasoning_details`, `annotations` …) gets longer
-    a tool call   is found by `CallFinder`, in whatever order and however interleaved
-    all the rest  the last value counts
+    a text          (`content`, `refusal`, `reasoning`, `arguments` …) is joined piece by piece
+    a name          (`role`, `id`, `type`) is set once; repeating it changes nothing
+    a tool's name   follows the rules of `ToolName`
+    a list          (`reasoning_details`, `annotations` …) is extended
+    a tool call     is found by `CallFinder`, in any order and however interleaved
+    anything else   the last value counts
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from proxy.dialects.sse import Event
 
 
 class ReplyChoice(Struct, frozen=True, kw_only=True):
-    """One of the replies that were asked for."""
+    """One of the requested replies."""
 
-    index: int  # its place among the choices, from 0
+    index: int  # its index among the choices, from 0
     message: JsonObject
-    """The reply as a message. Of a body: as it stands there. Of a stream: what the deltas amount to."""
-    finish_reason: str | None  # why it ended; None where it broke off, or nothing was said about it
+    """The reply as a message: as it stands in a body, or as the deltas of a stream add up."""
+    finish_reason: str | None  # why it ended; None if it broke off, or gave no reason
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """What one body says."""
+    """The content of one body."""
 
-    choices: tuple[ReplyChoice, ...] = ()  # by index
+    choices: tuple[ReplyChoice, ...] = ()  # sorted by index
     usage: JsonObject | None = None
-    model: str | None = None  # the model that answered, as it calls itself
-    error: JsonObject | None = None  # the error object, where it is an error
+    model: str | None = None  # the answering model, as it names itself
+    error: JsonObject | None = None  # the error object, if it is an error
 
 
 def read_completion(body: Any) -> Completion:
-    """Return what the parsed JSON body of a completion says. Messages are the very objects of the body."""
+    """Read the parsed JSON body of a completion. Messages are the very objects of the body."""
     if not is_object(body):
         return Completion()
     choices = [
@@ -62,7 +62,7 @@ def read_completion(body: Any) -> Completion:
 
 
 def read_body(body: bytes) -> Replies:
-    """Return what a body says; raises ValueError where it is no JSON."""
+    """Read a body. Raises ValueError if it is not JSON."""
     return _replies(read_completion(read(body)))
 
 
@@ -77,22 +77,23 @@ def _replies(found: Completion) -> Replies:
 
 
 class CompletionAccumulator:
-    """Folds the chunks of one stream into replies."""
+    """Merges the chunks of one stream into replies."""
 
     def __init__(self) -> None:
         self.usage: JsonObject | None = None  # the last one that was reported
-        self.model: str | None = None  # the model that answers, as it calls itself
+        self.model: str | None = None  # the answering model, as it names itself
         self.error: JsonObject | None = None  # the first one that was reported in the stream
         self._choices: dict[int, Deltas] = {}
-        self._names: frozenset[str] | None = None  # those of the fields of the first chunk
+        self._names: frozenset[str] | None = None  # the names of the first chunk's fields
 
     def take(self, event: Event) -> bool:
         return not event.is_done and self.add(event.value)
 
     def add(self, chunk: Any) -> bool:
-        """Take the next chunk, the parsed data of one event, whatever it is.
+        """Take the next chunk: the parsed data of one event, whatever it is.
 
-        Tell if it is `usage_only`, and holds nothing that the first one has not: providers name their sources there.
+        Return whether it only reports usage: it is `usage_only`, and has no values in fields the first chunk lacks.
+        Providers name their sources in such fields.
         """
         if not is_object(chunk):
             return False
@@ -125,7 +126,7 @@ class CompletionAccumulator:
             reply.finish_reason = _name(item, "finish_reason") or reply.finish_reason
 
     def choices(self) -> tuple[ReplyChoice, ...]:
-        """Return the replies as far as they have come, by index."""
+        """Return the replies so far, sorted by index."""
         return tuple(
             ReplyChoice(index=index, message=reply.message(), finish_reason=reply.finish_reason)
             for index, reply in sorted(self._choices.items())
@@ -141,11 +142,11 @@ class CompletionAccumulator:
 
 
 _BESIDE_USAGE: Final = frozenset({"usage", "obfuscation", "service_tier", "system_fingerprint"})
-"""Fields of a chunk of usage that need not be in the first chunk."""
+"""Fields of a usage chunk that may be missing in the first chunk."""
 
 
 def usage_only(chunk: Any) -> bool:
-    """Tell whether a chunk is there for its usage alone (`stream_options.include_usage`)."""
+    """Tell whether a chunk only reports usage (`stream_options.include_usage`)."""
     return is_object(chunk) and chunk.get("usage") is not None and chunk.get("choices") == []
 
 
@@ -164,7 +165,7 @@ def _name(item: JsonObject, name: str) -> str | None:
 
 
 def _error(item: JsonObject) -> JsonObject | None:
-    """Return the error that an object reports, in whichever of the forms that providers use."""
+    """Return the error that an object reports, in any of the forms that providers use."""
     error = item.get("error")
     if is_object(error):
         return error or {"message": "unknown error"}
@@ -177,10 +178,13 @@ def _error(item: JsonObject) -> JsonObject | None:
 
 
 class ToolName(Struct, eq=False):
-    """The name of a called tool as far as it has come."""
+    """The name of a called tool, as far as it has arrived.
 
-    value: Any = None  # a text; what came first, where that is none; None where nothing came
-    whole: bool = False  # whether nothing is added any more
+    A name in pieces is joined. A piece that begins with the name so far replaces it.
+    """
+
+    value: Any = None  # a text; any other value only if it came first; None if nothing came
+    whole: bool = False  # whether the name is complete: arguments have begun
 
     def learn(self, said: JsonObject) -> None:
         """Take the next delta of the call's `function` or `custom`, a parsed JSON object."""
@@ -195,19 +199,19 @@ class ToolName(Struct, eq=False):
 
 
 class CallFinder(Struct, kw_only=True, eq=False):
-    """Tells to which tool call of one message each delta belongs."""
+    """Finds the tool call of a message that each delta belongs to."""
 
-    ids: list[Any] = []  # the id of each call in the order of their beginning; None while none came
+    ids: list[Any] = []  # the id of each call, in the order in which they began; None until it arrives
     by_index: dict[int, int] = {}  # the last call that began at each index
-    _by_id: dict[bytes, int] = {}  # the first call of each id, which may be any JSON
+    _by_id: dict[bytes, int] = {}  # the first call with each id (any JSON value)
     _named: list[bool] = []
     _last: int | None = None
 
     def place(self, delta: JsonObject) -> int:
-        """Return the place of the delta's call in the order of their beginning.
+        """Return the place of the delta's call, in the order in which the calls began.
 
-        Some providers give every call the index 0, others give every delta of one call another id: another id
-        and a name again are another call.
+        At a known index, a delta starts a new call only if it has another id, and a name although the call has one.
+        Some providers give every call the index 0. Others give every delta of one call another id.
         """
         index, identity = delta.get("index"), delta.get("id") or None
         named = bool(as_object(delta.get("function")).get("name"))
@@ -235,12 +239,12 @@ class CallFinder(Struct, kw_only=True, eq=False):
 
 
 class _Shape(Struct, frozen=True, kw_only=True):
-    """How an object grows."""
+    """How an object grows from deltas."""
 
-    texts: frozenset[str] = frozenset()  # fields that come in pieces
-    once: frozenset[str] = frozenset()  # fields that are said once
-    named: bool = False  # whether that is the name of a tool, and nothing else
-    objects: Mapping[str, _Shape] = {}  # fields that are objects which grow themselves
+    texts: frozenset[str] = frozenset()  # fields that arrive in pieces
+    once: frozenset[str] = frozenset()  # fields that are set once
+    named: bool = False  # whether the only field in `once` is the name of a tool
+    objects: Mapping[str, _Shape] = {}  # fields that are objects and grow themselves
     calls: str = ""  # the field that lists tool calls
 
 
@@ -257,13 +261,13 @@ _MESSAGE: Final = _Shape(
 
 
 class _Pieces(list[str]):
-    """A text in pieces, joined at the end: adding to a long text must not copy it each time."""
+    """A text in pieces, joined at the end, so that adding to a long text does not copy it each time."""
 
     __slots__ = ()
 
 
 class _Folded:
-    """An object that grows by its shape."""
+    """An object that grows from deltas, according to its shape."""
 
     __slots__ = ("_fields", "_name", "_shape")
 
@@ -277,7 +281,7 @@ class _Folded:
             self._name.learn(delta)
         for name, value in delta.items():
             known = self._fields.get(name)
-            if isinstance(known, _Pieces) and isinstance(value, str):  # nearly all that ever comes
+            if isinstance(known, _Pieces) and isinstance(value, str):  # nearly all deltas
                 known.append(value)
             elif value is not None:
                 self._put(name, known, value)
@@ -310,7 +314,7 @@ class _Folded:
 
 
 def _put_text(fields: JsonObject, name: str, text: str) -> None:
-    """Begin a text, or put it at the end of a list of content parts."""
+    """Begin a text, or append it to a list of content parts."""
     known = fields.get(name)
     if not is_array(known):
         fields[name] = _Pieces([text])
@@ -321,20 +325,20 @@ def _put_text(fields: JsonObject, name: str, text: str) -> None:
 
 
 class Deltas(_Folded):
-    """A message as far as it has come: `add` takes the next delta, a parsed JSON object."""
+    """A message as far as it has arrived. `add` takes the next delta, a parsed JSON object."""
 
     __slots__ = ("finish_reason",)
 
-    finish_reason: str | None  # why it ended; None while that was not said
+    finish_reason: str | None  # why it ended; None until that is reported
 
     def __init__(self) -> None:
         super().__init__(_MESSAGE)
         self.finish_reason = None
 
     def message(self) -> JsonObject:
-        """Return the message, fields in the order of their first coming after `role` and `content`.
+        """Return the message: `role` and `content`, then the other fields in the order of their arrival.
 
-        `content` is None where nothing came for it but nulls, "" where an empty string did.
+        `content` is None if only nulls arrived for it, and "" if an empty string did.
         """
         return {"role": "assistant", "content": None} | self.built()
 
@@ -343,7 +347,7 @@ class _Calls(Struct, kw_only=True, eq=False):
     """The tool calls of a message."""
 
     _finder: CallFinder = field(default_factory=CallFinder)
-    _calls: list[tuple[int, _Folded]] = []  # (index, or place where there is none; call)
+    _calls: list[tuple[int, _Folded]] = []  # (index, or place if it has no index; call)
 
     def add(self, delta: JsonObject) -> None:
         place, index = self._finder.place(delta), delta.get("index")
@@ -367,16 +371,16 @@ def _built(value: Any) -> Any:
 
 # ---------------------------------------------------------------------------- an answer of our own
 
-CALLING: Final = "tool_calls"  # the `finish_reason` of an answer that the proxy makes of a stored reply
+CALLING: Final = "tool_calls"  # the `finish_reason` of an answer made from a stored reply
 _NOTHING_SPENT: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 def made_answer(
     reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
-    """Return content type and body of an answer with this reply; `created` is in seconds since 1970.
+    """Return content type and body of an answer with this reply. `created` is in seconds since 1970.
 
-    With `usage`, a stream tells that nothing was spent. A client may have sent the text in parts; replies have none.
+    `usage` adds a usage of zero to a stream. Content that a client sent in parts becomes one text, as in replies.
     """
     if is_array(reply.data.get("content")):
         reply = ChatMessage.of({**reply.data, "content": reply.text})
@@ -387,7 +391,7 @@ def made_answer(
         answer["choices"] = [{"index": 0, "message": raw, "logprobs": None, "finish_reason": CALLING}]
         return b"application/json", orjson.dumps(answer | {"usage": _NOTHING_SPENT})
     delta = reply.data
-    if is_array(calls := delta.get("tool_calls")):  # in a stream each call says its place
+    if is_array(calls := delta.get("tool_calls")):  # in a stream each call has its index
         placed = [{"index": place, **call} for place, call in enumerate(calls) if is_object(call)]
         delta = {**delta, "tool_calls": placed}
     chunks: list[JsonObject] = [
@@ -404,7 +408,7 @@ def made_answer(
 
 
 def words_of(error: Any) -> str | None:
-    """Return the words of an error object, as providers put them; None where there is none."""
+    """Return the message of an error object, in any of the forms that providers use; None if it has none."""
     if is_object(error):
         message = error.get("message")
         return message if isinstance(message, str) else write(error).decode()
@@ -412,7 +416,7 @@ def words_of(error: Any) -> str | None:
 
 
 def error_words(body: bytes) -> str | None:
-    """Return the words of an error answer; None where it is no JSON object with an `error`."""
+    """Return the message of an error answer; None if it is not a JSON object with an `error`."""
     try:
         return words_of(as_object(orjson.loads(body)).get("error"))
     except orjson.JSONDecodeError:

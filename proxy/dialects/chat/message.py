@@ -1,4 +1,4 @@
-"""One Chat Completions message: how its JSON is read, and rewritten field by field."""
+"""A Chat Completions message: reads its JSON, and rewrites it field by field."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from proxy.dialects.jsontext import (
 )
 
 RESULT_ROLES: Final = frozenset({"tool", "function"})
-"""Roles of the messages that carry what a tool gave; `function` is the deprecated form."""
+"""Roles of the messages that carry the result of a tool; `function` is the deprecated form."""
 
 _EMPTY_PARTS: Final = [{"type": "text", "text": ""}]
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
 _MEDIA: Final = _IMAGES | {"audio_url", "input_audio", "video_url", "file", "input_file"}
-"""Types of parts that hold bytes (base64, a `data:` URL) or an address instead of text."""
-_PLAIN: Final = frozenset({"role", "content"})  # fields of a message that has nothing beside its content
+"""Types of parts that hold binary data (base64, a `data:` URL) or a URL instead of text."""
+_PLAIN: Final = frozenset({"role", "content"})  # the fields of a message that has nothing beside its content
 
-_MOST_IDS: Final = 16  # call ids that are remembered of one text; a text with more is read again
+_MOST_IDS: Final = 16  # maximum call ids that are cached for one text; a text with more is read again
 _RESPONSE_ONLY: Final = ("refusal", "annotations", "audio", "function_call", "tool_calls", "content")
-"""Fields that a reply carries as null or empty, and that a request has only with a value."""
+"""Fields that a reply may carry as null or empty, but a request only with a value."""
 _SENT_BACK_BESIDE_CALLS: Final = ("reasoning_content", "reasoning")
-"""Reasoning that providers want back where it led to tool calls, and refuse or ignore elsewhere."""
+"""Reasoning that providers want back beside tool calls, and refuse or ignore elsewhere."""
 _REASONING: Final = (*_SENT_BACK_BESIDE_CALLS, "reasoning_details", "thinking_blocks")
 
 _BOUND: Final = ("reasoning_details", "thinking_blocks")
-"""Reasoning that is signed or encrypted: providers take it only behind what it was made behind. Plain text is not."""
+"""Signed or encrypted reasoning: providers accept it only if everything before it is unchanged. Plain text is not."""
 
-_SCHEME: Final = 16  # characters in which an address has its scheme; what has none is base64
-_HELD: Final = ("url", "data", "file_data", "file_id")  # members under which a part may hold what it is about
+_SCHEME: Final = 16  # a URL has its scheme within so many characters; anything else is base64
+_HELD: Final = ("url", "data", "file_data", "file_id")  # members in which a part may hold its data or address
 
 
 class ChatTies(Ties, frozen=True, kw_only=True):
-    """What ties a message to those beside it."""
+    """What a message's span, and the rules of the API, depend on."""
 
     answers: str | None = None  # the id of the call that a tool result answers
     legacy_call: bool = False  # whether an assistant message holds a `function_call`
-    names_calls: bool = False  # whether an assistant message has a `tool_calls` that is not null, whatever it is
+    names_calls: bool = False  # whether an assistant message has any `tool_calls` other than null
     has_content: bool = False  # whether an assistant message has anything under `content`, `refusal` or `audio`
 
 
@@ -97,7 +97,7 @@ class ChatMessage(Message):
         return text_of(content)
 
     def _read_calls(self) -> Iterator[Call]:
-        # The `tool_calls` in order, then the `function_call`, if there is one.
+        # The items of `tool_calls` in order, then the `function_call`, if any.
         if self.role != "assistant":
             return
         yield from map(_call, as_array(self.data.get("tool_calls")))
@@ -107,7 +107,7 @@ class ChatMessage(Message):
 
     @property
     def ties(self) -> ChatTies:
-        """What ties it to other messages. It is remembered with the text."""
+        """Its relations to other messages, cached with the facts about its text."""
         if self._ties is None:
             facts = self.facts
             known: ChatTies | None = facts.ties if facts is not None else None
@@ -210,7 +210,7 @@ class ChatMessage(Message):
         return self.replacing("content", f"{content}\n\n{text}" if isinstance(content, str) else text)
 
     def with_calls(self, kept: Collection[int]) -> ChatMessage:
-        # With none left the field goes: providers refuse an empty array.
+        # If no calls are left, the field is removed: providers refuse an empty array.
         fields = FIELDS.decode(self.raw)
         number = len(as_array(self.data.get("tool_calls")))
         if number:
@@ -234,7 +234,7 @@ class ChatMessage(Message):
         return message
 
     def with_ids(self, names: Sequence[str]) -> ChatMessage:
-        """Return it with these ids in its `tool_calls`, which are as many."""
+        """Return it with new ids in its `tool_calls`, one for each."""
         named = zip(self.data["tool_calls"], names, strict=True)
         return self.replacing("tool_calls", [{**item, "id": name} for item, name in named])
 
@@ -249,13 +249,13 @@ class ChatMessage(Message):
         return self if changed is self.data else ChatMessage.of(changed)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> ChatMessage:
-        # `auto`: reasoning stays beside tool calls, and in the forms that exist only to be sent back.
+        # `auto` keeps reasoning beside tool calls, and in the forms that exist only to be sent back.
         data = self.data
         changed: JsonObject = without_unfinished_calls(data) if partial else data
         dropped: set[str] = {name for name in _RESPONSE_ONLY if name in changed and not changed[name]}
         has_calls = bool(changed.get("tool_calls"))
         if "content" in dropped and (changed["content"] == "" or has_calls or changed.get("function_call")):
-            dropped.discard("content")  # an empty string, or null beside calls, is what the API itself shows
+            dropped.discard("content")  # the API itself returns an empty string, or null beside calls
         if "annotations" in changed:
             dropped.add("annotations")
         if reasoning == "drop":
@@ -277,7 +277,7 @@ class ChatMessage(Message):
 
 
 def _completed(call: Any) -> Any:
-    """Return a call of a function with what some servers leave out of it, and requests must have."""
+    """Return a call of a function with the fields that some servers leave out and requests need."""
     function = as_object(call).get("function")
     if not is_object(function):
         return call
@@ -286,7 +286,7 @@ def _completed(call: Any) -> Any:
 
 
 def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
-    """Return the number of media parts and of images in low detail; add the text of the others to `texts`."""
+    """Return the number of media parts and of images in low detail. Append the text of the other parts to `texts`."""
     media = small_images = 0
     for part in parts:
         kind = as_text(as_object(part).get("type"))
@@ -305,7 +305,7 @@ def _count_media(parts: Sequence[Any], texts: list[str]) -> tuple[int, int]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a `content` value: a string as it is, of a list its `text` parts put together."""
+    """Return the text of a `content` value: a string itself, or the `text` parts of a list joined."""
     if isinstance(content, str):
         return content
     return "".join([as_text(as_object(part).get("text")) for part in as_array(content)])
@@ -317,10 +317,10 @@ def has_calls(data: JsonObject) -> bool:
 
 
 def without_unfinished_calls(message: JsonObject) -> JsonObject:
-    """Return a reply that broke off without the calls that broke off; the same object where there are none.
+    """Return an interrupted reply without its incomplete calls; the same object if there are none.
 
-    A call is whole if it has an id, a name, and arguments that are a JSON object. Nothing marks the
-    end of a custom call's free text: it is whole if another call comes after it.
+    A call is complete if it has an id, a name, and arguments that are a JSON object. Nothing marks the end of a custom
+    call's free text, so a custom call is complete only if another call follows it.
     """
     calls, function = message.get("tool_calls"), message.get("function_call")
     dropped: set[str] = set()
@@ -351,7 +351,7 @@ def _is_whole_function(function: Any) -> bool:
 
 
 def _ties(message: ChatMessage) -> ChatTies:
-    """Read what ties a message to others, whatever it is."""
+    """Read the ties of a message, whatever it holds."""
     role = message.role
     if role == "tool":
         answered = message.data.get("tool_call_id")
@@ -373,7 +373,7 @@ def _ties(message: ChatMessage) -> ChatTies:
 
 
 def _call(item: Any) -> Call:
-    """Read one item of `tool_calls`, whatever it is; what is missing is empty."""
+    """Read one item of `tool_calls`, whatever it is. Missing values become empty strings."""
     call = as_object(item)
     custom = call.get("type") == "custom"
     kind, argument = ("custom", "input") if custom else ("function", "arguments")
@@ -389,7 +389,7 @@ def _called(inner: JsonObject, argument: str) -> tuple[str, str]:
 
 
 def _with_arguments(item: Any, text: str) -> Any:
-    """Return one item of `tool_calls` with other arguments; an item without any stays."""
+    """Return an item of `tool_calls` with new arguments. An item without arguments stays."""
     for kind, argument in (("function", "arguments"), ("custom", "input")):
         called = as_object(as_object(item).get(kind))
         if isinstance(called.get(argument), str):
@@ -410,7 +410,7 @@ def _attachment(place: int, part: JsonObject) -> Attachment:
 
 
 def _described(inner: Any) -> str:
-    """Return what is known of an image, a file or a sound: its type and size, or its address."""
+    """Describe an image, a file or a sound: its type and size, or its URL."""
     about = as_object(inner)
     kind: Any = about.get("media_type") or about.get("format") or about.get("filename")
     held: Any = next((about[name] for name in _HELD if isinstance(about.get(name), str)), inner)

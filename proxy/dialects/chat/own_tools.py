@@ -1,19 +1,19 @@
-"""The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
+"""The proxy's own tools: offers them beside the client's, and removes their calls from the replies that clients see.
 
-Among strict functions the schemas are as strict mode wants them: every property required, none beside them, no
-unions of types; an empty string then stands for what is not given.
+Beside strict functions the schemas follow strict mode: every property is required, no other is allowed, and there are
+no unions of types. An empty string then means that a parameter is not given.
 
-Of a stream
+How a stream is filtered:
 
     a text           is shown at once, whatever else waits
-    a tool call      waits until its name is whole, or cannot become that of a tool of the proxy's
-    ours             is taken out
-    the client's     is shown with the bytes it came with; where one of ours came before it, it is numbered
-                     anew, from 0 on (SDKs put calls together by their `index`)
-    an end           of a round that another one follows is taken out: its finish, its usage, its `[DONE]`
-    a later round    shows the `id`, `created` and `model` of the first, says no role again, and its usage is
-                     that of all rounds so far; its first text is kept apart from what was said before it
-                     (`gap`), by a chunk of our own, which is no part of what the round says
+    a tool call      waits until its name is complete, or cannot become the name of a tool of the proxy's
+    the proxy's      calls are removed
+    the client's     calls are shown with their original bytes. After a removed call their `index` is renumbered from 0
+                     on, because SDKs assemble calls by their `index`
+    an end           of a round that another one follows is removed: its finish reason, its usage, its `[DONE]`
+    a later round    has the `id`, `created` and `model` of the first one, no role, and the usage of all rounds so far.
+                     A chunk of the proxy's own separates its first text from the text before (`gap`). That chunk is not
+                     part of the round's text
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _LEAVES_ROOM: Final[dict[str, tuple[Any, ...]]] = {
     "functions": (None, []),
     "function_call": (None,),
 }
-"""Fields of a request, and what they say where the model may call any tool, and is asked for one reply."""
+"""Fields of a request, and the values with which the model may call any tool and gives one reply."""
 
 
 def leaves_room(request: Request) -> bool:
-    """Tell whether a request may get tools.
+    """Tell whether the proxy may add its tools to a request.
 
-    Not one that chooses a tool itself or none, wants several choices, or speaks of `functions`.
+    It may not if the request forces a certain tool, forbids tools, wants several choices, or uses `functions`.
     """
     asked = {name: request.fields.get(name) for name in _LEAVES_ROOM}
     return all((None if text is None else orjson.loads(text)) in _LEAVES_ROOM[name] for name, text in asked.items())
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the client's tools with these behind them; strict ones beside strict functions alone."""
+    """Return the client's tools followed by the proxy's. These are strict only beside strict functions."""
     return offer(tools, own, _definition, name_of=tool_name, function_of=lambda tool: tool.get("function"))
 
 
@@ -78,18 +78,18 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 
 
 def tool_name(tool: JsonObject) -> Any:
-    """Return the name of a tool of the client's, whatever kind it is; None where it has none."""
+    """Return the name of a client's tool, whatever kind it is; None if it has none."""
     return next((tool[kind] for kind in ("function", "custom") if is_object(tool.get(kind))), tool).get("name")
 
 
 # ------------------------------------------------------------------------------------- the calls
 
-CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that may have cut a call in two
+CUT_OFF: Final = ("length", "content_filter")  # values of `finish_reason` that may have cut off a call
 BLANK_LINE: Final = "\n\n"
 
 
 def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
-    """Return a reply without its calls of the proxy's tools; the same object where it has none."""
+    """Return a reply without its calls of the proxy's tools; the same object if it has none."""
     items, calls = _calls(message)
     kept = [item for item, call in zip(items, calls, strict=True) if call.name not in names]
     if len(kept) == len(items):
@@ -99,7 +99,7 @@ def without_own(message: JsonObject, names: Collection[str]) -> JsonObject:
 
 
 def says_something(message: JsonObject) -> bool:
-    """Tell whether a reply has anything to read or to hear."""
+    """Tell whether a reply has anything to read or hear."""
     content = message.get("content")
     if isinstance(content, str):
         content = content.strip()
@@ -107,10 +107,10 @@ def says_something(message: JsonObject) -> bool:
 
 
 class CalledRound(Struct, frozen=True, kw_only=True):
-    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+    """One answer of the upstream, with the calls of the proxy's tools separated from the others."""
 
     names: Collection[str]  # the proxy's tools
-    message: JsonObject = {}  # all that it says, whoever is meant; empty where it says nothing
+    message: JsonObject = {}  # the whole reply, including all calls; empty if there is none
     finish: str = ""  # why it ended
     usage: JsonObject | None = None
 
@@ -118,9 +118,9 @@ class CalledRound(Struct, frozen=True, kw_only=True):
     def calls(self) -> OwnCalls:
         """Its calls, and the round as it can be sent back.
 
-        Of the proxy's own calls each gets what a request needs: an id that no other call of the block has, a type, and
-        arguments that are a JSON object (`{}` for what is none: some providers refuse it). `OwnCalls.own` has the
-        arguments as they came. Those that are not JSON count as broken only where the reply was cut off.
+        Calls of the proxy's tools are completed for that: an id that no other call of the block has, a type, and
+        arguments that are a JSON object (`{}` for anything else, which some providers refuse). `OwnCalls.own` has the
+        arguments as they came. Arguments that are not JSON make a call broken only if the reply was cut off.
         """
         items, found = _calls(self.message)
         ids = [call.id for call in found]
@@ -151,18 +151,18 @@ class CalledRound(Struct, frozen=True, kw_only=True):
 
 
 def reply_of(message: JsonObject) -> ChatMessage:
-    """Return a reply as it is stored."""
+    """Return a reply in stored form."""
     return ChatMessage.as_stored({**message, "role": "assistant"})
 
 
 def _calls(message: JsonObject) -> tuple[list[Any], tuple[Call, ...]]:
-    """Return the `tool_calls` of a reply as they stand there, and each as a call."""
+    """Return the items of a reply's `tool_calls`, and each as a `Call`."""
     items = as_array(message.get("tool_calls"))
     return items, ChatMessage(b"", {"role": "assistant", "tool_calls": items}).calls
 
 
 def _complete(item: JsonObject, call: Call) -> JsonObject:
-    """Return a call with everything that a request's call has; its `index` is a stream's."""
+    """Return a call with all fields that a request needs, without `index`, which only streams have."""
     rest = {name: value for name, value in item.items() if name != "index"}
     if call.custom:
         return {**rest, "id": call.id}
@@ -171,10 +171,9 @@ def _complete(item: JsonObject, call: Call) -> JsonObject:
 
 
 def gap(before: Any, after: Any) -> str:
-    """Return what keeps the text `after` apart from the content `before`: a blank line, or nothing.
+    """Return the separator between the content `before` and the text `after`: a blank line, or "".
 
-    Nothing where either has white space there, has no text there, or `after` comes in parts, which stand
-    apart by themselves.
+    It is empty if either has white space or no text there, or if `after` consists of parts, which are separate anyway.
     """
     if is_array(before) and before:
         before = as_object(before[-1]).get("text")
@@ -187,13 +186,13 @@ def gap(before: Any, after: Any) -> str:
 
 
 class ToolBodyFilter(BodyFilter[CalledRound]):
-    """One reply on its way to the client, made of bodies that each hold one round of it."""
+    """Filters one reply on its way to the client. Each body holds one round of it."""
 
     _whole = "stop"
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        self._said: list[Any] = []  # the contents of the rounds that the client is not shown
+        self._said: list[Any] = []  # contents of the rounds whose bodies the client does not see
         self._body = b""
         self._round = CalledRound(names=names)
         self.last = reply_of({})
@@ -235,9 +234,9 @@ class ToolBodyFilter(BodyFilter[CalledRound]):
 
 
 def _joined(contents: Sequence[Any]) -> Any:
-    """Return several contents as one: text, or parts where one has parts; the last where all are empty.
+    """Return several contents as one: a text, or parts if any content has parts; the last one if all are empty.
 
-    Texts that would run into each other are kept apart.
+    Texts that would run together are separated by `gap`.
     """
     said: list[Any] = []
     for content in contents:
@@ -256,13 +255,13 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 class StreamedCall(Struct, kw_only=True, eq=False):
-    """One tool call as far as it has come."""
+    """One tool call as far as it has arrived."""
 
     name: ToolName = field(default_factory=ToolName)
-    own: bool | None = None  # whether it is of a tool of the proxy's; None while that is not known
-    shown: bool = False  # whether the client saw its beginning; noted by who shows it
+    own: bool | None = None  # whether it calls a tool of the proxy's; None until that is known
+    shown: bool = False  # whether the client has seen its beginning; set by `_indexed`
     index: int | None = None
-    """The `index` by which the client knows it, noted likewise; None: upstream's, if it has one."""
+    """The `index` that the client knows it by, if renumbered; set by `_indexed`. None: the upstream's, if any."""
 
 
 class StreamedCalls(Struct, kw_only=True, eq=False):
@@ -271,15 +270,15 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
     names: Collection[str]  # the proxy's tools
     finder: CallFinder = field(default_factory=CallFinder)
     begun: list[StreamedCall] = []  # all calls, in the order in which they began
-    any_own: bool = False  # whether any call is known to be of the proxy's tools
-    _decided: int = 0  # of how many it is known whose they are
+    any_own: bool = False  # whether any call is known to call a tool of the proxy's
+    _decided: int = 0  # the number of calls for which that is decided
 
     def learn(self, items: Any) -> list[tuple[JsonObject, StreamedCall]]:
-        """Read the deltas of one chunk; return each with its call."""
+        """Read the deltas of one chunk. Return each with its call."""
         return [(item, self._learn(item)) for item in as_array(items) if is_object(item)]
 
     def decide(self) -> None:
-        """Take every name for whole."""
+        """Decide all open calls, taking each name as complete."""
         if self.undecided:
             for call in self.begun:
                 if call.own is None:
@@ -314,26 +313,26 @@ class StreamedCalls(Struct, kw_only=True, eq=False):
         return call
 
 
-_SAME: Final = ("id", "created", "model")  # fields that all chunks of one reply have in common
+_SAME: Final = ("id", "created", "model")  # fields that all chunks of one reply share
 
 
 class _Part(Struct, frozen=True, kw_only=True):
     """A chunk, or a part of one, on its way to the client."""
 
-    event: Event | None  # the event that is this chunk and no more; None for a part of one
+    event: Event | None  # the event of exactly this chunk; None for a part of a chunk
     chunk: JsonObject
     choice: JsonObject
-    key: str  # where the choice has its delta
+    key: str  # the key of the choice's delta: `delta` or `message`
     delta: JsonObject
-    items: list[tuple[JsonObject, StreamedCall]]  # the deltas of tool calls in it
+    items: list[tuple[JsonObject, StreamedCall]]  # the deltas of tool calls in it, each with its call
 
     @property
     def finish(self) -> str:
-        """Why the reply ended; empty where it goes on."""
+        """Why the reply ended; empty if it goes on."""
         return as_text(self.choice.get("finish_reason"))
 
     def split(self) -> tuple[_Part, _Part]:
-        """Return the part that says something, and the part that calls."""
+        """Return two parts: one without the tool calls, and one with only them."""
         said = {name: value for name, value in self.delta.items() if name != "tool_calls"}
         calls = {"tool_calls": self.delta["tool_calls"]}
         return (
@@ -346,32 +345,32 @@ class _Part(Struct, frozen=True, kw_only=True):
 
 
 class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
-    """One streamed reply on its way to the client, event by event."""
+    """Filters one streamed reply on its way to the client, event by event."""
 
     _whole = "stop"
 
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
-        """Take calls of the tools `names` out; `hides_usage`: usage chunks too, and only those of usage."""
+        """Remove calls of the tools `names`. `hides_usage` also removes the chunks that only report usage."""
         super().__init__(names)
         self._hides_usage = hides_usage
         self.reply = CompletionAccumulator()
         self._same: JsonObject = {}
         self._has_role = False
-        self._last: JsonObject | None = None  # how this upstream writes a chunk
+        self._last: JsonObject | None = None  # the last chunk, a template for chunks of the proxy's own
         self._usage_chunk: JsonObject | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._calls = StreamedCalls(names=self._names)
-        self._reply = CompletionAccumulator()  # all that the round says
-        self._held: deque[_Part] = deque()  # chunks that wait for a name
-        self._finish = ""  # why it ended, in upstream's words
-        self._is_apart = False  # whether any text of it was shown, so that nothing need keep it apart
+        self._reply = CompletionAccumulator()  # the whole round, including what is hidden
+        self._held: deque[_Part] = deque()  # chunks that wait until the name of a call is decided
+        self._finish = ""  # why the round ended, in upstream's terms
+        self._is_apart = False  # whether some text of the round was shown, so that no gap is needed any more
         self.ended = False
 
     @property
     def message(self) -> JsonObject:
-        """All that this round says, whoever is meant; empty where it says nothing."""
+        """The whole reply of this round, including all calls; empty if there is none."""
         choices = self._reply.choices()
         return choices[0].message if choices else {}
 
@@ -380,7 +379,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
 
     @property
     def _spent(self) -> JsonObject | None:
-        # Some servers tell it in each chunk: what the round says is not put together for that.
+        # Some servers report usage in every chunk, so this does not build the round's message.
         return added(self._usage_before, self._reply.usage)
 
     @property
@@ -403,14 +402,14 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return self._of_choice(event, chunk, choice) if is_object(choice) else self._aside(event, chunk)
 
     def end(self, event: Event | None = None) -> bytes:
-        del event  # it says nothing beside
+        del event  # it holds nothing else
         if self.ended:
             return b""
         self.ended = True
         self._calls.decide()
         shown = self._release()
         text, finish = self._ended_by("stop")
-        # Of an upstream that does not say why it ended, nothing is said where nothing was taken out.
+        # If the upstream gives no reason for the end and nothing was removed, none is added.
         own = self._calls.any_own and not self.again and not self.calls.others
         return shown + self._made(text, finish) if text or own else shown
 
@@ -424,14 +423,14 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return shown + b"data: [DONE]\n\n"
 
     def _of_choice(self, event: Event, chunk: JsonObject, choice: JsonObject) -> bytes:
-        if self.again:  # the reply goes on elsewhere
+        if self.again:  # another round follows; only the usage counts
             self._reply.add({"usage": chunk.get("usage")})
             return b""
         key = "delta" if "delta" in choice else "message"
         delta = as_object(choice.get(key))
         self._last = chunk
         if self.rounds == 0 and not delta.get("tool_calls") and not choice.get("finish_reason"):
-            self._reply.add(chunk)  # text: nearly all that is ever said
+            self._reply.add(chunk)  # text: nearly every chunk
             self._note(chunk, delta, "")
             return event.raw
         items = self._calls.learn(delta.get("tool_calls"))
@@ -449,14 +448,14 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return shown + self._release()
 
     def _release(self) -> bytes:
-        """Show what waits for nothing any more, in the order of its coming."""
+        """Show the waiting chunks whose calls are decided, in the order of their arrival."""
         held, shown = self._held, b""
         while held and all(call.own is not None for _, call in held[0].items):
             shown += self._show(held.popleft())
         return shown
 
     def _show(self, part: _Part) -> bytes:
-        """Note a chunk, and return what of it the client is shown."""
+        """Record a chunk, and return the bytes of it that the client may see."""
         self._reply.add(part.chunk)
         text, finish = "", part.finish
         if finish and not self.ended:
@@ -480,7 +479,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
             return shown
         changed: JsonObject = {"finish_reason": finish or None} if "finish_reason" in part.choice else {}
         if own and part.choice.get("logprobs"):
-            changed["logprobs"] = None  # some servers give those of calls, too
+            changed["logprobs"] = None  # some servers include those of the calls
         chunk = self._as_first(part.with_delta(delta, **changed))
         if self.rounds and is_object(chunk.get("usage")):
             chunk["usage"] = self.usage
@@ -500,9 +499,9 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return {**item, "index": call.index}
 
     def _ended_by(self, finish: str) -> tuple[str, str]:
-        """Decide how the round ends; return what is said at its end beside it, and why it ends.
+        """Decide how the round ends. Return the text to add at its end, and the finish reason.
 
-        No reason: it is kept from the client, because another round follows.
+        An empty reason means that the end is hidden from the client, because another round follows.
         """
         self._finish = finish
         if not self.hides:
@@ -511,7 +510,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return how.text, how.finish
 
     def _apart(self, content: Any) -> bytes:
-        """Return what is shown before `content`, which a round says, because of what was said before it."""
+        """Return an event that separates `content` from the text of earlier rounds; empty if none is needed."""
         if not content or self._is_apart or not self.rounds:
             return b""
         self._is_apart = True
@@ -520,13 +519,13 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return _event(self._chunk(text, "")) if text else b""
 
     def _made(self, text: str, finish: str) -> bytes:
-        """Return an event of our own making: it says `text`, and why the reply ends."""
+        """Return an event of the proxy's own, with `text` and the finish reason."""
         shown, chunk = self._apart(text), self._chunk(text, finish)
         self._reply.add(chunk)
         return shown + _event(chunk)
 
     def _chunk(self, text: str, finish: str) -> JsonObject:
-        """Note a chunk of our own making, of the shape that the stream's chunks have, and return it."""
+        """Build a chunk of the proxy's own in the shape of the stream's chunks, record it as shown, and return it."""
         base: JsonObject = {"object": "chat.completion.chunk", "choices": []}
         if self._last is not None:
             base = {name: value for name, value in self._last.items() if name != "usage"}
@@ -537,7 +536,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return chunk
 
     def _aside(self, event: Event, chunk: JsonObject) -> bytes:
-        """Read a chunk that says nothing of the reply itself: usage, an error, what a provider adds."""
+        """Read a chunk without a part of the reply: usage, an error, or an extra of the provider."""
         self._reply.add(chunk)
         error = self.reply.error
         self.reply.add(chunk)
@@ -554,7 +553,7 @@ class ToolStreamFilter(StreamFilter[CompletionAccumulator]):
         return _event(self._as_first(chunk), event) if self.rounds else event.raw
 
     def _as_first(self, chunk: JsonObject) -> JsonObject:
-        """Return a chunk as one of the first round's."""
+        """Return a chunk with the `id`, `created` and `model` of the first round."""
         return {**chunk, **{name: value for name, value in self._same.items() if name in chunk}}
 
     def _note(self, chunk: JsonObject, delta: JsonObject, finish: str) -> None:
@@ -574,7 +573,7 @@ def _says_or_calls(delta: JsonObject) -> bool:
 
 
 def _event(chunk: JsonObject, event: Event | None = None) -> bytes:
-    """Return the event that says `chunk`; in the form of `event`, where that has its data in one piece."""
+    """Return an event with `chunk` as its data, in the form of `event` if that has its data in one piece."""
     data = write(chunk)
     if event is None or event.data is None or event.raw.count(event.data) != 1:
         return b"data: %b\n\n" % data

@@ -1,21 +1,21 @@
-"""The rules of Chat Completions about tool calls, the repair of what breaks them, and the API as a dialect.
+"""The rules of Chat Completions about tool calls, the repair of violations, and the API as a dialect.
 
     - An assistant message with `tool_calls` is followed at once by one `tool` message for each call.
     - A `tool` message stands nowhere else, and answers a call of that block by its id.
-    - Each call has an id, and no other call of the block has the same one. Some servers give empty ones: where as many
-      results with empty ids follow, they get ids in order.
+    - Each call has an id that no other call of the block has. Some servers give empty ids. If as many results with
+      empty ids follow, calls and results get ids in order.
     - `tool_calls` is not empty, and an assistant message has content or calls.
 
 Source: OpenAI's API reference and its error messages ("An assistant message with 'tool_calls' must
 be followed by tool messages responding to each 'tool_call_id'", "messages with role 'tool' must be
 a response to a preceding message with 'tool_calls'", "[] is too short - 'messages.1.tool_calls'").
-The older form, `function_call` with role `function`, has no such rules and is left alone.
+The older form, `function_call` with role `function`, has no such rules and is left unchanged.
 
-Some servers want users and assistants to take turns. Where the repair leaves a message out between two users,
-a text stands in for it.
+Some servers require users and assistants to take turns. If the repair removes a message between two users, a text
+replaces it.
 
-The repair of a block depends only on the block and on what answers it, or on the question after it. So the
-repair of a longer history begins with that of the shorter one, unless its last calls were answered meanwhile.
+The repair of a block depends only on the block and its results, or on the question after it. So the repair of a longer
+history begins with the repair of the shorter one, unless results for its last calls have arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from proxy.dialects.chat.canonical import canonical, first_canonical
 from proxy.dialects.chat.message import ChatMessage, ChatTies
 from proxy.dialects.jsontext import read, write
 
-NO_REPLY: Final = "[the reply was empty]"  # what stands in for an empty reply between two questions
+NO_REPLY: Final = "[the reply was empty]"  # replaces an empty reply between two questions
 
 
 class Problem(StrEnum):
@@ -60,12 +60,12 @@ class Problem(StrEnum):
 
 
 class _Walk(RulesWalk):
-    """A missing result is put in, everything else that breaks the rules is left out."""
+    """Repairs messages: inserts missing results, and leaves out everything else that breaks the rules."""
 
     def __init__(self, messages: Sequence[Message], ties: Sequence[ChatTies]) -> None:
         super().__init__()
         self._left_out: int | None = None
-        """Which of the problems left an assistant message out, since a message was kept last."""
+        """Index in `problems` of an assistant message left out since the last kept message; None if there is none."""
         position = 0
         while position < len(ties):
             start, role = position, ties[position].role
@@ -91,7 +91,7 @@ class _Walk(RulesWalk):
                 self.keep(start, messages[start])
 
     def _results(self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[ChatTies]) -> int:
-        """Keep the results that answer a block, put in those that are missing; return the position after them."""
+        """Keep the results that answer a block and insert missing ones. Return the position after the results."""
         position = block + 1
         known, answered = frozenset(ids), set[str]()
         while position < len(ties) and ties[position].role == "tool":
@@ -115,7 +115,7 @@ class _Walk(RulesWalk):
         self._left_out = None
 
     def _named(self, position: int, block: Sequence[Message]) -> None:
-        """Keep calls and their results, with ids that every server takes."""
+        """Keep calls and results that have empty ids, with new ids that every server accepts."""
         names = [f"call{number:05}" for number in range(1, len(block))]
         self.problems += [(position, Problem.UNNAMED)] * len(names)
         self.keep(None, cast("ChatMessage", block[0]).with_ids(names))
@@ -123,7 +123,7 @@ class _Walk(RulesWalk):
             self.keep(None, each.replacing("tool_call_id", name))
 
     def _block(self, position: int, message: Message, ties: ChatTies) -> Collection[str]:
-        """Keep of an unsound assistant message what keeps the rules; return the ids of the calls left."""
+        """Keep the valid part of an unsound assistant message. Return the ids of its remaining calls."""
         ids: dict[str, None] = {}
         kept: set[int] = set()
         calls = [call for call in message.calls if not call.legacy]
@@ -136,7 +136,7 @@ class _Walk(RulesWalk):
         if ties.names_calls and not calls:
             self.problems.append((position, Problem.NO_CALLS))
         sound = message.with_calls({*kept, len(calls)}) if calls else message.without("tool_calls")
-        # An empty text that the client sent is its own affair; one that the repair left over is not.
+        # An empty text that the client sent is kept; an empty message that the repair leaves is not.
         if ties.names_calls and (ids or ties.legacy_call or sound.has_content):
             self.keep(None, sound)
         else:
@@ -150,7 +150,7 @@ def _ties_of(messages: Sequence[Message]) -> list[ChatTies]:
 
 
 def _are_sound(ties: Sequence[ChatTies]) -> bool:
-    """Tell whether messages with these ties, in a row, break no rule."""
+    """Tell whether consecutive messages with these ties break no rule."""
     waiting: set[str | None] = set()
     for each in ties:
         if waiting:
@@ -167,14 +167,14 @@ def _are_sound(ties: Sequence[ChatTies]) -> bool:
 
 
 def _is_nameless(ties: Sequence[ChatTies], block: int) -> bool:
-    """Tell whether the calls of a block, and as many results right after it, all have an empty id."""
+    """Tell whether a block's calls, and as many results right after it, all have empty ids."""
     count = len(ties[block].ids)
     results = ties[block + 1 : block + 1 + count]
     return count > 0 and not any(ties[block].ids) and [each.answers for each in results] == [""] * count
 
 
 def _is_sound(ties: ChatTies) -> bool:
-    """Tell whether an assistant message by itself breaks no rule."""
+    """Tell whether an assistant message on its own breaks no rule."""
     ids = ties.ids
     if ids:
         return "" not in ids and (len(ids) == 1 or len(set(ids)) == len(ids))
@@ -237,7 +237,7 @@ class ChatDialect(Dialect):
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)
-        # Most histories are sound, and they are read at every request.
+        # Most histories are sound, and this check runs for every request.
         return RulesWalk(messages) if _are_sound(ties) else _Walk(messages, ties)
 
 

@@ -1,20 +1,20 @@
-"""What an upstream's error asks for: a shorter request, or messages in another order of roles.
+"""Reads what an upstream's error demands: a shorter request, or another order of roles.
 
-Every provider and every model server says it in other words, and gateways wrap the words of others. Only the
-error's own texts are read (`message`, `detail`, `code`, `type` and the like, however deep they are wrapped),
-since some bodies repeat the request.
+Every provider and model server words its errors differently, and gateways wrap the errors of others. Only the error's
+own texts are read (`message`, `detail`, `code`, `type` and the like, at any depth), because some bodies repeat the
+request.
 
-Overflow of the context window: limits by the minute or by the day speak of tokens too, and are told apart. A
-reply that alone is as large as the window is another error, since no trimming helps there. So is a body of too
-many bytes, or a picture of too many pixels.
+Overflow of the context window: rate limits mention tokens too and are told apart. A reply that alone is as large as the
+window is not an overflow, because trimming cannot help. Neither is a body with too many bytes, or an image with too
+many pixels.
 
-Orders of roles that some servers insist on:
+Orders of roles that some servers require:
 
-    one_system   one system message, and it is the first message (templates of Qwen)
+    one_system   one system message, and it comes first (templates of Qwen)
     alternate    users and assistants take turns, after at most one system message (templates of Mistral,
                  Gemma; DeepSeek's reasoner, Anthropic, Perplexity)
 
-The API itself has no such rule, so an order is kept only once a server has refused another one.
+The API itself has no such rule, so messages are reordered only after a server has refused the original order.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from proxy.dialects.jsontext import is_array, is_object, read
 # ------------------------------------------------------------------------- overflow of the window
 
 _STATUSES: Final = frozenset({400, 413, 422, 500})
-"""Statuses that come with an overflow: 413 and 422 of some servers, 500 of gateways that wrap the real one."""
+"""Statuses of overflow errors: some servers use 413 and 422, and gateways 500 around the real error."""
 
 _SAYING: Final = ("message", "msg", "detail", "description", "title", "reason", "code", "type", "status")
 _HOLDING: Final = ("error", "errors", "details", "cause", "metadata", "raw", "innererror", "baseresp")
 _OF_OTHERS: Final = ("errormessage", "errormsg", "errortype", "errorcode", "statusmsg", "originalmessage")
 _TEXT_FIELDS: Final = frozenset({*_SAYING, *_HOLDING, *_OF_OTHERS})
-"""Fields, in lower case and without `_`, in which an error says what it is, or which hold such a field."""
+"""Fields, in lower case and without `_`, that describe an error or contain such a field."""
 _NUMBERS: Final = ("n_ctx", "n_prompt_tokens")  # llama.cpp's names for the window and the input
-_MOST_VALUES: Final = 100  # values of a body that are looked at; an error has a handful
-_HALF_OF_TEXT: Final = 4096  # characters of each end of a text that are read: what is wrapped stands at one of them
+_MOST_VALUES: Final = 100  # maximum values that are read in a body; an error has a handful
+_HALF_OF_TEXT: Final = 4096  # characters that are read at each end of a text; a wrapped error stands at one of them
 
 _ESCAPE: Final = re.compile(r"\\+u00([2-7][0-9a-f])")
-"""An ASCII character in JSON text that was put into a string of JSON, as Go writes `>`."""
+"""An escaped ASCII character in JSON text inside a JSON string. Go escapes `>` like this."""
 
 _OTHER_LIMIT: Final = re.compile(
     r"rate[ _-]?limit|(?<![a-z])per[ _-]?(?:sec|min|hour|day|month)|\b[rt]p[mdh]\b|too many requests"
     r"|throttl|quota|please wait|try again (?:in|later)"
 )
-"""Limits on what is sent in some time, and on what was paid for."""
+"""Signs of other limits: rate limits and paid quotas."""
 
 _SIGNS: Final = re.compile(
     r"context[ _](?:length|window|limit|size)(?: (?:was|is|has been))?[ _](?:exceed|overflow)"
@@ -72,15 +72,15 @@ _SIGNS: Final = re.compile(
     r"|tokens in request more than max tokens|exceeds? max message tokens"
     r"|prompt ?超长|输入[^。，,;；]{0,20}超长|超[过出][^。，,;；]{0,12}(?:上下文|输入|最大)(?:长度|窗口)"
 )
-"""What is only said of an input that is too long. The last is an older vLLM's, which takes the input from the
-window and calls what is left `max_tokens`."""
+"""Phrases used only for an input that is too long. `max_tokens must be at least 1` is an older vLLM's: it subtracts the
+input from the window and calls the rest `max_tokens`."""
 
 _NUMBER: Final = r"(\d{1,3}(?:,\d{3}){1,3}|\d{1,12})(?!\d)"
 _ANY: Final = r"\d[\d,]{0,14}"
 
 
 def _patterns(*written: str) -> tuple[re.Pattern[str], ...]:
-    """Compile patterns in which `#` is the number that is looked for and `@` any other."""
+    """Compile patterns in which `#` stands for the number to find and `@` for any other number."""
     return tuple(re.compile(text.replace("#", _NUMBER).replace("@", _ANY)) for text in written)
 
 
@@ -101,7 +101,7 @@ _WINDOW: Final = _patterns(
     r"max of #",
     r"max_(?:seq|model)_len\D{1,3}#",
 )
-"""The first that is found counts, here and below."""
+"""The first pattern that matches counts. The same is true of the lists below."""
 _INPUT: Final = _patterns(
     r"contains # (?:input )?tokens",
     r"(?:has|passed|prompt is) # (?:input )?tokens",
@@ -121,7 +121,7 @@ _INPUT: Final = _patterns(
     r"n_prompt_tokens\D{1,5}#",
     r"(?<![a-z_])prompt_tokens \(#\)",
 )
-"""A lower bound ("at least 5000 input tokens") is no count, and is not among these."""
+"""A lower bound ("at least 5000 input tokens") is not a count, so it is not in this list."""
 _REPLY: Final = _patterns(
     r"# (?:tokens )?(?:in|for) the (?:completion|output)",
     r"requested # output tokens",
@@ -132,13 +132,13 @@ _REPLY: Final = _patterns(
     r"max_(?!total_)\w{0,16}tokens['`]?(?: of| is|:|=)? ?\(?#",
 )
 _TOTAL: Final = _patterns(r"requested (?:about |a total of )?# tokens", r"max_total_tokens\D{1,3}#")
-"""Input and reply together; the input alone where no reply is named."""
+"""Input and reply together; only the input if the error names no reply."""
 
 
 def overflow_of(status: int, body: bytes) -> Overflow | None:
-    """Return what an error answer says of an overflow; None where it is another error.
+    """Return the overflow that an error answer reports; None if it is another error.
 
-    Takes time in proportion to the body, whatever it is, and never raises.
+    Runs in linear time for any body, and never raises.
     """
     if status not in _STATUSES:
         return None
@@ -152,14 +152,14 @@ def overflow_of(status: int, body: bytes) -> Overflow | None:
     asked = numbers.get("n_prompt_tokens") or _first(_INPUT, texts)
     if asked is None and (total := _first(_TOTAL, texts)) is not None:
         asked = total - (reply or 0)
-    # One too many is what servers say that stop counting there (vLLM).
+    # A server that stops counting at the limit (vLLM) reports one token too many. That is no count.
     if asked is not None and (asked <= 0 or (window is not None and asked == window - (reply or 0) + 1)):
         asked = None
     return Overflow(window=window or None, asked=asked, reply=reply)
 
 
 def _said(body: bytes) -> tuple[list[str], JsonObject]:
-    """Return what the error's fields say, as `_plain` makes it, and the numbers that llama.cpp names."""
+    """Return the texts of the error's fields in `_plain` form, and llama.cpp's numbers."""
     try:
         value: Any = read(body)
     except ValueError:
@@ -167,7 +167,7 @@ def _said(body: bytes) -> tuple[list[str], JsonObject]:
         value = ends.decode("utf-8", "replace")
     texts: list[str] = []
     numbers: JsonObject = {}
-    waiting = deque([value])  # what lies deeper comes later
+    waiting = deque([value])  # breadth first: deeper values come later
     for _ in range(_MOST_VALUES):
         if not waiting:
             break
@@ -183,7 +183,7 @@ def _said(body: bytes) -> tuple[list[str], JsonObject]:
 
 
 def _plain(text: str) -> str:
-    """Return the two ends of a text in lower case, on one line, without what escaping has made of it."""
+    """Return the two ends of a text on one line, in lower case, with escapes undone."""
     if len(text) > 2 * _HALF_OF_TEXT:
         text = f"{text[:_HALF_OF_TEXT]} {text[-_HALF_OF_TEXT:]}"
     unescaped = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text.lower())
@@ -191,7 +191,7 @@ def _plain(text: str) -> str:
 
 
 def _first(patterns: tuple[re.Pattern[str], ...], texts: list[str]) -> int | None:
-    """Return the number that the first pattern to fit finds."""
+    """Return the number found by the first pattern that matches any text; None if none does."""
     for pattern in patterns:
         for text in texts:
             if (match := pattern.search(text)) is not None:
@@ -200,14 +200,14 @@ def _first(patterns: tuple[re.Pattern[str], ...], texts: list[str]) -> int | Non
 
 
 def refuses_usage(body: bytes) -> bool:
-    """Tell whether an error answer speaks of the option that asks for the usage of a stream."""
+    """Tell whether an error answer mentions the option that requests the usage of a stream."""
     return b"stream_options" in body or b"include_usage" in body
 
 
 # ------------------------------------------------------------------------------ orders of roles
 
 _ROLE_STATUSES: Final = frozenset({400, 422, 500})
-"""Statuses that come with such a refusal; 500 of servers that take a template's error for their own."""
+"""Statuses of such a refusal: servers that report a template's error as their own use 500."""
 
 _ALTERNATE: Final = re.compile(
     r"roles (?:must|should|need to) (?:alternate|be alternating)"
@@ -228,7 +228,7 @@ _ONE_SYSTEM: Final = re.compile(
 
 
 def demanded_order(status: int, body: bytes) -> RoleOrder | None:
-    """Return the order that an error answer asks for; None where it says something else. Never raises."""
+    """Return the order that an error answer demands; None for any other error. Never raises."""
     if status not in _ROLE_STATUSES:
         return None
     said, _ = _said(body)
@@ -238,16 +238,17 @@ def demanded_order(status: int, body: bytes) -> RoleOrder | None:
 
 
 def reordered(messages: Sequence[Message], order: RoleOrder) -> tuple[Message, ...]:
-    """Return messages in the order that a server asks for.
+    """Return messages in the order that a server demands.
 
-    A second system message breaks the turns too, and the words of a template do not tell which it was.
+    For `alternate` the system messages are merged too: a second one also breaks the turns, and the error of a template
+    does not tell which it was.
     """
     one = one_system(messages)
     return merged_users(one) if order == "alternate" else one
 
 
 def merged_users(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with user messages that stand side by side put together, texts a blank line apart."""
+    """Return the messages with adjacent user messages merged; texts are joined by a blank line."""
     merged: list[Message] = []
     for message in messages:
         if merged and message.role == "user" == merged[-1].role:
@@ -258,7 +259,7 @@ def merged_users(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with all instructions in one message, which is the first, in their order."""
+    """Return the messages with all instructions merged, in order, into one message at the beginning."""
     instructions = [message for message in messages if message.role in INSTRUCTION_ROLES]
     if not instructions:
         return tuple(messages)
@@ -267,7 +268,7 @@ def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _together(messages: Sequence[Message]) -> Message:
-    """Return the first of the messages with the contents of all; the very same where it is alone."""
+    """Return the first message with the contents of all of them; the very same object if it is the only one."""
     first, *more = messages
     if not more:
         return first

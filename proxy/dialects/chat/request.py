@@ -1,4 +1,4 @@
-"""A request for a chat completion beside its bytes, and the body that goes upstream."""
+"""Parses a Chat Completions request and composes the body that goes upstream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proxy.dialects.jsontext import FIELDS, ITEMS, RawFields, is_object, members
 from proxy.errors import InvalidRequest
 
 _KNOWN: Final = KnownMessages()
-"""A memo of what follows from texts alone."""
+"""A cache of facts that depend on a message's text alone."""
 _MESSAGES: Final = re.compile(rb'(?<!\\)"messages"\s*:\s*')  # in valid JSON: the key of a field, at any level
 _CONTENT: Final = "a string, an array of content parts, or null"
 
@@ -41,7 +41,7 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
         try:
             resumed = _resumed(body, before, kept)
         except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            resumed = None  # what is wrong is told by who reads the whole
+            resumed = None  # parsing the whole body reports what is wrong
         if resumed is not None:
             return resumed
     fields, items = split(
@@ -68,7 +68,7 @@ def parse_chat_request(body: bytes, before: Request | None = None, kept: int = 0
 
 
 def _request(body: bytes, fields: RawFields, values: dict[str, Any], **of_messages: Any) -> Request:
-    """Return the request; `values` are those of all fields but the messages, of which the other ones tell."""
+    """Return the request. `values` are the parsed fields without the messages, `of_messages` what the messages give."""
     if "system" in values and "max_tokens" in values:
         raise InvalidRequest("A request with `system` belongs to /v1/messages.", param="system", code="wrong_endpoint")
     common = common_fields(body, fields, values)
@@ -89,11 +89,11 @@ def compose(
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,
-    cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
+    cache_newest: bool = False,  # noqa: ARG001 - providers of this API find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
     """Return the body to send; see `RequestSide.compose`."""
-    changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
+    changes: dict[str, bytes | None] = {}  # new texts; None removes the field
     given = (*request.instructions, *request.messages)
     asked = (
         *(request.instructions if instructions is None else instructions),
@@ -116,7 +116,7 @@ def compose(
 
 
 def _ends(body: bytes, fields: RawFields, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Return where the array of messages begins and where each message ends; empty where that is hard to tell."""
+    """Return where the array of messages begins and where each message ends; empty if that is hard to find."""
     text = fields["messages"]
     for found in _MESSAGES.finditer(body):
         at = found.end()
@@ -131,22 +131,22 @@ def _ends(body: bytes, fields: RawFields, messages: Sequence[Message]) -> tuple[
 
 
 def _ends_after(body: bytes, at: int, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Return where each of these messages ends, which follow one another from the place `at` on."""
+    """Return where each of these consecutive messages ends. The first one begins after the offset `at`."""
     ends: list[int] = []
     for message in messages:
-        at = body.index(b"{", at) + len(message.raw)  # between two objects stand white space and a comma
+        at = body.index(b"{", at) + len(message.raw)  # between two objects are only white space and a comma
         ends.append(at)
     return tuple(ends)
 
 
 def _resumed(body: bytes, before: Request, kept: int) -> Request | None:
-    """Read a request whose first `kept` messages, and all before them, have the bytes of an earlier one's.
+    """Parse a request that shares its bytes with an earlier one, up to the end of its first `kept` messages.
 
-    None where the field of messages stands there again, after these.
+    None if another `messages` field follows the first.
     """
     start, end, lead = before.ends[0], before.ends[kept], len(before.instructions)
     opening = b'{"messages":'
-    rest = b"%b[{}%b" % (opening, body[end:])  # an empty one takes the place of the messages that are known
+    rest = b"%b[{}%b" % (opening, body[end:])  # an empty object replaces the known messages
     array = RawFields(rest)["messages"]
     after = FIELDS.decode(b"%b[]%b" % (opening, rest[len(opening) + len(array) :]))
     if not rest.startswith(array, len(opening)) or bytes(after["messages"]) != b"[]":
@@ -198,7 +198,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         has_calls=calls,
         content=hash_of(canonical(data)),
         body=body_id(raw),
-        # Asked of each new message: its earlier forms are not made for that.
+        # True if one of its earlier forms may differ. Guessed from the text, because making the forms would cost time.
         reshaped=type(content) is list
         or (is_reply and type(content) is str and (content[:1] == "{" or content != answer_of(content).strip()))
         or (calls and bool(content) and has_random_calls(data)),
@@ -207,7 +207,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
 
 
 def _wants_usage(options: Any) -> bool | None:
-    """Return what `stream_options` says of the usage; what is of the wrong type is upstream's to refuse."""
+    """Return what `stream_options` says about usage. Values of the wrong type are left for the upstream to refuse."""
     if options is None:
         return None
     wants = options.get("include_usage") if is_object(options) else False
@@ -215,7 +215,7 @@ def _wants_usage(options: Any) -> bool | None:
 
 
 def _reply_tokens(values: Mapping[str, Any]) -> int | None:
-    """Return the limit of the reply, by its newer name or its older one; None where it is no such number."""
+    """Return the limit of the reply's tokens, by its newer or older name; None if neither is a positive integer."""
     for name in ("max_completion_tokens", "max_tokens"):
         limit = values.get(name)
         if type(limit) is int and limit > 0:

@@ -1,7 +1,7 @@
-"""Anthropic's Messages API: its messages, requests, replies and streams, and the rules that they keep."""
+"""Anthropic's Messages API: its messages, requests, replies and streams, and their rules."""
 
 from __future__ import annotations
 
 from proxy.dialects.messages.protocol import MESSAGES
 
-DIALECT = MESSAGES  # the name under which `dialect_named` finds it
+DIALECT = MESSAGES  # `dialect_named` looks it up under this name

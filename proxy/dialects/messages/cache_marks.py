@@ -1,6 +1,6 @@
 """Cache breakpoints of the Messages API: `cache_control` on blocks of tools, system prompt and messages.
 
-A request has at most four, wherever they stand. The proxy puts its own only where the client leaves room.
+A request has at most four in total. The proxy adds its own only if the client leaves room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.dialects.messages.message import HEADER, MARK, MessagesMessage
 MOST_MARKS: Final = 4
 EPHEMERAL: Final = b'{"type":"ephemeral"}'
 _MARK: Final = CacheMark(name=MARK, value=EPHEMERAL, most=MOST_MARKS)
-_OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members in which no mark is one
+_OPAQUE: Final = frozenset({MARK, "input", "input_schema"})  # members whose content cannot hold marks
 
 
 def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind) -> tuple[Message, ...]:
@@ -28,11 +28,11 @@ def marked(messages: Sequence[Message], places: Collection[int], kind: MarkKind)
 
 
 def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> tuple[Message, ...]:
-    """Return the messages with a mark in the one at `place`, after so many characters; see `marked_inside`.
+    """Return the messages with a mark in the one at `place`, after `at` characters; see `marked_inside`.
 
-    What Anthropic reads as a header is not split.
+    Text that Anthropic reads as a header is not split.
     """
-    timed = any(b'"ttl"' in message.raw for message in messages)  # marks that live longer come first, or Claude refuses
+    timed = any(b'"ttl"' in message.raw for message in messages)  # Claude requires marks that live longer to come first
     first = "".join(messages[place].texts[:1])
     if kind != "anthropic" or timed or (first.startswith(HEADER) and at <= len(first)):
         return tuple(messages)
@@ -40,7 +40,7 @@ def broken(messages: Sequence[Message], place: int, at: int, kind: MarkKind) -> 
 
 
 def decides_itself(fields: Mapping[str, bytes]) -> bool:
-    """Tell whether a client has the provider place the breakpoints, or has marked its tools."""
+    """Tell whether the client lets the provider place the breakpoints, or has marked its tools."""
     return marks_beside(fields) > 0
 
 
@@ -49,13 +49,13 @@ def _count(message: MessagesMessage) -> int:
 
 
 def marks_beside(fields: Mapping[str, bytes]) -> int:
-    """Return how many cache marks a request has on its tools, and for itself."""
+    """Return the number of cache marks on a request's tools and on the request itself."""
     tools = fields.get("tools", b"null")
     return (fields.get(MARK, b"null") != b"null") + (marks_in(read(tools)) if MARK.encode() in tools else 0)
 
 
 def marks_in(value: Any) -> int:
-    """Return how many cache marks a parsed value holds."""
+    """Return the number of cache marks in a parsed value."""
     if is_object(value):
         inner = sum(marks_in(each) for name, each in value.items() if name not in _OPAQUE)
         return inner + (value.get(MARK) is not None)

@@ -1,20 +1,20 @@
-"""The canonical form of a message of the Messages API, by which it is recognised when it comes back. Never sent.
+"""The canonical form of a message of the Messages API, by which a resent message is recognised. It is never sent.
 
-What clients change without meaning anything by it is left out, and nothing else:
+It leaves out exactly what clients change without changing the meaning:
 
     system       the header in which Claude Code names its version and a digest of the first question
-    everywhere   key order; null, "", [], {} and a missing field; cache marks; a content that is a string is one text
-    texts        whatever else a block of text holds
-    calls        `caller`; the input where a random id tells the call (Claude Code fills in defaults, and takes out the
-                 folder and white space); else its numbers are as JavaScript has them
-    results      a content that is a string is one text; `is_error: false`
-    replies      how the text is split into blocks, and where they stand among the calls; white space at its ends. What
-                 the provider ran itself does not count where text or calls remain, thinking (also as
-                 `<think>…</think>` before the text) where anything else is there, and text beside calls that random
-                 ids tell
+    everywhere   key order and cache marks. null, "", [], {} and a missing field are the same. A string content is one
+                 text block
+    texts        all fields of a text block except the text
+    calls        `caller`. The input if the id is random (Claude Code fills in defaults, and removes the folder and
+                 white space). Otherwise numbers in the input are as in JavaScript
+    results      a string content is one text block; `is_error: false` is ignored
+    replies      how the text is split into blocks, their order relative to the calls, and white space at the ends.
+                 Items that the provider ran itself are ignored if text or calls remain, thinking (also as
+                 `<think>…</think>` before the text) if anything else remains, and text beside calls if all the calls
+                 have random ids
 
-Nodes that are stored keep the names that they got by an earlier form: `canonical` with `loosely=False`, or
-`first_canonical`.
+Stored nodes keep the names that they got from an earlier form: `canonical` with `loosely=False`, or `first_canonical`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
 def canonical(data: JsonObject, *, loosely: bool = True) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys. Never raises.
 
-    Without `loosely`, as it was before, the header counts, the input of any call, and text beside any calls.
+    `loosely=False` gives the previous form: it includes the header, the input of all calls, and text beside any calls.
     """
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
@@ -45,9 +45,10 @@ def canonical(data: JsonObject, *, loosely: bool = True) -> bytes:
 
 
 def first_canonical(data: JsonObject) -> bytes:
-    """Return the form that messages had in the first versions.
+    """Return the form of the first versions.
 
-    Each block of text of a reply counted for itself, and so did what the provider ran, and reasoning before the text.
+    Each text block of a reply counted separately. Items that the provider ran counted too, and so did reasoning before
+    the text.
     """
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
@@ -68,7 +69,7 @@ def _form(data: JsonObject, content: Any) -> bytes:
 
 
 def _reply(blocks: list[Any], *, loosely: bool) -> list[Any]:
-    """Return what counts of the forms of a reply's blocks."""
+    """Return the blocks of a reply that count, given the forms of all its blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
     text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
     is_told = loosely and bool(calls) and all(is_random(str(call.get("id"))) for call in calls)
@@ -81,13 +82,13 @@ def _reply(blocks: list[Any], *, loosely: bool) -> list[Any]:
 
 
 def _call(block: JsonObject) -> JsonObject:
-    """Return what counts of the form of a call: not its input where its id tells it."""
+    """Return the part of a call's form that counts: without the input if the id is random."""
     told = is_random(str(block.get("id")))
     return {name: value for name, value in block.items() if name != "input"} if told else block
 
 
 def _block(block: Any) -> Any:
-    """Return the form of a content block; None where it says nothing."""
+    """Return the form of a content block; None if it is an empty text."""
     if not is_object(block):
         return block
     kind, text = block.get("type"), block.get("text")
@@ -118,5 +119,5 @@ def _is_thinking(block: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Tell whether a value says as little as a missing field; 0 says something."""
+    """Tell whether a value means the same as a missing field. 0 does not."""
     return not value and type(value) not in {int, float}

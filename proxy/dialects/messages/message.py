@@ -1,11 +1,11 @@
-"""One message of Anthropic's Messages API: how its JSON is read, and rewritten block by block.
+"""A message of Anthropic's Messages API: reads its JSON, and rewrites it block by block.
 
-A user message may hold several tool results, and text and images beside them. Its role is `tool` then, since it
-belongs to the calls before it; `results` has each result as a message of its own, and `beside` the user's text.
+A user message may hold several tool results, with text and images beside them. Then its role is `tool`, because it
+belongs to the calls before it. `results` has each result as a message of its own, and `beside` has the user's text.
 
-Thinking is no text of a message. Server tools (`server_tool_use` and their results) stay where they are: the provider
-ran them, and nobody answers them. Whatever is rewritten loses its cache marks: clients move them at every turn, and
-`compose` puts the client's own back.
+Thinking is not part of a message's text. Server tools (`server_tool_use` and their results) stay unchanged: the
+provider ran them, and the client does not answer them. Rewriting a message removes its cache marks, because clients
+move them every turn. `compose` restores the client's own.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from proxy.dialects.jsontext import FIELDS, ITEMS, as_object, as_text, is_array,
 
 THINKING: Final = ("thinking", "redacted_thinking")
 MARK: Final = "cache_control"
-HEADER: Final = "x-anthropic-"  # how the first block of a system prompt begins that is none of it
+HEADER: Final = "x-anthropic-"  # the beginning of a first system block that is a header, not a part of the prompt
 UNFINISHED: Final = "partial_json"
-"""A field of ours on a stored call that broke off: what had come of its input. It is never sent."""
+"""The proxy's own field of a stored incomplete call: its input so far. It is never sent."""
 
-_MARKS: Final = (b"cache_control", rb"\u00")  # what JSON text with a mark holds: its name, or escaped ASCII
-_RESULTS: Final = frozenset({"tool"})  # the role of the results of a reply
+_MARKS: Final = (b"cache_control", rb"\u00")  # one is in JSON text with a mark: its name, or an escaped ASCII character
+_RESULTS: Final = frozenset({"tool"})  # the role of the results of an assistant's calls
 _MEDIA: Final = ("image", "document", "container_upload")
 _HOSTED: Final = ("server_tool_use", "mcp_tool_use")  # calls of tools that the provider runs
 _LASTING: Final = frozenset({"compaction", "tool_addition", "tool_removal"})
-_LASTING_MARKS: Final = (b'"compaction"', b'"tool_addition"', b'"tool_removal"')  # what the text of one holds
-_SEALED: Final = ("encrypted_content", "signature")  # fields of a compaction that no other one has alike
-_MOST_IDS: Final = 16  # ids that are remembered of one text; a text with more is read again
+_LASTING_MARKS: Final = (b'"compaction"', b'"tool_addition"', b'"tool_removal"')  # in the text of such blocks
+_SEALED: Final = ("encrypted_content", "signature")  # fields of a compaction whose values are unique
+_MOST_IDS: Final = 16  # maximum ids that are cached for one text; a text with more is read again
 
 
 class BlockTies(Ties, frozen=True, kw_only=True):
-    """What ties a message to those beside it."""
+    """What a message's span, and the rules of the API, depend on."""
 
-    answers: tuple[str, ...] = ()  # the ids of the calls that its results answer, in order; "" for one that has none
-    leads: bool = True  # whether its results come before everything else
+    answers: tuple[str, ...] = ()  # ids of the calls that its results answer, in order; "" for a result without one
+    leads: bool = True  # whether its results come before all other content
     alone: bool = True  # whether a message with results holds nothing else
     empty: bool = False  # whether it has no content at all
-    begun: tuple[str, ...] = ()  # the ids of calls of the provider's tools that it holds without their results
-    parts: tuple[str, ...] = ()  # the ids of those that it goes on with: by their results, or by calls that they made
+    begun: tuple[str, ...] = ()  # ids of its calls of the provider's tools that have no result in it
+    parts: tuple[str, ...] = ()  # ids of earlier ones that it continues, by their results or calls that they made
 
 
 class MessagesMessage(Message):
-    """One message of the Messages API, or the system prompt in the form of one."""
+    """One message of the Messages API, or the system prompt in the form of a message."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class MessagesMessage(Message):
 
     @property
     def blocks(self) -> list[Any]:
-        """Its content blocks; of a content that is a string, the block that stands for it."""
+        """Its content blocks. A string content counts as one text block."""
         return blocks_of(self.data)
 
     @property
@@ -108,7 +108,7 @@ class MessagesMessage(Message):
 
     @property
     def ties(self) -> BlockTies:
-        """What ties it to other messages. It is remembered with the text."""
+        """Its relations to other messages, cached with the facts about its text."""
         if self._ties is None:
             facts = self.facts
             known: BlockTies | None = facts.ties if facts is not None else None
@@ -120,7 +120,7 @@ class MessagesMessage(Message):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those of its calls, or of the calls that it answers; and what a compaction holds: it may come back alone."""
+        """The ids of its calls, or of those it answers. Also a compaction's content, which may come back alone."""
         if not self.is_lasting:
             return super().ids
         held = [block.get(name) for block in self.blocks if _kind(block) == "compaction" for name in _SEALED]
@@ -175,7 +175,7 @@ class MessagesMessage(Message):
     @property
     def display_text(self) -> str:
         blocks = self.blocks
-        # Blocks of text in a row are one text: citations divide it.
+        # Consecutive text blocks are one text, which citations have split.
         said = ["".join(map(_text_of, row)) for is_text, row in groupby(blocks, _is_text) if is_text]
         results = [_text_of_result(block) for block in blocks if _is_result(block)]
         return "\n\n".join(filter(None, results + said))
@@ -253,7 +253,7 @@ class MessagesMessage(Message):
         return self.replacing("content", f"{content}\n\n{text}" if content and isinstance(content, str) else text)
 
     def with_calls(self, kept: Collection[int]) -> MessagesMessage:
-        number = count()  # of each call
+        number = count()  # counts the calls
         return self._of_blocks([raw for raw, block in self._pairs() if not is_call(block) or next(number) in kept])
 
     def with_arguments(self, arguments: Sequence[str]) -> MessagesMessage:
@@ -261,7 +261,7 @@ class MessagesMessage(Message):
         return self._edited(lambda block: {**block, "input": _input_of(next(waiting))} if is_call(block) else block)
 
     def with_notes(self, notes: Mapping[int, str]) -> MessagesMessage:
-        place = count()  # of each leaf
+        place = count()  # counts the leaves
 
         def noted(leaf: Any) -> Any:
             note = notes.get(next(place))
@@ -289,8 +289,8 @@ class MessagesMessage(Message):
         return self if len(whole) == len(pairs) else self._of_blocks(whole)
 
     def as_request(self, reasoning: ReasoningMode, *, partial: bool) -> MessagesMessage:
-        # Thinking that broke off has no signature, and is refused. A call whose input broke off, at the limit of
-        # tokens, may have a result.
+        # Thinking that broke off has no signature, and the API refuses it. A call whose input was cut off at the token
+        # limit may have a result.
         pairs = list(self._pairs())
         made = [_as_input(raw, block, reasoning, partial=partial) for raw, block in pairs]
         return self if made == [raw for raw, _ in pairs] else self._of_blocks([raw for raw in made if raw is not None])
@@ -305,11 +305,11 @@ class MessagesMessage(Message):
         return self._of_blocks(left) if left else None
 
     def without_marks(self) -> MessagesMessage:
-        """Return it without cache marks; the very same message where it has none."""
+        """Return it without cache marks; the very same object if it has none."""
         return self._edited(lambda block: block) if self.has_marks else self
 
     def mark(self) -> bytes | None:
-        """Return the last cache mark on its blocks, as JSON text; None where it has none."""
+        """Return the last cache mark on its blocks, as JSON text; None if it has none."""
         found = [mark for block in self.blocks if (mark := as_object(block).get(MARK)) is not None]
         return write(found[-1]) if found and self.has_marks else None
 
@@ -320,18 +320,18 @@ class MessagesMessage(Message):
 
     @property
     def _parts(self) -> list[Any]:
-        """Its blocks; of a message that is nothing but one result, the parts of that."""
+        """Its blocks, or the parts of its result if it is nothing but one result."""
         result = self._only_result
         return self.blocks if result is None else _parts_of(result)
 
     @property
     def _only_result(self) -> JsonObject | None:
-        """The result of a message that is nothing but one result."""
+        """The result of a message that is nothing but one result, else None."""
         blocks = self.blocks
         return blocks[0] if len(blocks) == 1 and _is_result(blocks[0]) and self.role == "tool" else None
 
     def _pairs(self) -> Iterator[tuple[bytes, Any]]:
-        """Yield each block as its text, and parsed."""
+        """Yield each block as text and parsed."""
         content = self.data.get("content")
         if not is_array(content):
             yield from [(write(block), block) for block in self.blocks]
@@ -339,7 +339,7 @@ class MessagesMessage(Message):
             yield from zip(map(bytes, ITEMS.decode(FIELDS.decode(self.raw)["content"])), content, strict=True)
 
     def _edited(self, edit: Callable[[JsonObject], JsonObject]) -> MessagesMessage:
-        """Return it with each block as `edit` returns it; a block that stays keeps its bytes, but for its marks."""
+        """Return it with each block replaced by `edit`'s result. Unchanged blocks keep their bytes, but no marks."""
         left: list[bytes] = []
         for raw, block in self._pairs():
             made = edit(block) if is_object(block) else block
@@ -347,7 +347,7 @@ class MessagesMessage(Message):
         return self._of_blocks(left)
 
     def _of_blocks(self, raws: Sequence[bytes]) -> MessagesMessage:
-        """Return it with blocks of these texts, without cache marks."""
+        """Return it with these blocks, given as texts, and without cache marks."""
         fields = FIELDS.decode(self.raw)
         fields["content"] = msgspec.Raw(b"[%b]" % b",".join([_unmarked_text(raw) for raw in raws]))
         return MessagesMessage(msgspec.json.encode(fields))
@@ -357,7 +357,7 @@ class MessagesMessage(Message):
 
 
 def blocks_of(data: JsonObject) -> list[Any]:
-    """Return the content blocks of a message; of a content that is a string, the block that stands for it."""
+    """Return the content blocks of a message. A string content counts as one text block."""
     content = data.get("content")
     if is_array(content):
         return content
@@ -365,13 +365,13 @@ def blocks_of(data: JsonObject) -> list[Any]:
 
 
 def role_of(data: JsonObject) -> str:
-    """Return the role of a message: `tool` where a user message holds results."""
+    """Return the role of a message: `tool` for a user message that holds results."""
     role = as_text(data.get("role"))
     return "tool" if role == "user" and any(map(_is_result, blocks_of(data))) else role
 
 
 def is_call(block: Any) -> bool:
-    """Tell whether a block is a call that the client answers."""
+    """Tell whether a block is a call for the client."""
     return _kind(block) == "tool_use"
 
 
@@ -396,19 +396,19 @@ def _holds_parts(block: Any) -> bool:
 
 
 def _parts_of(result: JsonObject) -> list[Any]:
-    """Return the parts of a result's content; of one that is a string, the text that stands for it."""
+    """Return the parts of a result's content. A string content counts as one text part."""
     content = result.get("content")
     return content if is_array(content) else [{"type": "text", "text": as_text(content)}]
 
 
 def _leaves(blocks: Sequence[Any]) -> Iterator[Any]:
-    """Yield the blocks, and in the place of a result with several parts these."""
+    """Yield the blocks, with each result replaced by its parts."""
     for block in blocks:
         yield from _parts_of(block) if _is_result(block) else [block]
 
 
 def _parts_of_document(leaf: Any) -> list[Any] | None:
-    """Return the parts of a document that is given as text; None for what is not."""
+    """Return the parts of a document that consists of text; None for any other block."""
     source = as_object(leaf.get("source")) if _kind(leaf) == "document" else {}
     if source.get("type") not in ("text", "content"):
         return None
@@ -419,7 +419,7 @@ def _parts_of_document(leaf: Any) -> list[Any] | None:
 
 
 def _unfolded(blocks: Sequence[Any]) -> Iterator[Any]:
-    """Yield the leaves, and in the place of a document that is given as text its parts."""
+    """Yield the leaves, with each document that consists of text replaced by its parts."""
     for leaf in _leaves(blocks):
         parts = _parts_of_document(leaf)
         yield from [leaf] if parts is None else parts
@@ -434,14 +434,14 @@ def _text_of_result(result: JsonObject) -> str:
 
 
 def _says(block: Any) -> bool:
-    """Tell whether a block of a reply says anything beside its calls that can be sent back."""
+    """Tell whether a block of a reply is content other than calls, thinking and blank text."""
     if _is_text(block):
         return bool(_text_of(block).strip())
     return not is_call(block) and _kind(block) not in THINKING
 
 
 def _as_input(raw: bytes, block: Any, reasoning: ReasoningMode, *, partial: bool) -> bytes | None:
-    """Return the text of a block of a stored reply as a request takes it; None where it takes none."""
+    """Return the text of a stored reply's block in the form that requests use; None if a request cannot hold it."""
     if _kind(block) in THINKING:
         return raw if reasoning != "drop" and (block.get("signature") or block.get("data")) else None
     if is_object(block) and UNFINISHED in block:
@@ -456,18 +456,18 @@ def _takes_mark(block: Any) -> bool:
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """Return a part with another text; one that holds none stays, but for a result, whose whole content it is."""
+    """Return a part with another text. A part without text stays. The text becomes the whole content of a result."""
     if _is_result(part):
         return {**part, "content": text}
     before = _text_of(part)
     if not before or text == before:
         return part
-    # Citations are of the text that was there.
+    # Citations refer to the old text.
     return {name: value for name, value in part.items() if name != "citations"} | {"text": text}
 
 
 def _input_of(text: str) -> JsonObject:
-    """Return the input of a call from its text."""
+    """Return the input of a call, given its text."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -476,7 +476,7 @@ def _input_of(text: str) -> JsonObject:
 
 
 def _unmarked_text(raw: bytes) -> bytes:
-    """Return the text of a block without its cache marks; the very same bytes where it has none."""
+    """Return the text of a block without its cache marks; the very same bytes if it has none."""
     if not any(piece in raw for piece in _MARKS):
         return raw
     block = orjson.loads(raw)
@@ -485,7 +485,7 @@ def _unmarked_text(raw: bytes) -> bytes:
 
 
 def _unmarked(block: Any) -> Any:
-    """Return a block without its cache marks, and those of its parts."""
+    """Return a block without its cache marks and those of its parts."""
     if not is_object(block):
         return block
     clean = {name: value for name, value in block.items() if name != MARK}
@@ -538,7 +538,7 @@ def _attachment(place: int, leaf: JsonObject) -> Attachment:
 
 
 def _described(leaf: JsonObject) -> str:
-    """Return what is known of an image or a document: its type and size, or its address."""
+    """Describe an image or a document: its type and size, or its URL."""
     found = leaf.get("source")
     source: JsonObject = found if is_object(found) else leaf
     for name in ("url", "file_id"):

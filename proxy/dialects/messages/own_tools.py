@@ -1,11 +1,11 @@
-"""The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
+"""The proxy's own tools: offers them beside the client's, and removes their calls from the replies that clients see.
 
-Of a stream
+How a stream is filtered:
 
-    a block        is shown as it comes; behind one of ours, and in a later round, it is numbered anew
-    ours           is taken out: its name is whole when it begins
-    an end         of a round that another one follows is taken out: `message_delta` and `message_stop`
-    a later round  begins unseen, and its usage is that of all rounds so far
+    a block        is shown as it arrives; after a removed block, and in later rounds, it is renumbered
+    the proxy's    calls are removed; the first event of a block has the complete name
+    an end         of a round that another one follows is removed: `message_delta` and `message_stop`
+    a later round  begins without `message_start`, and has the usage of all rounds so far
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from proxy.dialects.own_tools import STOPPED, BodyFilter, RoundEnding, StreamFil
 from proxy.dialects.sse import Event
 
 CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "refusal")
-"""Values of `stop_reason` that may have cut a call in two."""
+"""Values of `stop_reason` that may have cut off a call."""
 ENDED: Final = "end_turn"
 _LEAVES_ROOM: Final = (None, "auto", "any")  # types of `tool_choice` with which the model may call any tool
 
 
 def leaves_room(request: Request) -> bool:
-    """Tell whether a request may get tools: not one that chooses a tool itself or none, and not a thread.
+    """Tell whether the proxy may add its tools.
 
-    The provider would hold them for requests of the thread that do not pass through here whole.
+    It may not if the request forces a certain tool, forbids tools, or belongs to a thread. The provider would keep the
+    tools for later requests of the thread, which do not pass through the proxy in full.
     """
     choice = request.parameters.get("tool_choice")
     wanted = choice.get("type") if is_object(choice) else choice
@@ -40,7 +41,7 @@ def leaves_room(request: Request) -> bool:
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the client's tools with these behind them."""
+    """Return the client's tools followed by the proxy's."""
 
     def define(tool: ToolDefinition, _: bool) -> bytes:
         return orjson.dumps({"name": tool.name, "description": tool.description, "input_schema": schema_of(tool)})
@@ -52,7 +53,7 @@ def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
 
 
 class MessagesRound(Struct, frozen=True, kw_only=True):
-    """One answer of the upstream's, with the calls of the proxy's tools told apart."""
+    """One answer of the upstream, with the calls of the proxy's tools separated from the others."""
 
     content: list[Any] = []  # its blocks
     finish: str = ""  # why it ended
@@ -78,7 +79,7 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> OwnCalls:
-        """Its calls, told apart, and the round as it can be sent back."""
+        """Its calls, separated, and the round as it can be sent back."""
         kept: list[Any] = []
         broken = False
         for block in self.content:
@@ -97,7 +98,7 @@ class MessagesRound(Struct, frozen=True, kw_only=True):
 
 
 def reply_of(content: Sequence[Any]) -> MessagesMessage:
-    """Return a reply with these blocks as it is stored."""
+    """Return a reply with these blocks in stored form."""
     return MessagesMessage.as_stored({"role": "assistant", "content": content})
 
 
@@ -105,14 +106,14 @@ def reply_of(content: Sequence[Any]) -> MessagesMessage:
 
 
 class MessagesBodyFilter(BodyFilter[MessagesRound]):
-    """One reply on its way to the client, made of bodies that each hold one round of it."""
+    """Filters one reply on its way to the client. Each body holds one round of it."""
 
     _whole = ENDED
     _as_chat = staticmethod(usage_of)
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        self._said: list[Any] = []  # the blocks of the rounds that the client is not shown
+        self._said: list[Any] = []  # the blocks of the rounds whose bodies the client does not see
         self._data: JsonObject = {}
         self._round = MessagesRound()
         self.last = self._round.last
@@ -148,7 +149,7 @@ _BLOCKS: Final = ("content_block_start", "content_block_delta", "content_block_s
 
 
 class MessagesStreamFilter(StreamFilter[MessageReader]):
-    """One streamed reply on its way to the client, event by event."""
+    """Filters one streamed reply on its way to the client, event by event."""
 
     _whole = ENDED
     _as_chat = staticmethod(usage_of)
@@ -156,12 +157,12 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:  # noqa: ARG002 - usage is always shown
         super().__init__(names)
         self.reply = MessageReader()
-        self._next = 0  # the index of the next block that the client is shown
+        self._next = 0  # the index of the next block for the client
         self._begin()
 
     def _begin(self) -> None:
-        self._reply = MessageReader()  # all that the round says
-        self._shown: dict[int, int | None] = {}  # by index of a block, the one that the client is shown; None: hidden
+        self._reply = MessageReader()  # the whole round, including what is hidden
+        self._shown: dict[int, int | None] = {}  # each block's index as the client sees it; None: hidden
         self.ended = self._has_hidden = False
 
     def _current(self) -> MessagesRound:
@@ -186,7 +187,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
             self.said = True
             self.reply.add(data)
         self._reply.add(data)
-        if self.again:  # the reply goes on elsewhere
+        if self.again:  # another round follows
             return b""
         if kind == "message_start":
             return b"" if self.rounds else self._as_it_came(event, data)
@@ -208,7 +209,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         return event.raw
 
     def _block(self, event: Event, data: JsonObject, kind: str) -> bytes:
-        """Show an event of a block, under the index by which the client knows it."""
+        """Show an event of a block under the index by which the client knows the block."""
         index = data["index"]
         if kind == "content_block_start":
             begun = as_object(data.get("content_block"))
@@ -217,7 +218,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
             else:
                 known = self._shown[index] = self._next if self.hides else index
                 self._next = max(self._next, known + 1)
-        known = self._shown.get(index, None if self.hides else index)  # of a block that never began: as it came
+        known = self._shown.get(index, None if self.hides else index)  # without a start: unchanged if nothing is hidden
         if known is None:
             return b""
         self.said = True
@@ -226,7 +227,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         return self._made({**data, "index": known})
 
     def _end(self, event: Event, data: JsonObject) -> bytes:
-        """Decide how the round ends, where the event says that it does."""
+        """Decide how the round ends, if this event reports the end."""
         if self._reply.stop is None or self.ended:
             return event.raw if not self.rounds else b""
         self.ended = True
@@ -244,12 +245,12 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         return (self._text(how.text) if how.text else b"") + self._made(told)
 
     def _made(self, data: JsonObject) -> bytes:
-        """Return an event of our own making, and note it."""
+        """Record an event of the proxy's own, and return it."""
         self.reply.add(data)
         return named_event(data)
 
     def _text(self, text: str) -> bytes:
-        """Return the events of a block of text that the model did not say."""
+        """Return the events of a text block of the proxy's own."""
         index, self._next = self._next, self._next + 1
         begun: JsonObject = {
             "type": "content_block_start",
@@ -258,7 +259,7 @@ class MessagesStreamFilter(StreamFilter[MessageReader]):
         }
         said = {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
         shown = [self._made(data) for data in (begun, said, {"type": "content_block_stop", "index": index})]
-        # It is what the round says last: the reply is sent back with it.
+        # It becomes the last block of the round, so that it is part of the reply when that is sent back.
         at = max(self._shown, default=-1) + 1
         self._reply.add({"type": "content_block_start", "index": at, "content_block": {"type": "text", "text": text}})
         return b"".join(shown)

@@ -1,17 +1,17 @@
-"""The rules of the Messages API about tool calls, the repair of what breaks them, and the API as a dialect.
+"""The rules of the Messages API about tool calls, the repair of violations, and the API as a dialect.
 
     - A reply with `tool_use` blocks is followed at once by a user's turn that begins with one result for each call.
-      User messages in a row are one turn.
+      Consecutive user messages are one turn.
     - A `tool_result` stands nowhere else, and answers a call of the reply before it by its id.
-    - Each call has an id, and no other call of the conversation has the same one.
+    - Each call has an id that no other call of the conversation has.
     - No message is empty, and the first one is a user's. A system message follows a user's turn.
 
 Source: Anthropic's API reference and its error messages ("`tool_use` ids were found without `tool_result` blocks
 immediately after", "unexpected `tool_use_id` found in `tool_result` blocks", "messages: first message must use the
 "user" role").
 
-The repair of a reply and its results depends only on these. So the repair of a longer history begins with that of the
-shorter one, unless its last calls were answered meanwhile.
+The repair of a reply and its results depends only on these. So the repair of a longer history begins with the repair of
+the shorter one, unless results for its last calls have arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from proxy.dialects.messages import cache_marks, own_tools, reply, request
 from proxy.dialects.messages.canonical import canonical, first_canonical
 from proxy.dialects.messages.message import BlockTies, MessagesMessage
 
-_ANSWER: Final = 4096  # tokens of an answer to a question of the proxy's own; every model can give as many
+_ANSWER: Final = 4096  # tokens of the answer to a request of the proxy's own; every model can produce that many
 OPENING: Final = "[The beginning of this conversation is not shown.]"
-"""What stands before a conversation that would begin with a reply."""
+"""Stands before a conversation that would begin with a reply."""
 
 
 class BrokenRule(StrEnum):
@@ -60,17 +60,17 @@ class BrokenRule(StrEnum):
 
 
 class _TurnWalk(RulesWalk):
-    """What breaks the rules is left out where nothing else cures it."""
+    """Repairs messages. Whatever breaks the rules and cannot be repaired otherwise is left out."""
 
     def __init__(self, messages: Sequence[Message], ties: Sequence[BlockTies]) -> None:
         super().__init__()
-        self._ids: set[str] = set()  # of all calls so far
+        self._ids: set[str] = set()  # the ids of all calls so far
         position = 0
         while position < len(ties):
             start, role = position, ties[position].role
             position += 1
             if role == "tool":
-                # What stands beside results that answer nothing stays.
+                # Other content beside results that answer nothing stays.
                 number = messages[start].result_count
                 self.problems += [(start, BrokenRule.ORPHAN)] * number
                 if (left := messages[start].with_results([None] * number)) is not None:
@@ -96,7 +96,7 @@ class _TurnWalk(RulesWalk):
         super().keep(source, message)
 
     def _reply(self, position: int, message: Message, ties: BlockTies) -> Collection[str]:
-        """Keep of a reply what keeps the rules; return the ids of its calls."""
+        """Keep the valid part of a reply. Return the ids of its calls."""
         ids: dict[str, None] = {}
         kept: set[int] = set()
         for index, identity in enumerate(ties.ids):
@@ -117,7 +117,7 @@ class _TurnWalk(RulesWalk):
     def _results(
         self, block: int, ids: Collection[str], messages: Sequence[Message], ties: Sequence[BlockTies], stop: int
     ) -> None:
-        """Keep the user's turn that answers the calls of a reply, or make one that does."""
+        """Keep the user's turn if it answers the calls of a reply. Otherwise make one that does."""
         run = range(block + 1, stop)
         if _are_answers([ties[at] for at in run], ids):
             for at in run:
@@ -151,7 +151,7 @@ def _ties_of(messages: Sequence[Message]) -> list[BlockTies]:
 
 
 def _are_sound(ties: Sequence[BlockTies]) -> bool:
-    """Tell whether messages with these ties, in a row, break no rule."""
+    """Tell whether consecutive messages with these ties break no rule."""
     used: set[str] = set()
     waiting: set[str] = set()
     before = ""
@@ -172,13 +172,13 @@ def _are_sound(ties: Sequence[BlockTies]) -> bool:
 
 
 def _are_answers(run: Sequence[BlockTies], ids: Collection[str]) -> bool:
-    """Tell whether messages with results, in a row, are the turn that answers these calls."""
+    """Tell whether consecutive messages with results are a valid answer to these calls."""
     waiting = set(ids)
     return all([_is_answered(waiting, each) for each in run]) and not waiting
 
 
 def _is_answered(waiting: set[str], ties: BlockTies) -> bool:
-    """Tell whether a message answers some of the calls that wait for results, as it must. These wait no more."""
+    """Tell whether a message validly answers some of the waiting calls. Answered calls are removed from `waiting`."""
     answers = set(ties.answers)
     is_sound = ties.leads and len(answers) == len(ties.answers) > 0 and answers <= waiting
     waiting -= answers
@@ -246,7 +246,7 @@ class MessagesDialect(Dialect):
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
         ties = _ties_of(messages)
-        # Most histories are sound, and they are read at every request.
+        # Most histories are sound, and this check runs for every request.
         return RulesWalk(messages) if _are_sound(ties) else _TurnWalk(messages, ties)
 
 

@@ -1,7 +1,7 @@
-"""The reply that a body, or the events of a stream, hold; the errors of the API; an answer of our own.
+"""Reads the reply of a body or a stream. Also formats the API's errors and answers of the proxy's own.
 
-message_start, then for each block content_block_start, content_block_delta …, content_block_stop,
-then message_delta (stop reason, usage), message_stop; `ping` and `error` anywhere
+Order of a stream's events: message_start; for each block content_block_start, content_block_delta …,
+content_block_stop; then message_delta (stop reason, usage) and message_stop. `ping` and `error` may come anywhere.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from proxy.dialects.sse import Event
 from proxy.errors import PalimpsestError
 
 THREAD_NOT_FOUND: Final = "thread_not_found"  # the API's own code
-CALLING: Final = "tool_use"  # the `stop_reason` of an answer that the proxy makes of a stored reply
+CALLING: Final = "tool_use"  # the `stop_reason` of an answer made from a stored reply
 _NOTHING_SPENT: Final = {"input_tokens": 0, "output_tokens": 0}
 _INPUT_TOKENS: Final = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_INPUTS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")  # blocks whose input comes as JSON text
+_INPUTS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")  # blocks whose input arrives as JSON text
 _ERRORS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -33,11 +33,11 @@ _ERRORS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""What the API calls an error of this status. Others are an `invalid_request_error`, from 500 on an `api_error`."""
+"""The API's error type for each status. Others are `invalid_request_error`, or `api_error` from 500 on."""
 
 
 def read_body(body: bytes) -> Replies:
-    """Return what a body says; raises ValueError where it is no JSON."""
+    """Read a body. Raises ValueError if it is not JSON."""
     data = read(body)
     if not is_object(data) or not is_array(content := data.get("content")):
         return Replies(messages=(), finish_reasons=(), usage=None, model=None, error=_error_in(data))
@@ -52,14 +52,14 @@ def read_body(body: bytes) -> Replies:
 
 
 def _ids(message: JsonObject) -> tuple[str, ...]:
-    """Return the id by which a later request can name a reply, if the provider keeps that in a thread."""
+    """Return the id by which a later request can name a reply, if the provider keeps it in a thread."""
     return tuple(filter(None, [as_text(message.get("id"))]))
 
 
 def usage_of(usage: Any) -> JsonObject | None:
-    """Return the usage in the form of Chat Completions; how much was written to a cache for an hour stays beside it.
+    """Return a usage in the format of Chat Completions, with `cache_creation`: it shows what was cached for an hour.
 
-    `prompt_tokens` is None where nothing is said of the input: then the cost is not known.
+    `prompt_tokens` is None if the input was not reported. Then the cost is unknown.
     """
     if not is_object(usage):
         return None
@@ -82,7 +82,7 @@ def usage_of(usage: Any) -> JsonObject | None:
 
 
 class _Block(Struct, kw_only=True):
-    """A content block as far as it has come. Texts come in pieces: adding to a long one must not copy it each time."""
+    """A content block as far as it has arrived. Texts are kept in pieces, so that adding to a long one is cheap."""
 
     fields: JsonObject
     texts: dict[str, list[str]] = {}
@@ -118,11 +118,11 @@ class _Block(Struct, kw_only=True):
 
 
 class MessageReader:
-    """Folds the events of one stream into a reply."""
+    """Merges the events of one stream into a reply."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
-        self.stop: str | None = None  # why it ended; None while that was not said
+        self.stop: str | None = None  # why it ended; None until that is reported
         self.spent: JsonObject = {}  # the usage in the API's own form
         self._model: str | None = None
         self._ids: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ class MessageReader:
             block.ended = True
 
     def _spend(self, usage: Any) -> None:
-        """Take what a later event says of the usage: its numbers are those of the whole reply."""
+        """Merge the usage of a later event. Its numbers are totals of the whole reply."""
         if is_object(usage):
             self.spent |= {name: value for name, value in usage.items() if value is not None}
 
@@ -204,7 +204,7 @@ def _error_in(data: Any) -> str | None:
 
 
 def error_words(body: bytes) -> str | None:
-    """Return the words of an error answer; None where it is no JSON object with an `error`."""
+    """Return the message of an error answer; None if it is not a JSON object with an `error`."""
     try:
         return _error_in(orjson.loads(body))
     except orjson.JSONDecodeError:
@@ -212,11 +212,11 @@ def error_words(body: bytes) -> str | None:
 
 
 def error_body(error: PalimpsestError) -> JsonObject:
-    """Return an error of the proxy's as the API would say it."""
+    """Return an error of the proxy's in the API's format."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     told: JsonObject = {"type": kind, "message": error.message}
     told |= {name: value for name, value in (("param", error.param), ("code", error.code)) if value is not None}
-    if error.code == THREAD_NOT_FOUND:  # where SDKs look: they begin a new thread with the whole history
+    if error.code == THREAD_NOT_FOUND:  # SDKs look here; they then begin a new thread with the whole history
         told["details"] = {"error_code": THREAD_NOT_FOUND}
     return {"type": "error", "error": told}
 
@@ -227,8 +227,8 @@ def error_body(error: PalimpsestError) -> JsonObject:
 def made_answer(
     reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
-    """Return content type and body of an answer with this reply, for which nothing was spent."""
-    del created, usage  # the API tells no time, and always the usage
+    """Return content type and body of an answer with this reply and a usage of zero."""
+    del created, usage  # the API reports no time, and always reports usage
     answer: JsonObject = {
         "id": f"msg_{exchange}",
         "type": "message",
@@ -245,7 +245,7 @@ def made_answer(
 
 
 def events_of(answer: JsonObject) -> list[JsonObject]:
-    """Return the data of the events by which a whole answer is streamed."""
+    """Return the data of the events that stream a complete answer."""
     opened: JsonObject = {**answer, "content": [], "stop_reason": None}
     events: list[JsonObject] = [{"type": "message_start", "message": opened}]
     for index, block in enumerate(answer["content"]):
@@ -264,5 +264,5 @@ def events_of(answer: JsonObject) -> list[JsonObject]:
 
 
 def named_event(data: JsonObject) -> bytes:
-    """Return an event with this data, under the name that the API gives it."""
+    """Return an event with this data, named by its type."""
     return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), write(data))

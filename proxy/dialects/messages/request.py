@@ -1,6 +1,6 @@
-"""A request for a message beside its bytes, and the body that goes upstream.
+"""Parses a Messages request and composes the body that goes upstream.
 
-The system prompt, a text or blocks, is read as one instruction: {"role": "system", "content": …}.
+The system prompt, a string or blocks, is read as one instruction: {"role": "system", "content": …}.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from proxy.dialects.messages.message import MARK, MessagesMessage, blocks_of, is
 from proxy.errors import InvalidRequest
 
 MANAGED: Final = "context_management is left to the provider: what it edits there is not in the plan"
-"""What the receipt says of a request that has the provider trim, too."""
+"""The receipt's note about a request that also makes the provider trim."""
 
 _KNOWN: Final = KnownMessages()
-"""A memo of what follows from texts alone."""
+"""A cache of facts that depend on a message's text alone."""
 _ELSEWHERE: Final = "This is a body for {}: send it there. At /v1/messages the Messages API of Anthropic is spoken."
-_OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions, which this API has not
+_OF_CHAT: Final = frozenset({"developer", "tool", "function"})  # roles of Chat Completions that this API does not have
 
 _UNBOUND: Final = re.compile(r"claude-(?:3|[a-z]+-4)\b")
-"""Names of older models: they take their thinking back behind any history."""
+"""Names of older models, which accept their thinking after any history."""
 
 
 def parse_messages_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:  # noqa: ARG001 - read whole
@@ -43,7 +43,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
     if type(limit) is not int:
         raise wrong_type("max_tokens", "an integer", limit)
     system, thread = values.pop("system", None), values.get("thread")
-    # The reply from which a message thread goes on. The provider holds the thread's system prompt, tools and messages.
+    # The reply that a message thread continues. The provider holds the thread's system prompt, tools and messages.
     state = as_text(as_object(thread).get("previous_message_id"))
     if not (system is None or isinstance(system, str) or is_array(system)):
         raise wrong_type("system", "a string, or an array of text blocks", system)
@@ -51,11 +51,11 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
         **common,
         instructions=(MessagesMessage(b'{"role":"system","content":%b}' % fields["system"]),) if system else (),
         messages=messages,
-        wants_usage=True,  # it always comes
+        wants_usage=True,  # usage is always included
         reply_tokens=limit if limit > 0 else None,
         replies=tuple([at for at, each in enumerate(facts) if each.role == "assistant"]),
         has_own_fields=any([each.has_own_fields for each in facts]),
-        # Switched on in the older way, in which a reply amid a tool loop begins with thinking.
+        # The older way to enable thinking. With it, a reply in the middle of a tool loop begins with thinking.
         keeps_loop=as_object(values.get("thinking")).get("type") == "enabled",
         binds_loop=_UNBOUND.search(common["model"]) is None,
         untouched=bool(state) or as_object(thread).get("type") == "continue",
@@ -67,7 +67,7 @@ def parse_messages_request(body: bytes, before: Request | None = None, kept: int
 
 
 def _manages(asked: Any) -> bool:
-    """Tell whether the provider is to edit anything. Claude Code asks it at each request to keep all thinking."""
+    """Tell whether the provider is asked to edit anything. Claude Code always sends an edit that keeps all thinking."""
     edits = as_object(asked).get("edits")
     return bool(asked) and not (is_array(edits) and all(as_object(each).get("keep") == "all" for each in edits))
 
@@ -77,7 +77,7 @@ def compose(
     *,
     instructions: Sequence[Message] | None = None,
     messages: Sequence[Message] | None = None,
-    add_usage: bool = False,  # noqa: ARG001 - it always comes
+    add_usage: bool = False,  # noqa: ARG001 - usage is always included
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,  # noqa: ARG001 - the API has none
     cache_newest: bool = False,
@@ -85,11 +85,11 @@ def compose(
 ) -> bytes:
     """Return the body to send; see `RequestSide.compose`.
 
-    A system message that leads goes to the system prompt. Where messages change, cache marks stand where the client's
-    own do, and they are never more than the API takes. `cache_newest` has the provider mark the newest message of a
-    history that has a reply, where the client marks nothing: so its messages stay as they are.
+    If messages change, leading system messages are moved to the system prompt, and the client's cache marks are
+    restored, up to the maximum of the API. `cache_newest` lets the provider mark the newest message, if the client
+    marks nothing and the history has a reply. The messages themselves then stay unchanged.
     """
-    changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
+    changes: dict[str, bytes | None] = {}  # new texts; None removes the field
     lead = request.instructions if instructions is None else tuple(instructions)
     sent = request.messages if messages is None else tuple(messages)
     if request.has_own_fields or messages is not None:
@@ -108,9 +108,10 @@ def compose(
 
 
 def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]) -> tuple[Message, ...]:
-    """Return changed messages with the client's cache marks: on what came with one, and was rewritten without.
+    """Return changed messages with the client's cache marks restored where rewriting removed them.
 
-    Stored messages have those of earlier requests; of all marks, as many stay as the API takes, the newest.
+    Stored messages carry marks of earlier requests. If there are more marks than the API accepts, the oldest
+    are removed first. Messages that are exactly as the client sent them lose theirs last.
     """
     own = [message for message in cast("Sequence[MessagesMessage]", request.messages) if message.has_marks]
     moved = {answered: mark for message in own if (mark := message.mark()) for answered in message.answered[:1]}
@@ -138,7 +139,7 @@ def _remarked(request: Request, sent: Sequence[Message], lead: Sequence[Message]
 
 
 def _leaves_marks(request: Request, sent: Sequence[Message]) -> bool:
-    """Tell whether a request whose client marks nothing has a reply in it, and room for one more mark."""
+    """Tell whether the client marks nothing, the messages hold a reply, and one more mark fits."""
     own = cast("Sequence[MessagesMessage]", (*request.instructions, *request.messages))
     if marks_beside(request.fields) or any(message.has_marks for message in own):
         return False
@@ -147,7 +148,7 @@ def _leaves_marks(request: Request, sent: Sequence[Message]) -> bool:
 
 
 def _system_of(instructions: Sequence[Message]) -> bytes:
-    """Return the system prompt that says what these do: the very text of one, several one after another."""
+    """Return the system prompt for these instructions: one keeps its text, several are joined."""
     if len(instructions) == 1:
         return RawFields(instructions[0].raw)["content"]
     contents: list[Any] = [message.data.get("content") for message in instructions]

@@ -1,7 +1,7 @@
-"""Responses: its items, requests, replies and streams, and the rules that they keep."""
+"""Responses: its items, requests, replies and streams, and their rules."""
 
 from __future__ import annotations
 
 from proxy.dialects.responses.protocol import RESPONSES
 
-DIALECT = RESPONSES  # the name under which `dialect_named` finds it
+DIALECT = RESPONSES  # `dialect_named` looks it up under this name

@@ -1,13 +1,13 @@
-"""The canonical form of an entry: the bytes by which it is recognised when it comes back. It is never sent.
+"""The canonical form of an entry: the bytes by which a resent entry is recognised. It is never sent.
 
-What clients change without meaning anything by it is left out:
+It leaves out what clients change without changing the meaning:
 
-    everywhere     ids of items, `status`, key order; null, "", [], {} and a missing field are one; marks for caches
-    content        one part of text is that text; of a text part only the text counts
+    everywhere     ids of items, `status`, key order and cache marks. null, "", [], {} and a missing field are the same
+    content        a single text part is the same as its text; other fields of a text part are ignored
     role           `developer` is `system`
-    turns          how texts are split into parts and messages, and white space around them; where texts and calls
-                   stand among each other; arguments count as JSON, not as text. Reasoning (also as `<think>…</think>`
-                   before the text), what the provider ran itself and references do not count where text or calls remain
+    turns          how texts are split into parts and messages, white space around them, and the order of texts and
+                   calls are ignored. Arguments are compared as JSON. Reasoning (also as `<think>…</think>` before the
+                   text), items that the provider ran itself, and references are ignored if text or calls remain
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _item(item: JsonObject) -> JsonObject:
 
 
 def _content(value: Any) -> Any:
-    """Return the form of a content: a lone part of text is its text, several parts stay several."""
+    """Return the form of a content. A single text part becomes its text; several parts stay separate."""
     if not is_array(value):
         return value
     parts = [_part(part) for part in value]

@@ -1,12 +1,12 @@
-"""One entry of a Responses conversation: an item, or all that the model wrote in a row.
+"""One entry of a Responses conversation: a single item, or everything that the model wrote in a row.
 
     {"type": "message", "role": "user", "content": …}         an item, as it arrived
     {"type": "function_call_output", "call_id": …}            a tool result
-    {"type": "turn", "items": [reasoning, message, calls …]}  one turn of the model's: its items, each with its bytes
+    {"type": "turn", "items": [reasoning, message, calls …]}  one turn of the model: its items, each with its bytes
     {"type": "instructions", "role": "system", "content": …}  the field `instructions` of a request
 
-A turn is one entry, since its items belong together: a reasoning item may not stand without the item after it, and
-parallel calls are answered together. Only the last two forms are this proxy's own; neither goes upstream.
+A model's turn is one entry because its items belong together: a reasoning item may not stand without the item after
+it, and parallel calls are answered together. The last two forms are the proxy's own. They never go upstream.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ CALLS: Final = {
     "tool_search_call": "tool_search_output",
     _APPROVAL: "mcp_approval_response",
 }
-"""Items that the client answers, with the type of the answer; `is_call` tells of those that the provider may answer."""
+"""Calls that the client may answer, with the type of the result. `is_call` excludes those that the provider answers."""
 RESULTS: Final = frozenset(CALLS.values())
 _FIXED: Final = frozenset({"computer_call_output", "tool_search_output", "mcp_approval_response"})
-"""Results in whose place no text may stand."""
+"""Results whose output cannot be replaced by a text."""
 _MORE_THAN_TEXT: Final = _FIXED | {"shell_call_output", "apply_patch_call_output"}
-"""Results of which a text does not tell all: that of a command or a patch has a field for how it ended."""
+"""Results that hold more than a text. Those of a command or a patch have a field for how it ended."""
 _IMAGE: Final = "image_generation_call"  # its `result` is an image in base64
 _HOSTED: Final = frozenset(
     {
@@ -70,28 +70,28 @@ _HOSTED: Final = frozenset(
         *("mcp_list_tools", "tool_search_call", "tool_search_output", "program", "program_output"),
     }
 )
-"""What the provider runs itself: the items hold call and result."""
+"""Items that the provider runs itself; they hold call and result."""
 _COMPACTIONS: Final = frozenset({"compaction", "compaction_summary"})
-_NAMED: Final = _COMPACTIONS | {"message", "item_reference"}  # items that are known by their ids
+_NAMED: Final = _COMPACTIONS | {"message", "item_reference"}  # items that are recognised by their ids
 _LASTING: Final = _COMPACTIONS | {"additional_tools", "configuration_update"}
-_LASTING_MARKS: Final = (b'"compaction', b'"additional_tools"', b'"configuration_update"')  # what the text of one holds
+_LASTING_MARKS: Final = (b'"compaction', b'"additional_tools"', b'"configuration_update"')  # in the text of such items
 MODEL_MADE: Final = frozenset({*CALLS, *_HOSTED, *_COMPACTIONS, "reasoning", "item_reference"})
 _OF_CLIENTS: Final = frozenset({"additional_tools", "configuration_update", "compaction_trigger"})
-"""Items that a client puts in, and may give an id."""
-_NAMED_BY: Final = ("call_id", "approval_request_id")  # where a result says what it answers
-_REPLIED: Final = 4  # items at most of a reply that is looked for at the end of a turn
+"""Items that the client adds, possibly with an id."""
+_NAMED_BY: Final = ("call_id", "approval_request_id")  # fields in which a result names the call that it answers
+_REPLIED: Final = 4  # maximum items of a reply that is looked for at the end of a turn
 _ARGUMENTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 _UNTOLD: Final = ("type", "id", "call_id", "status", "encrypted_content")
-"""Fields of an item that tell a reader nothing."""
+"""Fields of an item that are not shown to a reader."""
 _TEXTS: Final = ("input_text", "output_text", "text")
-_STREAMS: Final = ("stdout", "stderr")  # what a command of a shell wrote
-_GIVEN: Final = ("action", "actions", "operation")  # where a call of a tool that has no name says what to do
+_STREAMS: Final = ("stdout", "stderr")  # the output of a shell command
+_GIVEN: Final = ("action", "actions", "operation")  # the fields for the arguments of a call whose tool has no name
 _IMAGES: Final = ("input_image", "computer_screenshot")
-_HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # where a part may hold what it is about
+_HELD: Final = ("image_url", "file_url", "file_id", "filename", "file_data")  # may hold a part's data or its address
 
 
 def kind_of(item: JsonObject) -> str:
-    """Return the type of an item; a message, and a reference, may leave it out."""
+    """Return the type of an item. Messages and references may leave it out."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -99,9 +99,9 @@ def kind_of(item: JsonObject) -> str:
 
 
 def is_by_model(item: JsonObject) -> bool:
-    """Tell whether the model wrote an item. A reference mostly names one that it wrote.
+    """Tell whether the model wrote an item. A reference usually names an item that it wrote.
 
-    Of a type that is not known here, that is what has an id, and no output as results have.
+    An item of an unknown type counts as the model's if it has an id, and no output as results have.
     """
     kind = kind_of(item)
     if kind == "message":
@@ -114,7 +114,7 @@ def is_by_model(item: JsonObject) -> bool:
 
 
 def is_call(item: JsonObject) -> bool:
-    """Tell whether an item is for the client to answer. A search for tools is the provider's, unless it says so."""
+    """Tell whether an item is a call for the client. A tool search is the provider's unless the item says otherwise."""
     kind = kind_of(item)
     return kind in CALLS and (kind != "tool_search_call" or item.get("execution") == "client")
 
@@ -122,7 +122,7 @@ def is_call(item: JsonObject) -> bool:
 def is_output(item: JsonObject) -> bool:
     """Tell whether an item is the client's answer to a call.
 
-    The provider answers searches for tools, and commands of a shell in its containers: those outputs come with an id.
+    The provider answers tool searches, and shell commands in its own containers. Its shell outputs have an id.
     """
     kind = kind_of(item)
     if kind == "tool_search_output":
@@ -131,11 +131,11 @@ def is_output(item: JsonObject) -> bool:
 
 
 def call_id_of(item: JsonObject) -> str:
-    """Return the id by which a call is answered, or the one that a result answers; "" without."""
+    """Return the id by which a call is answered, or the id that a result answers; "" if there is none."""
     name = item.get("id") if kind_of(item) == _APPROVAL else None
     for field in _NAMED_BY if name is None else ():
         name = name or item.get(field)
-    if kind_of(item) == "local_shell_call_output":  # SDKs know it by an `id`, which is that of the call
+    if kind_of(item) == "local_shell_call_output":  # SDKs put the call's id into `id`
         name = name or item.get("id")
     return as_text(name)
 
@@ -146,11 +146,11 @@ def turn_of(raws: Iterable[bytes]) -> bytes:
 
 
 class _Slot(Struct, frozen=True, kw_only=True):
-    """Where text, or something in its place, stands: a content part, or a whole content that is a string."""
+    """Where a text, or another value in its place, stands: a content part, or a whole content that is a string."""
 
-    item: int  # place of the item in the entry
+    item: int  # index of the item in the entry
     field: str
-    part: int | None  # place among the content parts; None where the content is a string
+    part: int | None  # index among the content parts; None if the content is a string
     value: Any  # the part, or the string
 
 
@@ -180,7 +180,7 @@ class Item(Message):
 
     @property
     def kind(self) -> str:
-        """The type of the item; `TURN` for a turn of the model's."""
+        """The type of the item; `TURN` for a turn of the model."""
         return kind_of(self.data)
 
     @property
@@ -207,16 +207,16 @@ class Item(Message):
 
     @property
     def parted(self) -> Sequence[tuple[Item, Item]]:
-        """The turn as two, at each place where its last items may be a reply to a request that ended amid it.
+        """The turn split in two at each place where its last items may be a reply that continued it.
 
-        A request may end with a text of the model's; the client then sends that and the reply back as one turn.
+        Example: a request ends with a text of the model. The client then sends the text and the reply back as one turn.
         """
         raws = self.raws if len(self.texts) > 1 and self.data.get("type") == TURN else []
         return [(Item(turn_of(raws[:at])), Item(turn_of(raws[at:]))) for at in range(1, len(raws))[-_REPLIED:]]
 
     @property
     def programs(self) -> tuple[Collection[str], Collection[str]]:
-        """The ids of programs of the provider's that it begins and does not end, and of those that it is part of."""
+        """Ids of the provider's programs that it begins without ending them, and of those that it is a part of."""
         if b'"program' not in self.raw:
             return (), ()
         begun = [item.get("call_id") for item in self.items if kind_of(item) == "program"]
@@ -225,7 +225,7 @@ class Item(Message):
         return [name for name in _texts(begun) if name not in ended], _texts([*ended, *callers])
 
     def continued(self, reply: Message) -> Message | None:
-        del reply  # it is found by `parted`
+        del reply  # `parted` finds it
         return None
 
     @property
@@ -239,7 +239,7 @@ class Item(Message):
         )
 
     def keeping(self, changed: Callable[[Placed], bytes | None]) -> Item:
-        """Return it with the text that `changed` gives for each item; None leaves the item out of a turn."""
+        """Return it with each item's text replaced by what `changed` returns. None removes the item from a turn."""
         placed = [
             Placed(at=at, raw=raw, item=item) for at, (raw, item) in enumerate(zip(self.raws, self.items, strict=True))
         ]
@@ -264,7 +264,7 @@ class Item(Message):
 
     @property
     def slots(self) -> tuple[_Slot, ...]:
-        """Where its text stands, in order."""
+        """Where its texts stand, in order."""
         if self._slots is None:
             self._slots = tuple(_slots(self.items, of_turn=self.data.get("type") == TURN))
         return self._slots
@@ -289,7 +289,7 @@ class Item(Message):
 
     @property
     def placed_calls(self) -> tuple[tuple[int, Call], ...]:
-        """The calls that the client answers, each with the place of its item."""
+        """The calls for the client, each with the index of its item."""
         if self._placed_calls is None:
             self._placed_calls = tuple(_calls(self.items))
         return self._placed_calls
@@ -307,9 +307,9 @@ class Item(Message):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Those of its calls, of its messages, and of what it refers to; or of the call that it answers.
+        """The ids of its calls, messages and references, or of the call that it answers.
 
-        And what a compaction holds: after it, a client may send nothing else that came here.
+        Also the content of a compaction: after one, a client may send nothing else that passed through here.
         """
         named = [item.get("id") for item in self.items if kind_of(item) in _NAMED]
         if self.is_lasting:
@@ -326,7 +326,7 @@ class Item(Message):
 
     @property
     def display_text(self) -> str:
-        said: dict[tuple[int, int], list[str]] = {}  # the parts of a message are one text, but for a refusal
+        said: dict[tuple[int, int], list[str]] = {}  # the parts of a message are one text; a refusal is separate
         for at, slot in enumerate(self.slots):
             refusals = _refusals([slot])
             place = (slot.item, at if refusals else -1)
@@ -352,7 +352,7 @@ class Item(Message):
             else:
                 texts.append(_text_in(slot.value) or ("" if _is_text(slot.value) else write(slot.value).decode()))
         items = self.items
-        for at, call in self.placed_calls:  # a call to be approved holds the other one as its fields
+        for at, call in self.placed_calls:  # an approval request holds the call to approve in its own fields
             texts += [write(items[at]).decode()] if kind_of(items[at]) == _APPROVAL else [call.name, call.arguments]
         for item in self._closed():
             text, held = _written(item)
@@ -382,7 +382,7 @@ class Item(Message):
         return [_line_of(items[at]) if kind_of(items[at]) == _APPROVAL else line for (at, _), line in pairs]
 
     def _closed(self) -> Iterator[JsonObject]:
-        """Yield the items that are not read field by field: they count, and are told, as they are written."""
+        """Yield the items that are not read field by field. They are counted and shown as JSON."""
         answered = {at for at, _ in self.placed_calls}
         of_turn = self.data.get("type") == TURN
         for at, item in enumerate(self.items):
@@ -408,7 +408,7 @@ class Item(Message):
         return self.keeping(lambda each: said if each.at == places[0] else None if each.at in places else each.raw)
 
     def _saying(self, text: str) -> Item:
-        """Return one item with another text; it stays where none may stand. How commands ended stays too."""
+        """Return a single item with another text, or unchanged if it cannot hold one. How commands ended stays too."""
         kind, output = self.kind, self.data.get("output")
         if kind in _FIXED:
             return self
@@ -479,10 +479,10 @@ class Item(Message):
         return made.keeping(_as_input)
 
     def without_reasoning(self) -> Item | None:
-        """Return a turn without reasoning items, and what hangs on them.
+        """Return a turn without its reasoning items and what depends on them.
 
-        An item that followed one may only be sent with its id if the reasoning is there too; what the provider ran
-        itself cannot be sent without an id, and goes along.
+        An item after a reasoning item may be sent with its id only if the reasoning is sent too. Items that the
+        provider ran itself cannot be sent without an id, so they are removed as well.
         """
         if self.facts is not None and self.facts.role != "assistant":
             return self
@@ -510,7 +510,7 @@ class Item(Message):
         return made.with_paired_reasoning() if made is not self and made.items else self
 
     def with_paired_reasoning(self) -> Item:
-        """Return it without reasoning items that no item of the model's follows: these are refused."""
+        """Return it without reasoning items that are not followed by another of its items: the API refuses them."""
         items = self.items
         following = [kind_of(item) for item in items[1:]] + ["reasoning"]
 
@@ -520,7 +520,7 @@ class Item(Message):
         return self.keeping(paired) if any(kind_of(item) == "reasoning" for item in items) else self
 
     def _with_slots(self, new: Mapping[int, Any]) -> Item:
-        """Return it with new values at these places of `slots`; None takes a part away."""
+        """Return it with new values at these indexes of `slots`. None removes a part."""
         by_item: dict[int, dict[int, Any]] = {}
         for place, slot in enumerate(self.slots):
             if place in new:
@@ -540,11 +540,11 @@ class Item(Message):
 
 
 _KNOWN_SHAPES: Final = frozenset({"message", INSTRUCTIONS, "reasoning", *CALLS, *RESULTS})
-"""Types of items whose text is read field by field; others count as they are written."""
+"""Types of items whose text is read field by field. Others are counted as JSON."""
 
 
 def role_of(data: JsonObject) -> str:
-    """Return the role of an entry: `tool` for a result, "" for what is nobody's words."""
+    """Return the role of an entry: `tool` for a result, "" if it has no role."""
     kind = kind_of(data)
     if kind == TURN:
         return "assistant"
@@ -593,14 +593,14 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_of_shell(value: Any) -> TypeGuard[JsonObject]:
-    """Tell whether a part is what a command of a shell wrote."""
+    """Tell whether a part is the output of a shell command."""
     return is_object(value) and "type" not in value and any(name in value for name in _STREAMS)
 
 
 def _with_text(part: Any, text: str) -> Any:
     if _is_of_shell(part):
         return part | {"stdout": text, "stderr": ""}
-    # Annotations say at which characters of the text sources stand.
+    # The positions in annotations would not fit the new text.
     changed: JsonObject = {"text": text} | ({"annotations": []} if "annotations" in part else {})
     return {**part, **changed} if is_object(part) else text
 
@@ -618,13 +618,13 @@ def _texts(values: Iterable[Any]) -> list[str]:
 
 
 def _summary(item: JsonObject) -> list[str]:
-    """Return the texts of a reasoning item: its summary and, of open models, what was thought."""
+    """Return the texts of a reasoning item: its summary, and for open models the reasoning itself."""
     parts = [part for name in ("summary", "content") for part in as_array(item.get(name))]
     return [text for part in parts if isinstance(text := as_object(part).get("text"), str)]
 
 
 def _says(item: JsonObject) -> bool:
-    """Tell whether an item holds anything beside calls and reasoning."""
+    """Tell whether an item holds anything other than calls and reasoning."""
     kind = kind_of(item)
     if kind == "message":
         content = item.get("content")
@@ -634,7 +634,7 @@ def _says(item: JsonObject) -> bool:
 
 
 def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
-    hosted = {call_id_of(item) for item in items if kind_of(item) in RESULTS}  # the provider answered them
+    hosted = {call_id_of(item) for item in items if kind_of(item) in RESULTS}  # calls that the provider answered
     for at, item in enumerate(items):
         kind = kind_of(item)
         if not is_call(item) or (hosted and call_id_of(item) in hosted):
@@ -650,12 +650,12 @@ def _calls(items: Sequence[JsonObject]) -> Iterator[tuple[int, Call]]:
 
 
 def _marks(item: JsonObject) -> list[str]:
-    """Return what no other item of the model's has, as far as it is known: some clients leave ids out."""
+    """Return values that probably no other item of the model has. There may be none: some clients leave ids out."""
     return _texts([item.get("id"), item.get("encrypted_content")])
 
 
 def is_whole(item: JsonObject) -> bool:
-    """Tell whether an item of a reply that broke off can be sent back."""
+    """Tell whether an item of an interrupted reply is complete enough to be sent back."""
     kind = kind_of(item)
     if not is_call(item):
         return True
@@ -665,14 +665,14 @@ def is_whole(item: JsonObject) -> bool:
 
 
 def _as_input(each: Placed) -> bytes:
-    """Return an item of a reply as a request takes it: reasoning has no status there, and nothing is null."""
+    """Return a reply's item in the form that requests use: reasoning has no status there, and no null fields."""
     if each.kind != "reasoning":
         return each.raw
     return without_fields(each.raw, [name for name, value in each.item.items() if value is None or name == "status"])
 
 
 def _written(item: JsonObject) -> tuple[str, int]:
-    """Return the JSON text of an item that is not read field by field, without the images in it; and their number."""
+    """Return the JSON text of an item without its images, and their number. For items not read field by field."""
     if kind_of(item) == _IMAGE and isinstance(item.get("result"), str):
         text, held = written({**item, "result": ""})
         return text, held + 1
@@ -680,7 +680,7 @@ def _written(item: JsonObject) -> tuple[str, int]:
 
 
 def _line_of(item: JsonObject) -> str:
-    """Return what a reader is told of such an item: its type, and what it holds beside ids."""
+    """Return the line that stands for such an item in a text for a reader: its type and its fields other than ids."""
     kind = kind_of(item)
     untold = (*_UNTOLD, "result") if kind == _IMAGE else _UNTOLD
     left = {name: value for name, value in item.items() if name not in untold and value is not None}
@@ -694,7 +694,7 @@ def _attachment(place: int, part: JsonObject) -> Attachment:
 
 
 def _described(held: Any) -> str:
-    """Return what is known of an image or a file: its type and size, or its address."""
+    """Describe an image or a file: its type and size, or its URL."""
     if not isinstance(held, str):
         return "no address"
     head, comma, data = held.partition(",")

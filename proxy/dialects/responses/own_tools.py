@@ -1,10 +1,10 @@
-"""The proxy's own tools: offered beside the client's, and their calls taken out of what the client is shown.
+"""The proxy's own tools: offers them beside the client's, and removes their calls from the replies that clients see.
 
-The client sees one response. It has what all rounds said: without the calls, and without a reasoning item right
-before one.
+The client sees one response with the items of all rounds, except the calls of the proxy's tools and a reasoning item
+right before such a call.
 
-Of a stream an item is shown, or not, from its first event on, which names the tool. Where something was left out,
-the events after it are numbered anew.
+In a stream, the first event of an item names the tool. It decides whether the item is shown. After a removed item,
+later events are renumbered.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from proxy.dialects.sse import Event
 
 # ------------------------------------------------------------------------------------- the offer
 
-_LEAVES_ROOM: Final = (None, "auto", "required")  # what `tool_choice` says where the model may call any tool
+_LEAVES_ROOM: Final = (None, "auto", "required")  # values of `tool_choice` with which the model may call any tool
 
 
 def leaves_room(request: Request) -> bool:
-    """Tell whether a request may get tools: not one that chooses a tool itself or none, or is answered later."""
+    """Tell whether the proxy may add its tools.
+
+    It may not if the request forces a certain tool, forbids tools, or is answered in the background.
+    """
     told = request.parameters
     return told.get("tool_choice") in _LEAVES_ROOM and told.get("background") is not True
 
 
 def add_tools(tools: bytes | None, own: Sequence[ToolDefinition]) -> ToolOffer:
-    """Return the client's tools with these behind them."""
+    """Return the client's tools followed by the proxy's."""
     return offer(tools, own, _definition, function_of=lambda tool: tool if tool.get("type") == "function" else None)
 
 
 def _definition(tool: ToolDefinition, strict: bool) -> bytes:
-    """Return the JSON text of a tool. What is not called strict is so by default."""
+    """Return the JSON text of a tool. `strict` is always included, because it defaults to true."""
     named = {"type": "function", "name": tool.name, "description": tool.description}
     return orjson.dumps({**named, "parameters": schema_of(tool, strict=strict), "strict": strict})
 
@@ -58,7 +61,7 @@ def _definition(tool: ToolDefinition, strict: bool) -> bytes:
 
 
 class ItemRound(Struct, kw_only=True, eq=False):
-    """One answer of the upstream's."""
+    """One answer of the upstream."""
 
     names: Collection[str]  # the proxy's tools
     turn: Item = Item(turn_of([]))
@@ -80,7 +83,7 @@ class ItemRound(Struct, kw_only=True, eq=False):
 
     @property
     def calls(self) -> OwnCalls:
-        """The calls, told apart, each of the proxy's with what a request needs: an id, and a JSON object."""
+        """Its calls, separated. The proxy's are completed for resending: an id, and arguments as a JSON object."""
         ours = [at for at, item in enumerate(self.turn.items) if self.is_own(item)]
         broken = {at for at in ours if self.cut and not is_whole(self.turn.items[at])}
         taken = [call.id for call in self.turn.calls]
@@ -110,7 +113,7 @@ def _has_text(raws: Sequence[bytes]) -> bool:
 
 
 def _message(text: str, response: Any) -> JsonObject:
-    """Return an output item of our own, for the end of a response."""
+    """Return an output item of the proxy's own for the end of a response."""
     return {
         "type": "message",
         "id": f"msg_proxy_{as_text(as_object(response).get('id'))[-32:]}",
@@ -124,13 +127,13 @@ def _message(text: str, response: Any) -> JsonObject:
 
 
 class ItemBodyFilter(BodyFilter[ItemRound]):
-    """One reply on its way to the client, made of bodies that each hold one round of it."""
+    """Filters one reply on its way to the client. Each body holds one round of it."""
 
     _as_chat = staticmethod(usage_of)
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
-        self._said: list[bytes] = []  # what the rounds before this one showed
+        self._said: list[bytes] = []  # the items that earlier rounds showed
         self._body = b""
         self._round = ItemRound(names=names)
         self.last = self._round.turn
@@ -171,27 +174,27 @@ class ItemBodyFilter(BodyFilter[ItemRound]):
 
 
 class ItemStreamFilter(StreamFilter[ResponseReader]):
-    """One streamed reply on its way to the client, event by event."""
+    """Filters one streamed reply on its way to the client, event by event."""
 
     _as_chat = staticmethod(usage_of)
 
     def __init__(self, names: Collection[str], hides_usage: bool) -> None:
         super().__init__(names)
-        del hides_usage  # usage is always told
+        del hides_usage  # usage is always shown
         self.reply = ResponseReader()
         self._said: list[bytes] = []
         self._round = ItemRound(names=self._names)
         self._begin()
-        self._shown_items = 0  # items of all rounds that the client was shown
+        self._shown_items = 0  # items of all rounds that the client has seen
         self._number = 0  # the `sequence_number` of the next event
-        self._changed = False  # whether anything was left out
-        self._response: JsonObject = {}  # the last response as upstream gave it
-        self._ours: list[JsonObject] = []  # items of our own making
+        self._changed = False  # whether anything was removed
+        self._response: JsonObject = {}  # the last response object of the upstream
+        self._ours: list[JsonObject] = []  # items of the proxy's own
 
     def _begin(self) -> None:
         self._said += self._round.shown.raws
-        self._reply = ResponseReader()  # all that the round says
-        self._places: dict[int, int | None] = {}  # where the client was shown each item of the round; None: not at all
+        self._reply = ResponseReader()  # the whole round, including what is hidden
+        self._places: dict[int, int | None] = {}  # each item's index as the client sees it; None: hidden
         self._round = ItemRound(names=self._names)
         self.ended = False
         self._end = self._closing = b""
@@ -276,7 +279,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
             self._round.turn = found[0]
 
     def _closed(self, event: Event | None, data: JsonObject) -> bytes:
-        """Return the event that ends the stream: with what the client was shown."""
+        """Return the event that ends the stream, with the output that the client has seen."""
         if event is not None and not self._changed and not self.rounds:
             self.reply.take(event)
             return event.raw
@@ -286,7 +289,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         return self._show(event, {**data, "response": told})
 
     def _made(self, text: str) -> bytes:
-        """Return events of our own making, which say `text`."""
+        """Return events of the proxy's own that carry `text`."""
         self.said = self._changed = True
         item = _message(text, self._response)
         self._ours.append(item)
@@ -295,7 +298,7 @@ class ItemStreamFilter(StreamFilter[ResponseReader]):
         return b"".join([self._show(None, {"type": name, **data}) for name, data in item_events(place, item)])
 
     def _show(self, event: Event | None, data: JsonObject) -> bytes:
-        """Note an event, and return it as the client is shown it."""
+        """Record an event, and return it in the form for the client."""
         number = data.get("sequence_number")
         if event is not None and not self._changed and not self.rounds:
             self._number = number + 1 if isinstance(number, int) else self._number + 1

@@ -1,17 +1,16 @@
-"""The rules of the Responses API about calls and reasoning, the repair of what breaks them, and the API as a dialect.
+"""The rules of the Responses API about calls and reasoning, the repair of violations, and the API as a dialect.
 
-    - A call has a `call_id`, and no other call of its turn has the same one.
+    - A call has a `call_id` that no other call of its turn has.
     - Each call is answered before the model's next turn, by one output of its own type. Other items may stand between.
-      A call with `async: true` may be answered at any time later, or not yet.
-    - A reasoning item is followed by another item of the model's.
+      A call with `async: true` may be answered at any later time, or not yet.
+    - A reasoning item is followed by another item of the model.
     - No two items have the same id.
 
 Source: the API's error messages ("No tool output found for function call …", "No tool call found for function call
 output with call_id …", "Item 'rs_…' of type 'reasoning' was provided without its required following item.",
 "Duplicate item found with id …").
 
-A reference (`item_reference`) may stand for a call or for a result, so where a turn holds one, its results are left
-as they are.
+A reference (`item_reference`) may stand for a call or a result. So if a turn holds one, its results are left unchanged.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from proxy.dialects.responses.canonical import canonical
 from proxy.dialects.responses.items import Item, Placed, call_id_of, is_call, kind_of, turn_of
 
 _FILLED: Final = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-"""Calls for which a result can be made up."""
+"""Calls for which a result can be made up, and the type of that result."""
 _NOT_THEIR_OWN: Final = frozenset({"item_reference", "local_shell_call_output"})
-"""Items whose `id` is, or may be, that of another one."""
+"""Items whose `id` is, or may be, the id of another item."""
 
 
 class ItemProblem(StrEnum):
@@ -57,17 +56,17 @@ class ItemProblem(StrEnum):
 
 
 class _ItemWalk(RulesWalk):
-    """A missing result is put in, everything else that breaks the rules is left out."""
+    """Repairs entries: inserts missing results, and leaves out everything else that breaks the rules."""
 
     def __init__(self, entries: Sequence[Item]) -> None:
         super().__init__()
         self._ids: set[str] = set()
-        self._open: dict[str, str] = {}  # the calls that wait for a result, with the type of that
-        self._running: dict[str, str] = {}  # the same of calls for whose results the model does not wait
-        self._known: Collection[str] = ()  # the calls of the last turn
+        self._open: dict[str, str] = {}  # the calls that wait for a result, and its type
+        self._running: dict[str, str] = {}  # the same for `async` calls, whose results the model does not wait for
+        self._known: Collection[str] = ()  # the ids of the last turn's calls
         self._answered: set[str] = set()
         self._refers = False
-        self._last = 0  # how many entries stood after the last turn and its results
+        self._last = 0  # length of `messages` after the last turn and its results
         for at, entry in enumerate(entries):
             if entry.role == "assistant":
                 self._fill(at)
@@ -121,7 +120,7 @@ class _ItemWalk(RulesWalk):
             self._last = len(self.messages)
 
     def _fill(self, at: int) -> None:
-        """Put in a text for each result that did not come before the next turn."""
+        """Insert a text for each result that is missing before the next turn."""
         missing = [result(name, kind, NO_RESULT) for name, kind in self._open.items()]
         self.problems += [(max(0, at - 1), ItemProblem.MISSING) for _ in missing]
         self.messages[self._last : self._last] = missing
@@ -129,7 +128,7 @@ class _ItemWalk(RulesWalk):
         self._open = {}
 
     def _unique(self, at: int, entry: Item) -> Item:
-        """Return an entry without the ids that stand before it already."""
+        """Return an entry without the ids that earlier items already have."""
 
         def unique(each: Placed) -> bytes | None:
             name = each.item.get("id")
@@ -198,7 +197,7 @@ class ResponsesDialect(Dialect):
         return canonical(cast("Item", message))
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
-        # A turn, and all up to the last of its results before the next turn.
+        # A span is a turn and everything up to its last result before the next turn.
         found: list[Span] = []
         position = number = 0
         while position < len(messages):

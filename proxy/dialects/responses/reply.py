@@ -1,7 +1,7 @@
-"""What a response says, whether it came as one body or as a stream of events.
+"""Reads a response, from one body or from a stream of events.
 
-Of a stream the last event holds the whole response, which counts. Until it comes, finished items count as they are
-(`response.output_item.done`), and those under way by their deltas.
+The last event of a stream holds the whole response, and that counts. Until it arrives, finished items count as they are
+(`response.output_item.done`), and unfinished items by their deltas.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from proxy.dialects.jsontext import FIELDS, ITEMS, as_array, as_object, as_text,
 from proxy.dialects.responses.items import Item, kind_of, turn_of
 from proxy.dialects.sse import Event, EventDecoder
 
-DONE: Final = "completed"  # the status of a whole response, and of one that calls tools
+DONE: Final = "completed"  # the status of a complete response, also of one that calls tools
 ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
-"""Names of the events that end a stream. `[DONE]` is what some servers send."""
+"""Names of the events that end a stream. Some servers send `[DONE]`."""
 OPENINGS: Final = ("response.created", "response.in_progress", "response.queued")
 WHOLE: Final = ("response.completed", "response.incomplete", "response.failed")
-"""Types of the events that hold the whole response at its end."""
+"""Types of the events that hold the complete response at the end of a stream."""
 _RUNNING: Final = ("queued", "in_progress")
 _UNFINISHED: Final = (*_RUNNING, "cancelled")
 _DELTAS: Final = {
@@ -31,29 +31,29 @@ _DELTAS: Final = {
     "response.function_call_arguments.delta": ("", "arguments"),
     "response.custom_tool_call_input.delta": ("", "input"),
 }
-"""Events that add to an item: the type of the content part, or "" for a field of the item, and the field's name."""
+"""Events that add to an item, with the type of the content part ("" for a field of the item) and the field's name."""
 
 
 def read_body(body: bytes) -> Replies:
-    """Return what a body says; raises ValueError where it is no JSON."""
+    """Read a body. Raises ValueError if it is not JSON."""
     data = as_object(read(body))
     return _replies(data, _output_of(body, data))
 
 
 def _output_of(body: bytes, data: JsonObject) -> list[bytes]:
-    """Return the texts of the output items of a response, as they stand there where that can be told."""
+    """Return the texts of a response's output items, with their original bytes if possible."""
     output = as_array(data.get("output"))
     try:
         raws = [bytes(each) for each in ITEMS.decode(FIELDS.decode(body)["output"])]
         if all(is_object(each) for each in map(orjson.loads, raws)):
             return raws
-    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: from orjson, or not UTF-8
         pass
     return [Item.as_stored(item).raw for item in output if is_object(item)]
 
 
 def _replies(data: JsonObject, output: list[bytes]) -> Replies:
-    """Return what a response object says, which may be empty, with the texts of its items."""
+    """Return the content of a response object (which may be empty), given the texts of its output items."""
     status = data.get("status")
     error = words_of(data.get("error"))
     if error is None and status in _UNFINISHED:
@@ -83,7 +83,7 @@ def _ids(data: JsonObject, output: list[bytes]) -> tuple[str, ...]:
 
 
 def usage_of(usage: Any) -> JsonObject | None:
-    """Return a usage in the form of Chat Completions."""
+    """Return a usage in the format of Chat Completions."""
     if not is_object(usage):
         return None
     told: JsonObject = {
@@ -97,7 +97,7 @@ def usage_of(usage: Any) -> JsonObject | None:
 
 
 def opening_error(text: bytes) -> bytes | None:
-    """Return the body of the error that a stream begins with; "" where it begins with none, None if not told yet."""
+    """Return the body of the error that a stream begins with: empty if there is none, None if not known yet."""
     for event in EventDecoder().feed(text):
         data = event.value
         told = as_object(data)
@@ -111,16 +111,16 @@ def opening_error(text: bytes) -> bytes | None:
 
 
 class ResponseReader:
-    """Folds the events of one stream into a reply."""
+    """Merges the events of one stream into a reply."""
 
     def __init__(self) -> None:
-        self._response: JsonObject = {}  # the response as the last event that held it gave it
+        self._response: JsonObject = {}  # the response object of the last event that held one
         self._output: list[bytes] = []
         self._done: dict[int, bytes] = {}  # finished items
-        self._begun: dict[int, JsonObject] = {}  # items under way
-        self._pieces: dict[int, dict[tuple[int, str], list[str]]] = {}  # by item: the deltas of each part and kind
+        self._begun: dict[int, JsonObject] = {}  # unfinished items
+        self._pieces: dict[int, dict[tuple[int, str], list[str]]] = {}  # for each item the deltas of each part and kind
         self._error: Any = None
-        self._opened: str | None = None  # the id under which it began
+        self._opened: str | None = None  # the id of the response in the first event that held one
         self._ended = False
 
     def take(self, event: Event) -> bool:
@@ -158,7 +158,7 @@ class ResponseReader:
         found = _replies(self._response, self._output or self._items())
         reasons = found.finish_reasons if self._ended else tuple([None for _ in found.finish_reasons])
         error = words_of(self._error) if self._error is not None else found.error if self._ended else None
-        # Of others a provider makes no more than it has sent.
+        # Without `background`, the provider does nothing more after the end of the stream.
         later = found.later and self._response.get("background") is True
         ids = found.ids
         if self._opened is not None and self._opened not in ids:
@@ -189,11 +189,11 @@ class ResponseReader:
 
 
 def _member(raw: bytes, name: str, value: JsonObject) -> bytes:
-    """Return the text of a member of an object as it stands there, where that can be told."""
+    """Return the text of a member of an object, with its original bytes if possible."""
     try:
         text = bytes(FIELDS.decode(raw)[name])
         orjson.loads(text)
-    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: of orjson, or no UTF-8
+    except (msgspec.DecodeError, ValueError, KeyError, RecursionError):  # ValueError: from orjson, or not UTF-8
         return Item.as_stored(value).raw
     return text
 
@@ -215,19 +215,19 @@ _REQUIRED: Final[JsonObject] = {
     "tool_choice": "auto",
     "tools": [],
 }
-"""Fields that the API requires of every response, and that say nothing here. SDKs read them without asking."""
+"""Fields that the API requires in every response and that carry no information here. SDKs read them unchecked."""
 
 
 def answer_id(exchange: str) -> str:
-    """Return the id of an answer of our own."""
+    """Return the id of an answer of the proxy's own."""
     return f"resp_{exchange}"
 
 
 def made_answer(
     reply: Message, *, exchange: str, created: int, model: str, stream: bool, usage: bool
 ) -> tuple[bytes, bytes]:
-    """Return content type and body of an answer with this reply; `created` is in seconds since 1970."""
-    del usage  # it is always told
+    """Return content type and body of an answer with this reply. `created` is in seconds since 1970."""
+    del usage  # it is always included
     items = reply.items if isinstance(reply, Item) else []
     output = [_output_item(item, place) for place, item in enumerate(items)]
     response: JsonObject = {
@@ -252,7 +252,7 @@ def made_answer(
 
 
 def _output_item(item: JsonObject, place: int) -> JsonObject:
-    """Return an item as a response has it. A client may have sent its own form of it: without id, status and parts."""
+    """Return an item in the form of a response. A client may have sent its own form: without id, status and parts."""
     whole: JsonObject = {"id": f"item_{place}", "status": DONE, **{k: v for k, v in item.items() if v is not None}}
     if kind_of(item) != "message":
         return whole
@@ -263,7 +263,7 @@ def _output_item(item: JsonObject, place: int) -> JsonObject:
 
 
 def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:
-    """Return the events, name and data of each, that tell of one whole output item."""
+    """Return the events (name and data) that stream one complete output item."""
     at: JsonObject = {"output_index": place, "item_id": item.get("id")}
     begun: JsonObject = {**item, "status": "in_progress"}
     events: list[tuple[str, JsonObject]] = []
@@ -289,7 +289,7 @@ def item_events(place: int, item: JsonObject) -> list[tuple[str, JsonObject]]:
 
 
 def event_of(name: str, data: JsonObject) -> bytes:
-    """Return an event of a stream."""
+    """Return one event of a stream."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), write(data))
 
 
@@ -297,7 +297,7 @@ def event_of(name: str, data: JsonObject) -> bytes:
 
 
 def error_event(body: bytes) -> bytes:
-    """Return the event that ends a broken stream. SDKs look for `error`, others for the fields beside it."""
+    """Return the event that ends a broken stream. SDKs read `error`; other clients read the fields beside it."""
     error = as_object(read(body)).get("error")
     told = error if is_object(error) else {"message": words_of(error), "code": None, "param": None}
     beside = {name: told.get(name) for name in ("code", "message", "param")}

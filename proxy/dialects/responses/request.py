@@ -1,4 +1,4 @@
-"""A request for a response beside its bytes, and the body that goes upstream."""
+"""Parses a Responses request and composes the body that goes upstream."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from proxy.dialects.responses.items import (
 from proxy.errors import InvalidRequest
 
 STATE_FIELDS: Final = ("previous_response_id", "conversation")
-"""Fields that name a state which the provider keeps: the request says only what is new."""
+"""Fields that name a state at the provider. A request with one of them sends only what is new."""
 LATER: Final = "made in the background: its output is stored once the client fetches it"
-"""What is said of a request whose reply comes later."""
+"""The receipt's note about a request whose reply comes later."""
 _LISTED: Final = "input"
 _KNOWN: Final = KnownMessages()
-"""A memo of what follows from texts alone."""
+"""A cache of facts that depend on a text alone."""
 
 
 def parse_responses_request(body: bytes, before: Request | None = None, kept: int = 0) -> Request:
     """Read a request; see `RequestSide.parse`."""
-    del before, kept  # nothing is taken over: `Request.ends` is empty
+    del before, kept  # not supported: `Request.ends` is empty
     try:
         fields = RawFields(body)
         given = fields.get(_LISTED, b"null")
@@ -76,7 +76,7 @@ def parse_responses_request(body: bytes, before: Request | None = None, kept: in
 
 
 def _input(fields: RawFields, given: bytes, items: Sequence[msgspec.Raw], values: Mapping[str, Any]) -> list[bytes]:
-    """Return the texts of the items of a request, checked; a text alone is a user's message."""
+    """Return the texts of the request's items, after checking `input`. A string is a user's message."""
     if given.startswith(b'"'):
         value_of(_LISTED, given)
         return [b'{"type":"message","role":"user","content":%b}' % given]
@@ -128,7 +128,7 @@ def _check(item: Any, param: str) -> None:
             raise wrong_type(f"{param}.{name}", "a string", item[name])
     if not kind_of(item):
         raise missing(f"{param}.type", "Give each item a type, or a role.")
-    if kind_of(item) in {TURN, INSTRUCTIONS}:  # these are forms of our own
+    if kind_of(item) in {TURN, INSTRUCTIONS}:  # forms of the proxy's own
         raise InvalidRequest(f"Invalid value: '{item['type']}'.", param=f"{param}.type", code="invalid_value")
     content = item.get("content")
     if isinstance(content, (bool, int, float)):
@@ -136,7 +136,7 @@ def _check(item: Any, param: str) -> None:
 
 
 def _with_facts(raw: bytes) -> Item:
-    """Return the entry with this text, and what is known of it; a text that was read before is not read again."""
+    """Return the entry with this text and its facts. A known text is not read again."""
     facts, data = _KNOWN.recall([raw])[0], None
     if facts is None:
         entry = Item(raw)
@@ -165,7 +165,7 @@ def _request(
         **common,
         instructions=instructions,
         messages=messages,
-        wants_usage=True,  # it always comes
+        wants_usage=True,  # usage is always included
         reply_tokens=limit if type(limit) is int and limit > 0 else None,
         replies=tuple([at for at, each in enumerate(messages) if each.role == "assistant"]),
         has_own_fields=any([each.facts is None or each.facts.has_own_fields for each in (*instructions, *messages)]),
@@ -179,9 +179,9 @@ def _request(
 
 
 def resolved(request: Request, replies: Sequence[Message]) -> Request:
-    """Return a request with items of these replies in the place of the references to them.
+    """Return a request with its references replaced by the items of these replies that they name.
 
-    It is placed and trimmed as if the client had sent the items. Where nothing of it is changed, its bytes are sent.
+    It is placed and trimmed as if the client had sent the items. If nothing changes, the client's own bytes are sent.
     """
     items = [each for reply in cast("Sequence[Item]", replies) for each in zip(reply.items, reply.raws, strict=True)]
     held = {name: raw for item, raw in items if isinstance(name := item.get("id"), str)}
@@ -205,12 +205,12 @@ def compose(
     add_usage: bool = False,
     drop_fields: Collection[str] = (),
     cache_key: str | None = None,
-    cache_newest: bool = False,  # noqa: ARG001 - its caches find the newest message themselves
+    cache_newest: bool = False,  # noqa: ARG001 - providers of this API find the newest message themselves
     tools: bytes | None = None,
 ) -> bytes:
     """Return the body to send; see `RequestSide.compose`."""
-    del add_usage  # usage always comes
-    changes: dict[str, bytes | None] = {}  # new texts; None: the field goes
+    del add_usage  # usage is always included
+    changes: dict[str, bytes | None] = {}  # new texts; None removes the field
     lead = request.instructions if instructions is None else instructions
     sent = tuple(
         [message.without_own_fields() for message in (*lead, *(request.messages if messages is None else messages))]
@@ -231,9 +231,9 @@ def compose(
 
 
 def _without_unkept(message: Message) -> Message | None:
-    """Return an entry as it may be sent where the provider keeps nothing: reasoning needs its encrypted content.
+    """Return an entry in a form for a provider that keeps nothing: reasoning needs its encrypted content.
 
-    What is stored came from requests of which some may have been kept.
+    Stored entries may come from requests that the provider did keep.
     """
     if not isinstance(message, Item) or message.role != "assistant":
         return message
@@ -242,7 +242,7 @@ def _without_unkept(message: Message) -> Message | None:
 
 
 def _state_of(values: Mapping[str, Any]) -> str:
-    """Return the id of the state from which a request goes on; "" without one."""
+    """Return the id of the state that a request continues; "" if there is none."""
     previous, conversation = (values.get(name) for name in STATE_FIELDS)
     return as_text(previous or (conversation.get("id") if is_object(conversation) else conversation))
 
@@ -252,5 +252,5 @@ def _ids(items: Sequence[JsonObject]) -> tuple[str, ...]:
 
 
 def _is_kept(item: JsonObject) -> bool:
-    """Tell whether an item stands for what the provider keeps: a reference, or reasoning without its content."""
+    """Tell whether an item depends on what the provider keeps: a reference, or reasoning without encrypted content."""
     return kind_of(item) == "item_reference" or (kind_of(item) == "reasoning" and not item.get("encrypted_content"))
