@@ -1,8 +1,8 @@
-"""Whether the store can be used: opened by a failure, closed again within a second of the store's return.
+"""Circuit breaker of the store: a failure opens it, and it closes within a second after the store is back.
 
-While the circuit is open, nobody asks the store: everybody hears at once why. It opens where something fails, and where
-the store answers neither a caller nor a probe in time. Then it probes the store again and again; once that answers,
-what waits in the spool is stored, and the circuit closes.
+While the circuit is open, calls fail at once with the reason and do not reach the store. It opens on a failure, or if
+the store answers neither a caller nor a probe in time. Then it probes the store repeatedly. Once the store answers, the
+waiting records of the spool are stored, and the circuit closes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from proxy.store.database import Tasks, log_seldom
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 
-SLOW_SECONDS: Final = 2.0  # how long a caller waits for the store before somebody looks whether it answers at all
-PROBE_SECONDS: Final = 0.8  # how long a probe may take
+SLOW_SECONDS: Final = 2.0  # once a caller has waited this long for the store, the store is probed
+PROBE_SECONDS: Final = 0.8  # timeout of a probe
 _PAUSE_SECONDS: Final = 0.25  # between two probes
 _REPEAT_SECONDS: Final = 30.0
-"""How long it is not logged again that the circuit opened, unless it stays open. A store that answers probes and fails
-others (a damaged page, say) opens it again and again."""
+"""An opening of the circuit is logged at most this often, unless it stays open. A store that answers probes but fails
+other calls (because of a damaged page, for example) opens it again and again."""
 
 FROZEN: Final = (
     f"The store cannot be used. It did not answer within {PROBE_SECONDS:g} s: look for a lock, or a slow disk."
@@ -35,20 +35,20 @@ _BROKEN: Final = "The store cannot be used. What waits in the spool cannot be st
 Probe: TypeAlias = Callable[[], Awaitable[None]]
 """Writes and reads; raises `StoreUnavailable`."""
 Drain: TypeAlias = Callable[[], Awaitable[bool]]
-"""Stores what waits in the spool; returns whether nothing waits any more, or raises `StoreUnavailable`."""
+"""Stores the waiting records of the spool; returns whether the spool is empty, or raises `StoreUnavailable`."""
 
 
 class Circuit:
-    """Guards the store of one process."""
+    """The circuit breaker of one process."""
 
     def __init__(self, probe: Probe, is_busy: Callable[[], bool]) -> None:
-        """Begin closed. `is_busy` tells whether the store is at work on something long for this process."""
-        self.down: StoreUnavailable | None = None  # why the store is not asked; None while it is
-        self.returns = False  # whether it answers again, and what waits is being stored
+        """Begin closed. `is_busy` tells whether the store is in a long write of this process."""
+        self.down: StoreUnavailable | None = None  # why the circuit is open; None while it is closed
+        self.returns = False  # whether the store answers again, and the spool is being stored
         self.drain: Drain | None = None
         self.waiting: dict[asyncio.Timeout, float] = {}
-        """Those who wait for the store, and since when; the first has waited longest."""
-        self.watched = False  # whether `watch` is to be called
+        """The timeouts of the waiting callers, and since when each waits; the longest wait is first."""
+        self.watched = False  # whether a call of `watch` is scheduled
         self._probe = probe
         self._is_busy = is_busy
         self._tasks = Tasks()
@@ -56,11 +56,11 @@ class Circuit:
         self._probed: tuple[float, StoreUnavailable | None] = (-1.0, None)
         self._recovering: asyncio.Task[None] | None = None
         self._closed_again = asyncio.Event()
-        self._told_at = -inf  # when it was logged last that it opened
-        self._is_told = False  # whether this opening was logged
+        self._told_at = -inf  # when an opening was last logged
+        self._is_told = False  # whether the current opening was logged
 
     def watch(self) -> None:
-        """Look whether somebody has waited for long; if the store answers nobody, open."""
+        """Check whether a caller has waited too long. If so, probe the store, and open if it does not answer."""
         loop = asyncio.get_running_loop()
         since = next(iter(self.waiting.values()), None)
         self.watched = since is not None
@@ -77,7 +77,7 @@ class Circuit:
         asyncio.get_running_loop().call_later(SLOW_SECONDS, self.watch)
 
     async def suspect(self) -> None:
-        """Open if the store does not answer: silence counts the second time, since a busy machine is slow too."""
+        """Probe the store, and open if it fails. It takes two timeouts in a row, because a busy machine is slow too."""
         for _ in range(2):
             found = await self.health(0.0)
             if found is None or self._is_busy():
@@ -89,7 +89,7 @@ class Circuit:
         self.open(found)
 
     def open(self, why: StoreUnavailable) -> None:
-        """Open the circuit, for all who wait too."""
+        """Open the circuit. The waiting callers time out at once."""
         if self.down is not None:
             return
         now = asyncio.get_running_loop().time()
@@ -99,7 +99,7 @@ class Circuit:
         self.down = why
         self._closed_again.clear()
         for limit in self.waiting:
-            if not limit.expired():  # or else it has been told
+            if not limit.expired():  # an expired one cannot be rescheduled
                 limit.reschedule(now)
         try:
             self._recovering = self._tasks.start(self._recover())
@@ -111,11 +111,11 @@ class Circuit:
         self._is_told, self._told_at = True, now
 
     def reason(self, otherwise: str) -> str:
-        """Return why the store is not asked, in words; `otherwise` where it is asked."""
+        """Return the message of the reason if the circuit is open, else `otherwise`."""
         return otherwise if self.down is None else self.down.message
 
     async def closes(self, seconds: float) -> bool:
-        """Wait until the circuit is closed again; return whether it is."""
+        """Wait until the circuit closes, for at most `seconds`; return whether it did."""
         try:
             async with asyncio.timeout(seconds):
                 await self._closed_again.wait()
@@ -124,7 +124,7 @@ class Circuit:
         return True
 
     async def health(self, age: float) -> StoreUnavailable | None:
-        """Return why the store cannot be used, None where it can: as it was found `age` seconds ago at most."""
+        """Return why the store cannot be used, or None if it can. The result of a probe is reused for `age` seconds."""
         now = asyncio.get_running_loop().time()
         at, found = self._probed
         if at >= 0 and now - at <= age:
@@ -150,14 +150,14 @@ class Circuit:
             found = why
         except TimeoutError:
             found = StoreUnavailable(FROZEN)
-        except Exception as why:  # noqa: BLE001 - whatever it is, the store cannot be used
+        except Exception as why:  # noqa: BLE001 - any error means that the store cannot be used
             _LOG.exception("the store could not be probed")
             found = StoreUnavailable(f"The store cannot be used. {type(why).__name__}: {why}")
         self._probed = asyncio.get_running_loop().time(), found
         return found
 
     async def _recover(self) -> None:
-        refuses = False  # whether it answers probes, and stores nothing: nobody waits for it then
+        refuses = False  # whether the store answers probes but fails to store the spool; then no caller waits for it
         while True:
             found = await self.health(0.0)
             self.returns = found is None and not refuses
@@ -169,7 +169,7 @@ class Circuit:
                 except StoreUnavailable as why:
                     log_seldom(logging.WARNING, f"what waits in the spool could not be stored: {why}")
                     refuses, found = True, why
-                except Exception as why:  # noqa: BLE001 - nobody else would close the circuit
+                except Exception as why:  # noqa: BLE001 - this task must go on: nothing else closes the circuit
                     log_seldom(logging.ERROR, "".join(traceback.format_exception(why)).strip())
                     refuses, found = True, StoreUnavailable(_BROKEN)
             self.down = found or self.down

@@ -1,8 +1,8 @@
-"""Moves sessions from the tables of the old layout, which held plain text, into those of this version.
+"""Moves sessions from the tables of the old layout, which held plain text, to those of the current layout.
 
-Migration 13 puts the old tables aside, as `old_…`. A session is moved in one transaction: copied, compared by its
-export, and deleted from the old tables. So whoever is killed goes on at the next start, and any number of processes may
-do it at once. Migration 14 drops the old tables.
+Migration 13 renames the old tables to `old_…`. Each session is moved in one transaction: it is copied, the copy is
+compared with the original, and the original is deleted. A conversion that was interrupted therefore continues at the
+next start, and any number of processes may convert at the same time. Migration 14 drops the old tables.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ OLD_TABLES: Final = (
     *("sessions", "session_rollups", "instructions", "bodies", "nodes", "exchanges", "evidence", "pending", "cuts"),
     *("provider_ids", "forms", "hidden", "summaries", "leases"),
 )
-"""Every table that a session has rows in, its own row first."""
+"""Every table with rows of a session, `sessions` first."""
 _SINCE: Final = {"cuts": {"base"}, "forms": {"text"}}
-"""Columns that the old tables do not have. Of `pending` they have the names alone."""
+"""Columns that the old tables do not have. The old `pending` has only the columns in `_NAMES_ALONE`."""
 _NAMES_ALONE: Final = ("session", "id")
 _FORMS: Final = {"session": SESSION_NAME, "node": HASH_NAME, "body": HASH_NAME, "exchange": EXCHANGE_NAME}
-"""The packed columns of a table that later migrations drop; those of the others are what they are today."""
+"""The packed columns of `forms`, which a later migration drops. Those of the other tables are as in `schema`."""
 _ARRAYS: Final = frozenset(each.name for each in METADATA.tables["exchanges"].columns if each.type is HASH_NAMES)
 _CHANGED: Final = frozenset({"bodies", "cuts", "exchanges", "forms", "pending"})
-_AT_ONCE: Final = 500  # rows of one reading
+_AT_ONCE: Final = 500  # rows of one read
 _LEFT: Final = text("SELECT count(*) FROM old_sessions")
 _NEXT: Final = text("SELECT session FROM old_sessions ORDER BY session LIMIT 1")
 
 
 def _reflected(connection: StoreConnection | Connection, names: Iterable[str]) -> dict[str, Table]:
-    """Return tables as they are in the database, those of the new layout with the types of packed columns."""
+    """Reflect tables from the database. Packed columns of the new layout get their types."""
     found = MetaData()
 
     @event.listens_for(found, "column_reflect")
@@ -91,7 +91,7 @@ def left(connection: StoreConnection | Connection) -> int:
 
 
 def convert_some(connection: StoreConnection, seconds: float) -> int:
-    """Move sessions for about so long, at least one if there is one; return how many."""
+    """Move sessions for about `seconds`, but at least one if any is left; return how many."""
     deadline, count = time.monotonic() + seconds, 0
     layouts = _Layouts(connection)
     while count == 0 or time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def convert_some(connection: StoreConnection, seconds: float) -> int:
 
 
 class _Layouts:
-    """The tables of both layouts, by the names of the new ones."""
+    """The tables of both layouts, by their names in the new one."""
 
     def __init__(self, connection: StoreConnection | Connection) -> None:
         self._connection = cast("StoreConnection", connection)
@@ -113,7 +113,7 @@ class _Layouts:
         self._old = {name: aside[f"old_{name}"] for name in OLD_TABLES}
 
     def convert(self, key: str) -> None:
-        """Move a session; raises `StoreUnavailable`, and changes nothing, where the copy would differ."""
+        """Move a session. If the copy differs, raise `StoreUnavailable`; the transaction must then be rolled back."""
         for name in OLD_TABLES:
             for rows in () if name in _CHANGED else self._pages(self._old[name], key):
                 self._insert(name, rows)
@@ -154,8 +154,8 @@ class _Layouts:
             self._connection.execute(made, rows)
 
     def _convert_texts(self, key: str) -> None:
-        """Move texts; those that stand for stored messages in another form go to their forms."""
-        bodies: dict[str, str] = {}  # of nodes
+        """Move texts. A text that is another form of a stored message goes to `forms`."""
+        bodies: dict[str, str] = {}  # body name by node
         for rows in self._pages(self._old["nodes"], key):
             bodies |= {row["node"]: row["body"] for row in rows}
         named: set[str] = set(bodies.values())
@@ -179,7 +179,7 @@ class _Layouts:
             )
 
     def _convert_cuts(self, key: str) -> None:
-        """Move cuts, each as what differs from the one before it on its branch."""
+        """Move cuts. Each is stored as the difference from the previous one on its branch."""
         old = self._old["cuts"].c
         places = select(old.node, old.policy, old.agent).where(old.session == key)
         cuts = [tuple(row) for row in self._connection.execute(places.order_by(old.position, old.node))]
@@ -202,7 +202,7 @@ class _Layouts:
         return self._connection.execute(found).one_or_none()
 
     def _pages(self, table: Table, key: str) -> Iterator[list[dict[str, Any]]]:
-        """Give the rows of a session, some at a time."""
+        """Yield the rows of a session in pages."""
         order = list(table.primary_key.columns)
         found, after = select(table).where(table.c.session == key).order_by(*order).limit(_AT_ONCE), None
         while True:
@@ -214,17 +214,17 @@ class _Layouts:
                 return
             after = tuple(rows[-1][column.name] for column in order)
 
-    # ------------------------------------------------------------------------------------------ what is compared
+    # ------------------------------------------------------------------------------------------ compare
 
     def _old_records(self, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Give the old rows of a session, each with the name of its table."""
+        """Yield the old rows of a session, each with the name of its table."""
         for name, table in self._old.items():
-            for rows in self._pages(table, key) if name != "pending" else ():  # all are among the exchanges
+            for rows in self._pages(table, key) if name != "pending" else ():  # the old `exchanges` has them too
                 for row in rows:
                     yield name, row
 
     def _records(self, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Give the same of the new ones."""
+        """Yield the new rows of a session, converted back to the old layout, each with the name of its table."""
         for name, table in self._new.items():
             for rows in self._pages(table, key):
                 for row in rows:
@@ -270,7 +270,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digests(records: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[bytes]]:
-    """Return what tells records apart, by kind and in no order."""
+    """Return the sorted digests of the records of each kind, for comparison."""
     found: defaultdict[str, set[bytes]] = defaultdict(set)
     for kind, row in records:
         arrays = _ARRAYS if kind == "exchanges" else ()
@@ -284,7 +284,7 @@ def _digests(records: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list
 
 
 def make_old_tables(connection: Connection) -> None:
-    """Make the old tables, without rows: names and texts are plain in them."""
+    """Create the empty tables of the old layout, in which names and texts are plain."""
     aside = MetaData(naming_convention=METADATA.naming_convention)
     for name, table in _reflected(connection, OLD_TABLES).items():
         columns = [

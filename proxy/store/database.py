@@ -1,8 +1,9 @@
-"""What the store needs of a database: units of work, each all or nothing, and what a URL and an error mean.
+"""The interface to a database: atomic units of work, compiled statements, store URLs, and error translation.
 
-A unit is a plain function over a synchronous connection, so that one code serves every database. It may run again from
-its beginning, so it does nothing but read and write there. Statements are SQLAlchemy's (Core). On PostgreSQL the
-connection is SQLAlchemy's own, on SQLite one that is faster (see `sqlite`).
+A unit is a plain function that takes a synchronous connection, so that the same code serves every database. It may be
+run again from its beginning, so it must have no effect except on the database. Statements are SQLAlchemy Core. On
+PostgreSQL the connection is SQLAlchemy's own, or the driver's for short reads; on SQLite it is a faster one of ours
+(see `sqlite`).
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from proxy.store.records import Exchange
 _LOG: Final = logging.getLogger("palimpsest.store")
 _CONNECT_SECONDS: Final = 10
 
-Row: TypeAlias = Any  # a named tuple: its values by place, by name of the column, and all of them by `_asdict()`
+Row: TypeAlias = Any  # a named tuple of the columns
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Values by name for one execution, or such values for each of several."""
+"""Values by name for one execution, or a sequence of them for several executions."""
 
 
 class Rows(Protocol):
-    """What a statement returned; taken once, by one of these ways."""
+    """The result of a statement. It can be consumed once, by one of these methods."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
@@ -54,34 +55,34 @@ class Rows(Protocol):
         ...
 
     def one_or_none(self) -> Row | None:
-        """Return the one row, None where there is none; raises MultipleResultsFound."""
+        """Return the only row, or None if there is none; raises MultipleResultsFound."""
 
     def scalars(self) -> Iterable[Any]:
         """Return the first value of every row."""
         ...
 
     def scalar_one_or_none(self) -> Any:
-        """Return the first value of the one row, None where there is none; raises MultipleResultsFound."""
+        """Return the first value of the only row, or None if there is no row; raises MultipleResultsFound."""
 
 
 class SqlDialect(Protocol):
-    """Which SQL is spoken."""
+    """The SQL dialect of a connection."""
 
     name: str  # `sqlite` or `postgresql`
 
 
 class StoreConnection(Protocol):
-    """A connection in a transaction, which belongs to whoever gave it."""
+    """A connection in a transaction. Whoever opened the transaction also ends it."""
 
     @property
     def dialect(self) -> SqlDialect:
-        """Which SQL is spoken."""
+        """The SQL dialect of the connection."""
         ...
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
-        """Execute a statement, once or once for each of several parameters.
+        """Execute a statement once, or once for each mapping of a sequence.
 
-        A statement that is run often is made once and kept: making one costs more than running it.
+        Build a frequent statement once and keep it: building one costs more than executing it.
         """
         ...
 
@@ -96,10 +97,10 @@ def _only_writes(statement: Executable) -> bool:
 
 
 class GatheringConnection:
-    """Gathers what writes, and executes what is for one statement together: before it reads, and at `flush`.
+    """Buffers writes, and executes all rows of one statement together: before the next read, and at `flush`.
 
-    A statement costs more than a row: SQLite's writer leaves and takes the interpreter's lock (GIL) at each. Whoever
-    writes through it does not depend on the order of writes.
+    A statement costs more than a row: SQLite's writer releases and takes the GIL for each. The order of
+    different statements may change, so callers must not depend on it.
     """
 
     def __init__(self, connection: StoreConnection) -> None:
@@ -109,11 +110,11 @@ class GatheringConnection:
 
     @property
     def dialect(self) -> SqlDialect:
-        """Which SQL is spoken."""
+        """The SQL dialect of the connection."""
         return self._connection.dialect
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
-        """Execute a statement at once if it returns rows, else later."""
+        """Execute a statement at once if it returns rows, otherwise later."""
         if parameters and _only_writes(statement):
             rows = [parameters] if isinstance(parameters, (dict, Mapping)) else parameters
             self._waiting.setdefault((statement, tuple(rows[0])), []).extend(rows)
@@ -122,64 +123,64 @@ class GatheringConnection:
         return self._connection.execute(statement, parameters)
 
     def flush(self) -> None:
-        """Execute what waits."""
+        """Execute the buffered writes."""
         waiting, self._waiting = self._waiting, {}
         for (statement, _), rows in waiting.items():
             self._connection.execute(statement, rows)
 
 
 class Database(Protocol):
-    """One database, open. Every method raises `StoreUnavailable` where it cannot be used."""
+    """An open database. Every method raises `StoreUnavailable` if the database cannot be used."""
 
     blocks: ClassVar[bool]
-    """Whether a `short` read holds up the event loop that asks for it, and so must be short indeed."""
-    in_order: ClassVar[bool]  # whether writes are run, and are durable, in the order in which they were submitted
+    """Whether a `short` read runs on the caller's event loop and blocks it, so that it must be very short."""
+    in_order: ClassVar[bool]  # whether writes run, and become durable, in the order of submission
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        """Run a unit that only reads. A `short` one takes a millisecond, and need not go to a thread."""
+        """Run a unit that only reads. A `short` one takes about a millisecond, and needs no thread."""
         ...
 
     async def write(self, unit: Unit[Result], *, durable: bool = True, again: bool = True) -> Result:
-        """Run a unit in a transaction, and return what it returned once that is durable.
+        """Run a unit in a transaction; return its result once it is durable.
 
-        Submitted writes complete even if the caller is cancelled. If the unit raises, nothing of it is kept. One that
-        need not be `durable` may be lost with the power, not with the process, until a later durable one returns.
-        `again`: it may run twice, where a lost connection may have taken its COMMIT along.
+        Submitted writes complete even if the caller is cancelled. If the unit raises, it is rolled back. Without
+        `durable`, the write survives the end of the process, but a loss of power only once a later durable write has
+        returned. `again`: the unit may be retried after a lost connection, although its COMMIT may have succeeded.
         """
         ...
 
     def start(self, exchange: Exchange) -> asyncio.Future[Any]:
-        """Begin or settle an exchange, together with those of other callers that wait; done when the future is.
+        """Begin or settle an exchange, together with those of other callers. The future resolves when it is done.
 
-        It is begun before it is settled, if the two are submitted in this order. Nothing is kept of one that fails; the
-        others are written without it.
+        If an opening is submitted before the settlement of its exchange, it is written first. An item that fails is
+        rolled back; the others are written without it.
         """
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether everybody waits for one long write of this process, which keeps probes waiting too."""
+        """Whether a long write of this process blocks all others, and probes too."""
         ...
 
     async def probe(self, unit: Unit[None], *, same: bool) -> None:
-        """Run a unit that writes and reads on a connection of its own, whatever the others do.
+        """Run a unit that writes and reads, on a separate connection.
 
-        `same`: the database must be the one that was opened. A file may have been deleted, or put back, meanwhile.
+        `same`: the database must be the one that was opened. A file may have been deleted or restored since then.
         """
 
     async def close(self) -> None:
-        """Finish what was submitted, and let go of the database."""
+        """Finish the submitted work, and close the database."""
 
 
 class Tasks:
-    """Work that is finished even if its caller is cancelled."""
+    """Runs work that completes even if its caller is cancelled."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run `work` in a task of its own; raises `StoreUnavailable` after `close`."""
+        """Run `work` in a new task; raises `StoreUnavailable` after `close`."""
         try:
             self.require_open()
         except StoreUnavailable:
@@ -188,7 +189,7 @@ class Tasks:
         return self.follow(work)
 
     def follow(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run what follows from work that is under way, or was submitted before: `close` waits for that too."""
+        """Run a follow-up of earlier work in a new task, even after `close` was called, which waits for it too."""
         task = asyncio.create_task(work)  # noqa: TID251 - the reference is kept, and `close` waits for it
         self._under_way.add(task)
         task.add_done_callback(self._done)
@@ -200,7 +201,7 @@ class Tasks:
             raise closed()
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Refuse new work, and wait for all running tasks."""
         self._closed = True
         while self._under_way:
             await asyncio.wait(set(self._under_way))
@@ -208,11 +209,11 @@ class Tasks:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # it is the caller's, who may have been cancelled: then nobody asks for it
+            task.exception()  # mark it as retrieved: a cancelled caller does not
 
 
 def tell(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-    """Tell a caller what became of its write; the log, if it was cancelled: the write is done all the same."""
+    """Resolve the future of a write. If the caller was cancelled, log the error instead, if there is one."""
     if future.done():
         if error is not None:
             log_seldom(logging.ERROR, f"a write failed after its caller was cancelled: {error}")
@@ -223,19 +224,19 @@ def tell(future: asyncio.Future[Any], result: Any, error: BaseException | None =
 
 
 def closed() -> StoreUnavailable:
-    """Return what is raised after the store was closed."""
+    """Return the error for use after the store was closed."""
     return StoreUnavailable("The store cannot be used. It is closed: the process stops, or has opened it anew.")
 
 
 class Unopened:
-    """Stands for a database that could not be opened yet."""
+    """Placeholder for a database that could not be opened yet. Every method but `close` raises."""
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
     is_busy: bool = False
 
     def __init__(self, why: StoreUnavailable) -> None:
-        """Raise `why` whatever is asked."""
+        """Raise `why` at every use."""
         self._why = why
 
     def _raise(self, *_: Any, **__: Any) -> Any:
@@ -244,25 +245,25 @@ class Unopened:
     read = write = start = probe = _raise
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 # --------------------------------------------------------------- statements, compiled once and run by the driver
-# SQLAlchemy's own way from a statement to its rows takes several times as long as the database does.
+# Executing a statement through SQLAlchemy takes several times as long as the database itself does.
 
 Values: TypeAlias = Mapping[str, Any]
 MakeRow: TypeAlias = Callable[[Sequence[Any]], Any]
 
-_named_tuple: Final[Any] = namedtuple  # noqa: PYI024 - for rows, whose names are known only at run time
+_named_tuple: Final[Any] = namedtuple  # noqa: PYI024 - the names of the columns are known only at run time
 
 
 class FetchedRows:
-    """What a statement returned, all of it fetched. Rows get their names when they are looked at."""
+    """The fetched rows of a statement. They are converted to named tuples when they are accessed."""
 
     __slots__ = ("_make", "_rows")
 
     def __init__(self, rows: Sequence[Sequence[Any]], make: MakeRow) -> None:
-        """Hold `rows` as the driver gave them; `make` makes of one what is given out."""
+        """Keep `rows` as the driver returned them; `make` converts one of them on access."""
         self._rows = rows
         self._make = make
 
@@ -274,7 +275,7 @@ class FetchedRows:
         return list(map(self._make, self._rows))
 
     def one_or_none(self) -> Any:
-        """Return the one row, None where there is none."""
+        """Return the only row, or None if there is none."""
         if len(self._rows) > 1:
             raise MultipleResultsFound("Multiple rows were found when one or none was required")
         return self._make(self._rows[0]) if self._rows else None
@@ -284,45 +285,44 @@ class FetchedRows:
         return [row[0] for row in map(self._make, self._rows)]
 
     def scalar_one_or_none(self) -> Any:
-        """Return the first value of the one row, None where there is none."""
+        """Return the first value of the only row, or None if there is no row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 NO_ROWS: Final = FetchedRows((), tuple)
-"""What a statement returned that returns nothing."""
+"""The result of a statement that returns no rows."""
 
 
 class CompiledStatement:
-    """A statement as a driver takes it."""
+    """A statement compiled for a driver."""
 
     def __init__(self, statement: Executable, columns: tuple[str, ...], dialect: Dialect) -> None:
-        """Compile it; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+        """Compile `statement`. `columns` are those that an INSERT or UPDATE sets; empty means all."""
         if not isinstance(statement, SelectBase | UpdateBase | TextClause):
             raise TypeError(f"{type(statement).__name__} is no statement that reads or writes rows")
         self.compiler: SQLCompiler = statement.compile(dialect=dialect, column_keys=list(columns) or None)
         self.binds: Mapping[str, BindParameter[Any]] = self.compiler.binds
         self.text = self.compiler.string
         self.order = tuple(self.compiler.positiontup or ())
-        """Names of the parameters in the order of their places in `text`."""
+        """Names of the parameters, in the order of their places in `text`."""
         self.lists = frozenset(name for name, bind in self.binds.items() if bind.expanding)
-        """Those of the parameters that are lists; `text` has SQLAlchemy's mark in their place."""
+        """Names of the parameters that are lists. `text` has SQLAlchemy's placeholder in their place."""
         self.fixed = {name: bind.effective_value for name, bind in self.binds.items() if not bind.required}
-        """Values that the statement itself holds."""
+        """Values that are part of the statement itself."""
         self.exported = list(statement.exported_columns) if isinstance(statement, ReturnsRows) else []
-        """The columns that it returns, as far as it says so."""
+        """The columns that the statement returns; empty if it does not declare them."""
         self.make: MakeRow | None = None
-        """Makes a row; None before the first execution, which tells the names of the columns."""
+        """Makes a row. None before the first execution, which yields the names of the columns."""
         self.converters: list[tuple[int, Callable[[Any], Any]]] = [
             (place, decode)
             for place, column in enumerate(self.exported)
             if (decode := decoder_of(column.type)) is not None
         ]
-        """Places of columns whose values the driver gives in another type, and what makes the right one of those that
-        are not NULL."""
+        """(place, convert) of each column whose values the driver returns in another type; NULL is not converted."""
 
     def maker(self, names: Sequence[str]) -> MakeRow:
-        """Return what makes a row with these names of columns, and keep it."""
+        """Return a function that makes rows with these column names, and keep it as `make`."""
         if self.exported and len(self.exported) != len(names):
             raise TypeError(f"the statement has {len(self.exported)} columns, and {len(names)} were returned")
         named: MakeRow = _named_tuple("Row", names, rename=True)._make
@@ -339,7 +339,7 @@ class CompiledStatement:
         return self.make
 
     def picker(self, order: Sequence[str]) -> Callable[[Values], Sequence[Any]]:
-        """Return what takes values out, in the order of their places, as the driver gets them."""
+        """Return a function that picks the values of the parameters in `order`, encoded for the driver."""
         pick, encoders, fixed = _picker(order), self.encoders(order), self.fixed
         if not encoders and not fixed:
             return pick
@@ -355,7 +355,7 @@ class CompiledStatement:
         return encoding
 
     def encoders(self, order: Sequence[str]) -> list[tuple[int, Callable[[str], bytes]]]:
-        """Return the places of the values that are encoded, and by what."""
+        """Return (place, encode) for each value that must be encoded."""
         kinds = [(place, encoder_of(self.binds[name].type)) for place, name in enumerate(order)]
         return [(place, encode) for place, encode in kinds if encode is not None]
 
@@ -386,7 +386,7 @@ Address: TypeAlias = SqliteFile | PostgresServer
 
 
 def address_of(url: str) -> Address:
-    """Read a store's URL. The password in it never gets into a message.
+    """Parse a store's URL. Its password never appears in a message.
 
     Behind PgBouncer or another pool that shares connections between transactions, add `?statement_cache_size=0`:
     prepared statements do not survive there.
@@ -397,7 +397,7 @@ def address_of(url: str) -> Address:
         raise ConfigurationError(f"store.url: {why}.") from why
     driver = POSTGRES_DRIVERS.get(parsed.drivername)
     if driver is None:
-        # Any driver may be named: the writer thread is ours, and speaks to SQLite itself.
+        # SQLite. Any driver name is accepted, because `sqlite3` is used in any case.
         return SqliteFile(path=Path(parsed.database or ""))
     return _asyncpg(parsed) if driver == "asyncpg" else _psycopg(parsed)
 
@@ -406,12 +406,12 @@ def _asyncpg(parsed: URL) -> PostgresServer:
     query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {"timeout": int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS)) or None}
     if "sslmode" in query:
-        options["ssl"] = query.pop("sslmode")  # libpq's word, in every hosted database's URL
+        options["ssl"] = query.pop("sslmode")  # libpq's option, in the URL of every hosted database
     if more := {name: query.pop(name) for name in sorted(LIBPQ_OPTIONS.intersection(query))}:
         options["dsn"] = f"postgresql://?{urlencode(more)}"
     if STATEMENT_CACHE in query:
         options["statement_cache_size"] = options["prepared_statement_cache_size"] = int(query.pop(STATEMENT_CACHE))
-        # The server connection may have been another client's a moment ago: no name may be taken twice.
+        # Another client may have just used the same server connection, so names must be unique.
         options["prepared_statement_name_func"] = lambda: f"palimpsest_{uuid4().hex}"
     return PostgresServer(url=parsed.set(drivername="postgresql+asyncpg", query=query), options=options)
 
@@ -427,7 +427,7 @@ def _psycopg(parsed: URL) -> PostgresServer:
         ) from why
     query: dict[str, Any] = dict(parsed.query)
     options: dict[str, Any] = {CONNECT_TIMEOUT: int(query.pop(CONNECT_TIMEOUT, _CONNECT_SECONDS))}
-    options["client_encoding"] = query.pop("client_encoding", "utf8")  # SQL_ASCII, a server's default, gives bytes
+    options["client_encoding"] = query.pop("client_encoding", "utf8")  # SQL_ASCII, some servers' default, gives bytes
     if int(query.pop(STATEMENT_CACHE, 1)) == 0:
         options["prepare_threshold"] = None
     try:
@@ -492,7 +492,7 @@ _TRY_AGAIN: Final = frozenset({"40001", "40P01"})
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise `StoreUnavailable` in place of what means just that; let every other error through."""
+    """Translate errors of an outage into `StoreUnavailable`; let every other error through."""
     try:
         yield
     except Exception as why:
@@ -503,7 +503,7 @@ def translated() -> Generator[None]:
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
-    """Return what to raise in place of `error`, and log what the driver said; None for an error of this program."""
+    """Return the `StoreUnavailable` for `error` and log the driver's message, or None if the error is the program's."""
     found = outage_of(error)
     if found is None:
         return None
@@ -513,12 +513,12 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
 
 
 def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
-    """Return (advice, cause) where an error shows that the store cannot be used; None where it is the program's."""
+    """Return (advice, cause) if the store cannot be used, or None if the error is the program's."""
     if isinstance(error, PoolTimeout):
         return ("Every connection to it is in use: look for slow queries, or for one that stands still.", error)
     if isinstance(error, DBAPIError):
         cause: BaseException | None = error.orig
-        # A pooler that has no server says so by a state which elsewhere is a fault of one statement.
+        # XX000 without a statement: a pooler has no server. With a statement, XX000 is a fault of that statement.
         refused = error.statement is None and getattr(cause, "sqlstate", None) == "XX000"
         if error.connection_invalidated or refused:
             return (_POSTGRES["08"], cause or error)
@@ -527,21 +527,21 @@ def outage_of(error: BaseException) -> tuple[str, BaseException] | None:
         return _sqlite(error)
     if isinstance(error, TimeoutError):
         return (_LATE, error)
-    if isinstance(error, OSError):  # the failures of sockets among them
+    if isinstance(error, OSError):  # includes socket errors
         return (_POSTGRES["08"], error)
-    state = getattr(error, "sqlstate", None)  # of PostgreSQL
+    state = getattr(error, "sqlstate", None)  # PostgreSQL
     if isinstance(state, str):
         advice = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
         return None if advice is None else (advice, error)
     if _is_failed_connection(error):
         return (_POSTGRES["08"], error)
-    if type(error.__cause__).__name__ == "ClientConfigurationError":  # of asyncpg, which is known by name
+    if type(error.__cause__).__name__ == "ClientConfigurationError":  # asyncpg, which may not be installed
         return ("The driver refuses an option of store.url: the log says which.", error)
     return None
 
 
 def is_worth_another_try(error: BaseException) -> bool:
-    """Tell whether the server ended the transaction only because of another one."""
+    """Tell whether the server aborted the transaction only because of another one (serialization, deadlock)."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _TRY_AGAIN
 
 
@@ -556,11 +556,11 @@ def _sqlite(error: sqlite3.Error) -> tuple[str, BaseException] | None:
 
 
 def _is_failed_connection(error: BaseException) -> bool:
-    """Tell whether a driver gave up a connection without a code of the server's.
+    """Tell whether a driver reports a failed connection without a SQLSTATE.
 
-    psycopg cannot connect: `OperationalError`; asyncpg loses a connection: `InterfaceError`, which it raises for wrong
-    use too, or `InternalClientError`, where that happens within a statement. SQLAlchemy raises errors of the same
-    names where it sets up a connection. The drivers are optional, so they are known by name.
+    If psycopg cannot connect, it raises `OperationalError`. If asyncpg loses a connection, it raises `InterfaceError`
+    (also raised for wrong use), or `InternalClientError` within a statement. SQLAlchemy raises errors of the same names
+    while it sets up a connection. The drivers are optional, so the classes are recognised by name.
     """
     kind = type(error)
     is_driver = not {"psycopg", "asyncpg"}.isdisjoint(kind.__module__.split("."))
@@ -570,18 +570,18 @@ def _is_failed_connection(error: BaseException) -> bool:
 
 
 def said(cause: BaseException) -> str:
-    """Return what the driver said, in one line. It may name hosts and is for the log only."""
-    kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # of "disk I/O error" there are thirty
+    """Return the driver's message in one line. It may contain host names, so it is for the log only."""
+    kind = getattr(cause, "sqlite_errorname", type(cause).__name__)  # thirty codes share the text "disk I/O error"
     return f"{kind}: {str(cause).strip().partition(chr(10))[0] or 'no more is known'}"
 
 
-_REPEAT_SECONDS: Final = 30.0  # a store that is away is asked several times a second
+_REPEAT_SECONDS: Final = 30.0  # an unavailable store is probed several times a second
 _logged: Final[dict[str, float]] = {}
-"""When each line of the last half minute was logged."""
+"""The time of each line that was logged in the last `_REPEAT_SECONDS`."""
 
 
 def log_seldom(level: int, line: str) -> None:
-    """Log a line, unless it was logged just now."""
+    """Log a line, unless the same line was logged in the last `_REPEAT_SECONDS`."""
     now = time.monotonic()
     for other in [each for each, at in _logged.items() if now - at > _REPEAT_SECONDS]:
         del _logged[other]

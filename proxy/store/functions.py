@@ -1,9 +1,9 @@
-"""Exchanges as PostgreSQL's own functions take them: those of many callers in one statement.
+"""Arguments for the PostgreSQL functions that write the exchanges of many callers in one statement.
 
-What an exchange comes to is computed here, as if its base were the root of a tree, by the code that writes it anywhere
-else (`begin`, `ExchangeEnd`), over a connection that keeps the rows and reads nothing. The functions, which migrations
-make, lock the sessions, check what was taken for granted, add where the base stands, and return what they wrote. What
-cannot be computed without reading, and what does not hold, is left to `write_exchanges`.
+The rows of an exchange are computed here as if its base were the root of a tree. This uses the same code as everywhere
+else (`begin`, `ExchangeEnd`), on a connection that records the rows and reads nothing. The functions, which migrations
+create, lock the sessions, check the assumptions, add the position of the base, and return what they wrote.
+Exchanges that cannot be computed without reading, or whose assumptions do not hold, are left to `write_exchanges`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from proxy.store.schema import BODIES, CUTS, EVIDENCE, INSTRUCTIONS, NODES, PEND
 from proxy.store.sessions import new_sessions
 
 BEGIN: Final = "SELECT palimpsest_begin($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea[]) AS exchange"
-"""Takes the arguments of `beginnings`; gives the ids of the exchanges that were begun."""
+"""Takes the arguments from `beginnings`; returns the ids of the exchanges that were begun."""
 SETTLE: Final = "SELECT exchange, stands_at FROM palimpsest_settle($1::text[], $2::bytea[])"
-"""Takes what `settle_arguments` returns; gives the ids of the exchanges that were settled, and where their sessions
-stand."""
+"""Takes the arguments from `settle_arguments`; returns the ids of the exchanges that were settled, and the heads of
+their sessions."""
 
 _ENCODERS: Final = {
     table.name: {column.name: encode for column in table.columns if (encode := encoder_of(column.type)) is not None}
@@ -63,7 +63,7 @@ _OF_AN_END: Final[dict[str, Callable[[str], bytes]]] = {
     "cut_follows": encode_exchange,
     "receipt": _ENCODERS["pending"]["receipt"],
 }
-"""What a row of a wave has of several tables."""
+"""Encoders for a row of a wave, which has columns of several tables."""
 
 _VERSIONS: Final = itemgetter("session", "version")
 _BODIES: Final = itemgetter("session", "body")
@@ -80,29 +80,29 @@ _NOWHERE: Final[dict[str, Any]] = {
     "instructions": None,
     "arrival": None,
 }
-"""What is added to what a session has."""
+"""Empty values for the columns of a session. What is computed from them is added to the stored values."""
 
 
 class _NeedsToRead(Exception):
-    """The exchange depends on more than its rows can say."""
+    """The exchange cannot be computed without reading from the database."""
 
 
 class CutChain(Struct, frozen=True, kw_only=True):
-    """How a cut is stored: itself last, before it those that it is packed against."""
+    """A stored cut and those that it is packed against, itself last."""
 
     packed: tuple[bytes, ...]
-    exchange: str  # that stored it: by it the very same cut is known again
+    exchange: str  # the exchange that stored it, which identifies exactly this cut
 
 
 class _RowKeeper:
-    """A connection that keeps the rows that are inserted, by table. All that it can read are cuts in `chains`."""
+    """A connection that records inserted rows by table. It can read nothing but the cuts in `chains`."""
 
     dialect: SqlDialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
     def __init__(self, chains: Generations[_CutPlace, CutChain] | None = None) -> None:
         self.rows: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
         self.chain: CutChain | None = None
-        """The one that was read."""
+        """The chain that was read, if any."""
         self._chains = chains
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> Rows:
@@ -123,18 +123,20 @@ class _RowKeeper:
 _REMEMBERED: Final = 10_000
 _REPLY_BYTES: Final = 4_000_000
 _CUT_BYTES: Final = 8_000_000
-_ENTRY_BYTES: Final = 500  # what a reply or a cut takes beside its text
+_ENTRY_BYTES: Final = 500  # overhead of a reply or a cut in addition to its text
 
 
 class StoredTexts:
-    """Instructions and tools that were stored lately, by session: nearly every request brings the same again.
+    """Caches of recently stored texts.
 
-    And replies, by session and node: the next request has most of them in another form. And cuts: the next one is
-    packed against them. It may be wrong where a session was deleted: the functions look whether they are there.
+    Instructions and tools, by session: nearly every request brings the same ones again. Replies, by session and node:
+    the next request brings most of them back in another form. Cuts: the next cut is packed against them.
+
+    An entry may be stale after its session was deleted, so the functions check that the texts are stored.
     """
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
+        """Begin empty."""
         self.instructions: Final = FIFOCache[str, str | None](_REMEMBERED)
         self.tools: Final = FIFOCache[str, str | None](_REMEMBERED)
         self._replies: Final = Generations[tuple[str, str], Message](
@@ -146,7 +148,7 @@ class StoredTexts:
         )
 
     def keep_cut(self, end: PlainEnd) -> None:
-        """Remember the cut of an exchange that was settled, at both places where the function may have put it."""
+        """Cache the cut of a settled exchange, at both places where the function may have stored it."""
         if end.cut is not None:
             chain, place, base = end.cut
             self.cuts.put(place, chain)
@@ -154,19 +156,19 @@ class StoredTexts:
                 self.cuts.put(base, chain)
 
     def keep(self, opening: Mapping[str, Any]) -> None:
-        """Remember those of an exchange that was begun."""
+        """Cache the instructions and tools of a begun exchange."""
         for names, name in ((self.instructions, opening["instructions"]), (self.tools, opening["tools"])):
             if name is not None:
                 names[opening["session"]] = name
 
     def keep_replies(self, settlement: Settlement, settled: Settled) -> None:
-        """Remember the replies of an exchange that was settled."""
+        """Cache the replies of a settled exchange."""
         key = session_key(settlement.tenant, settlement.session, settlement.dialect)
         for node, reply in zip(settled.replies, settlement.replies, strict=False):
             self._replies.put((key, node), reply.body.message)
 
     def replies_of(self, openings: Iterable[Opening]) -> dict[tuple[str, str], Message]:
-        """Return those of the replies that these requests have in other forms."""
+        """Return the cached replies among those that these requests bring back in other forms."""
         wanted = [
             (session_key(opening.tenant, opening.session, opening.dialect), node)
             for opening in openings
@@ -179,7 +181,7 @@ class StoredTexts:
 def beginnings(
     openings: Sequence[Opening], stored: StoredTexts
 ) -> tuple[tuple[Any, ...], dict[str, Mapping[str, Any]]]:
-    """Return the arguments of `BEGIN`, and the rows of these exchanges by id; texts that are `stored` are left out."""
+    """Return the arguments of `BEGIN`, and the rows of these exchanges by id. Omits texts that `stored` has."""
     keeper = _RowKeeper()
     new, replies = new_sessions(openings), stored.replies_of(openings)
     said = {place: reply.raw.decode() for place, reply in replies.items()}
@@ -187,10 +189,10 @@ def beginnings(
     rows = keeper.rows
     made = [{name: row[name] for name in ("session", "tenant", "id", "dialect", "created_at")} for row in new.values()]
     texts: list[str | None] = [_text(sorted(made, key=itemgetter("session")), _ENCODERS["sessions"])]
-    # In one order, so that two that insert the same do not wait for each other.
+    # In a fixed order, so that two transactions that insert the same rows cannot deadlock.
     for table, order in (("instructions", _VERSIONS), ("bodies", _BODIES)):
         texts.append(_text(sorted(rows[table], key=order), _ENCODERS[table]) if rows[table] else None)
-    # What forms are packed against.
+    # The replies that forms are packed against.
     taken = [
         {"session": key, "node": node, "exchange": opening.exchange, "said": body_of(replies[key, node])}
         for opening in openings
@@ -205,7 +207,7 @@ def beginnings(
 
 
 def begun(rows: Iterable[Sequence[Any]]) -> set[str]:
-    """Return the ids of the exchanges that `BEGIN` gave."""
+    """Return the ids of the exchanges from the rows that `BEGIN` returned."""
     return {decode_exchange(row[0]) for row in rows}
 
 
@@ -213,15 +215,15 @@ def begun(rows: Iterable[Sequence[Any]]) -> set[str]:
 
 
 class PlainEnd(Struct, frozen=True, kw_only=True):
-    """How an exchange ended, computed without reading."""
+    """The end of an exchange, computed without reading."""
 
-    row: dict[str, Any]  # of a wave
-    settled: Settled  # as it is if the row is accepted, but for the head
+    row: dict[str, Any]  # its row in a wave
+    settled: Settled  # the result if the function accepts the row; only the head is not final
     cut: tuple[CutChain, _CutPlace, _CutPlace] | None = None  # with its place at the last message, and at the base
 
 
 class _End(ExchangeEnd):
-    """Keeps the cut's row at the last message. The function knows whether it belongs there or at the base."""
+    """Places the cut at the last message. The function decides whether it belongs there or at the base."""
 
     @staticmethod
     def _lies_before(position: int, line: Sequence[tree.NodePlace]) -> bool:  # noqa: ARG004
@@ -229,12 +231,12 @@ class _End(ExchangeEnd):
 
 
 def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> PlainEnd | None:
-    """Return how an exchange ended, where that depends on no more than the function checks; else None.
+    """Return the end of an exchange if it depends only on what the function checks; otherwise None.
 
-    A cut that follows another one needs that in what is `stored`.
+    The function checks that the exchange is not settled, that it brought these messages, that its base is stored and
+    its first message is not, and, if it matters, that the session's head is the base.
 
-    That is: the exchange is not settled, it brought these messages, its base is there and the first message not yet,
-    and, where that matters, the session stands at the base.
+    A cut that follows another one needs that one in `stored`.
     """
     key = session_key(settlement.tenant, settlement.session, settlement.dialect)
     keeper = _RowKeeper(None if stored is None else stored.cuts)
@@ -285,9 +287,10 @@ def plain_end(settlement: Settlement, stored: StoredTexts | None = None) -> Plai
 
 
 def waves_of(ends: Sequence[PlainEnd]) -> list[list[PlainEnd]]:
-    """Return what one call is to settle: a wave has one exchange of a session at most.
+    """Group the exchanges that one call settles into waves. A wave has at most one exchange of each session.
 
-    Left out is what would not be accepted: what follows the head of a session that another one is to move.
+    Leaves out exchanges that the function would not accept: those that follow the head of a session that an earlier
+    one of them moves.
     """
     waves: list[list[PlainEnd]] = []
     counts: Counter[str] = Counter()
@@ -306,13 +309,13 @@ def waves_of(ends: Sequence[PlainEnd]) -> list[list[PlainEnd]]:
 
 
 def settle_arguments(waves: Sequence[Sequence[PlainEnd]]) -> tuple[Any, ...]:
-    """Return the arguments of `SETTLE`; a wave has one exchange of a session at most."""
+    """Return the arguments of `SETTLE`. A wave has at most one exchange of each session."""
     keys = {cast("str", end.row["session"]): None for wave in waves for end in wave}
     return [_text([end.row for end in wave], _OF_AN_END) for wave in waves], list(map(encode_session, keys))
 
 
 def settled_at(rows: Iterable[Sequence[Any]]) -> dict[str, str]:
-    """Return where the sessions stand, by the ids of the exchanges that `SETTLE` gave."""
+    """Return the heads of the sessions by exchange id, from the rows that `SETTLE` returned."""
     return {decode_exchange(row[0]): decode_name(row[1]) for row in rows}
 
 
@@ -321,12 +324,12 @@ def _text(rows: Iterable[Mapping[str, Any]], encoders: _Encoders) -> str:
 
 
 def _column_names(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an INSERT … SELECT by the names of its columns."""
+    """Return the parameters of an INSERT … SELECT by column name, without the prefix `new_`."""
     return {name.removeprefix("new_"): value for name, value in row.items()}
 
 
 def _encoded(row: Mapping[str, Any], encoders: _Encoders) -> dict[str, Any]:
-    """Return a row as JSON has it: bytes as PostgreSQL reads them."""
+    """Return a row for JSON, with bytes in PostgreSQL's hex format."""
     encoded = dict(row)
     for name, value in row.items():
         encode = encoders.get(name)

@@ -1,8 +1,8 @@
-"""Secrets are masked before anything is stored; or whatever was said is, with `store.content: none`.
+"""Masks secrets before anything is stored, or all content with `store.content: none`.
 
-What a pattern finds becomes `[masked:0123456789ab]`, an HMAC of what stood there: the same secret is masked alike, and
-another one otherwise. So a client that sends its history again is recognised by masked texts. Without content each text
-becomes such an HMAC as a whole.
+Each match of a pattern becomes `[masked:0123456789ab]`, an HMAC of the matched text. The same secret always gets the
+same mark, and different secrets get different ones, so a client that resends its history is recognised by the masked
+texts. Without content, each whole text becomes such an HMAC.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from proxy.trimming import Change, Cut
 
 _RE2: Final[Any] = re2
 _MARK: Final = re.compile(r"\[(?:content )?not stored: [0-9a-f]+\]")
-"""What stands in the place of a text that is not stored."""
+"""The placeholder of a text that is not stored."""
 _DATA_MARK: Final = "not_stored"  # the only field of JSON data that is not stored
 _WITHHELD: Final = re.compile(
     rb'(?<!\\)"\[(?:content )?not stored: [0-9a-f]+\]"|' + _DATA_MARK.encode() + rb"\W+[0-9a-f]{16}"
 )
-"""A whole text, or all of some JSON data: a message that speaks of a mark is no mark."""
+"""A placeholder that is a whole string, or all of some JSON data. A text that merely quotes one does not match."""
 _NO_SUMMARY: Final = "no summary: "
-"""Begins the warning whose rest may quote a model."""
+"""Prefix of a warning whose rest may quote a model."""
 CONTENT: Final = "content"
-"""Says in the receipt of an exchange whose content is not stored: `none`."""
-_SHORT: Final = 24  # characters: a shorter text tells no session by itself, and neither may what stands in its place
+"""Field of a receipt; its value is `none` if the content of the exchange is not stored."""
+_SHORT: Final = 24  # a shorter text, in characters, cannot identify a session alone, so its placeholder must not either
 _NAMES: Final = frozenset({"role", "type", "id", "name", "status", "call_id", "tool_call_id", "tool_use_id", "agent"})
-"""Fields of messages, parts and calls that are no content."""
+"""Fields of messages, parts and calls that are not content."""
 _LONGEST_NAME: Final = 200
 _DATA: Final = frozenset({"arguments", "input", "parameters", "input_schema", "function_call", "schema"})
-"""Fields that hold whatever the client or the model likes."""
+"""Fields with arbitrary data of the client or the model."""
 _FREE: Final = _DATA | {"metadata"}
-"""Fields in which names are content, too."""
+"""Fields in which member names are content too."""
 _KINDS: Final = frozenset({"role", "type"})
-"""Fields that say what a message or a part is, whatever a pattern would find there."""
+"""Fields that tell what a message or a part is. They are not masked, even if a pattern matches."""
 MARK: Final = "[masked:"
 PRESETS: Final[Mapping[str, str]] = {
     "openai": r"\bsk-[A-Za-z0-9_-]{20,}",
@@ -59,22 +59,22 @@ PRESETS: Final[Mapping[str, str]] = {
     "jwt": r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
     "pem": r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
 }
-"""Patterns of common keys, by the names under which `store.mask` has them; `keys` means all of them."""
+"""Patterns of common API keys, by their names in `store.mask`; `keys` there means all of them."""
 _SAID: Final = frozenset({"text", "reply"})
-"""Fields of an export's records that are texts and no ids."""
+"""String fields of an export's records that are texts, not ids."""
 _REMEMBERED: Final = 20_000
-_LONGEST: Final = 100_000  # bytes of a text that is remembered
+_LONGEST: Final = 100_000  # messages up to so many bytes are cached
 
 
 def is_withheld(message: Message) -> bool:
-    """Tell whether a stored message has its text withheld."""
+    """Tell whether the text of a stored message is withheld."""
     raw = message.raw
-    # Looking for bytes is a hundred times faster than looking for what matches an expression.
+    # A search for bytes is a hundred times faster than one for a pattern.
     return (b"not stored: " in raw or b"not_stored" in raw) and _WITHHELD.search(raw) is not None
 
 
 def require_content(messages: Iterable[Message]) -> None:
-    """Raise `InvalidRequest` if the content of a stored message is needed, and is not stored."""
+    """Raise `InvalidRequest` if the content of one of the stored messages, which is needed, was not stored."""
     if any(map(is_withheld, messages)):
         raise InvalidRequest(
             "What was said before is not stored (store.content: none). Send the whole history with each request.",
@@ -83,12 +83,12 @@ def require_content(messages: Iterable[Message]) -> None:
 
 
 class Masker:
-    """Masks texts and messages. One for the life of the process."""
+    """Masks texts and messages. One instance serves for the life of the process."""
 
-    keeps_cuts = True  # whether what an edit wrote can be stored, and so be sent again
+    keeps_cuts = True  # whether the texts that edits wrote are stored, so that they can be sent again
 
     def __init__(self, patterns: Iterable[str], secret: bytes) -> None:
-        """`patterns` are regular expressions in RE2's syntax, or names of presets."""
+        """Compile `patterns`: regular expressions in RE2's syntax, or names of presets."""
         chosen: list[str] = []
         for pattern in patterns:
             chosen += PRESETS.values() if pattern == "keys" else [PRESETS.get(pattern, pattern)]
@@ -97,7 +97,7 @@ class Masker:
         self._known: LRUCache[tuple[type[Message], bytes], Message] = LRUCache(_REMEMBERED)
 
     def text(self, text: str) -> str:
-        """Return a text masked."""
+        """Mask a text."""
         for pattern in self._patterns:
             if pattern.search(text) is not None:
                 text = pattern.sub(self._mark, text)
@@ -113,9 +113,9 @@ class Masker:
         return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), sha256).hexdigest()
 
     def data(self, value: Any, *, free: bool = False) -> Any:
-        """Return JSON data with all its texts masked; the same object where there is nothing to mask.
+        """Mask all strings in JSON data. Returns the same object if there is nothing to mask.
 
-        `free`: somebody chose the names of its members as they liked, and they are masked too.
+        `free`: the names of members are arbitrary, so they are masked too.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -136,13 +136,13 @@ class Masker:
         return value
 
     def message(self, message: Message) -> Message:
-        """Return a message masked; the same one where there is nothing to mask."""
-        name = (type(message), message.raw)  # the same text may be a message of several APIs
+        """Mask a message. Returns the same object if there is nothing to mask."""
+        name = (type(message), message.raw)  # the same text may be a message in several dialects
         known = self._known.get(name)
         if known is not None:
             return known
         data = message.data
-        # Arguments of calls are JSON in a text: what is masked there stays JSON, since a mark needs no escapes.
+        # The arguments of calls are JSON in a string. They stay valid JSON, because a mark needs no escapes.
         masked = self.data(data)
         made = message if masked is data else type(message).of(masked)
         if len(message.raw) <= _LONGEST:
@@ -150,11 +150,11 @@ class Masker:
         return made
 
     def messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return messages masked."""
+        """Mask messages."""
         return tuple([self.message(message) for message in messages])
 
     def request(self, request: Request) -> Request:
-        """Return a request as it is stored; its place in the history depends on that."""
+        """Mask a request. Its place in the history is found with the masked messages, as they are stored."""
         return replace(
             request,
             messages=self.messages(request.messages),
@@ -163,11 +163,11 @@ class Masker:
         )
 
     def tools(self, tools: bytes | None) -> bytes | None:
-        """Return the text of tools masked."""
+        """Mask the text of tools."""
         return None if tools is None else self.text(tools.decode()).encode()
 
     def check(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Raise `InvalidRequest` if records of an export hold what is masked: their ids are made of their texts."""
+        """Raise `InvalidRequest` if masking would change records of an export, whose ids are hashes of their texts."""
         for line, record in enumerate(records, 1):
             told = {name: value for name, value in record.items() if name in _SAID or not isinstance(value, str)}
             if self.data(told, free=True) is not told:
@@ -175,10 +175,10 @@ class Masker:
                     f"Line {line} of the import holds what store.mask masks, and an import is stored unchanged."
                 )
 
-    # ------------------------------------------------------------------------------ what goes into the store
+    # ------------------------------------------------------------------------------ records of the store
 
     def opening(self, opening: Opening) -> Opening:
-        """Return a request masked."""
+        """Mask the beginning of an exchange."""
         lead = opening.instructions
         return replace(
             opening,
@@ -190,7 +190,7 @@ class Masker:
         )
 
     def settlement(self, settlement: Settlement) -> Settlement:
-        """Return the end of an exchange masked."""
+        """Mask the end of an exchange."""
         cut = settlement.cut
         return replace(
             settlement,
@@ -202,7 +202,7 @@ class Masker:
         )
 
     def summary(self, row: SummaryRow) -> SummaryRow:
-        """Return a summary masked."""
+        """Mask a summary."""
         return replace(row, text=self.text(row.text), state=self.data(row.state), reason=self.text(row.reason))
 
     def _body(self, body: Body) -> Body:
@@ -236,24 +236,24 @@ class Masker:
 
 
 class Withholder(Masker):
-    """Withholds all that was said: roles, ids and names of tools stay."""
+    """Withholds all content. Roles, ids and names of tools are kept."""
 
     keeps_cuts = False
 
     def __init__(self, secret: bytes) -> None:
-        """`secret` makes the marks; with another one, clients would not be recognised by what they send."""
+        """Key the placeholders with `secret`. If it changed, resent histories would no longer be recognised."""
         super().__init__((), secret)
 
     def text(self, text: str) -> str:
-        """Return the mark of a text; white space around it does not count."""
+        """Return the placeholder of a text. It ignores white space around the text."""
         bare = text.strip()
         if not bare or _MARK.fullmatch(bare):
             return bare
         digest = self._digest(bare)
         return f"[content not stored: {digest[:16]}]" if len(bare) >= _SHORT else f"[not stored: {digest[:8]}]"
 
-    def data(self, value: Any, *, free: bool = False) -> Any:  # noqa: ARG002 - what is free is withheld whole
-        """Return a message, or a part of one, without what it says."""
+    def data(self, value: Any, *, free: bool = False) -> Any:  # noqa: ARG002 - free data is withheld as a whole
+        """Return a message, or a part of one, with its content withheld."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -264,7 +264,7 @@ class Withholder(Masker):
         return value
 
     def tools(self, tools: bytes | None) -> bytes | None:
-        """Return the text of tools, of which the names stay."""
+        """Return the text of tools with all but names withheld."""
         if tools is None:
             return None
         try:
@@ -273,19 +273,19 @@ class Withholder(Masker):
             return write([])
 
     def opening(self, opening: Opening) -> Opening:
-        """Return a request without what it says."""
+        """Return the beginning of an exchange with its content withheld."""
         return replace(super().opening(replace(opening, forms=())), parameters={})
 
     def settlement(self, settlement: Settlement) -> Settlement:
-        """Return the end of an exchange without what was said in it.
+        """Return the end of an exchange with its content withheld.
 
-        A cut is stored if it only drops: another one is planned anew at each request.
+        A cut is stored only if all its changes drop messages. Any other cut is planned again for each request.
         """
         cut, receipt = settlement.cut, settlement.receipt
         drops = cut is not None and cut.summary is None and all(change.message is None for change in cut.changes)
         status = receipt.get("upstream_status")
         error = receipt.get("error")
-        if error is not None and status is not None:  # these are the provider's words, which may quote
+        if error is not None and status is not None:  # the provider's message, which may quote content
             error = f"HTTP {status}; the words are not stored"
         warnings = [
             f"{_NO_SUMMARY}the words are not stored" if warning.startswith(_NO_SUMMARY) else warning
@@ -306,7 +306,10 @@ class Withholder(Masker):
         return self.data(value)
 
     def _whole(self, value: Any) -> Any:
-        """Return what stands in the place of JSON data, or of a text that holds some: of the same type."""
+        """Return a placeholder of the same type for a JSON object, or for a string that holds one.
+
+        Any other value is withheld as `data` does.
+        """
         held = value
         if isinstance(value, str):
             with suppress(msgspec.DecodeError, RecursionError):

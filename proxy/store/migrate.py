@@ -1,8 +1,8 @@
-"""Makes the tables and brings them up to date, by Alembic, safe for any number of processes at once.
+"""Creates and migrates the tables with Alembic. Any number of processes may do so at the same time.
 
-Alembic keeps its state in module globals and is synchronous, so it runs in a thread, one run at a time. Between
-processes a lock of the database orders the runs; each run is one transaction. It is imported only where there is
-something to migrate: a process that serves would keep it in memory.
+Alembic is synchronous and keeps its state in module globals, so it runs in a thread, one run at a time. A database lock
+keeps runs of several processes apart. Each run is one transaction. Alembic is imported only if there is something to
+migrate, because a serving process would keep it in memory.
 
 Sessions of the old layout are moved between two migrations, in many transactions (see `convert`).
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 _COMPACT: Final = "0013"
-"""The migration that puts the tables of the old layout aside."""
+"""The migration that renames the tables of the old layout."""
 
 _LOG: Final = logging.getLogger("palimpsest.store")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
@@ -55,17 +55,17 @@ _CHECKOUT: Final = _PACKAGE.parent / "migrations"
 _FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 REVISION: Final = max([path.name[:4] for path in (_FOLDER / "versions").glob("[0-9]*.py")], default="")
-"""The newest migration: the tables that this version of the program works with."""
+"""The newest migration, which this version of the program needs."""
 
-_LOCK_KEY: Final = 0x70616C696D707365  # names the lock among all those of the PostgreSQL database ("palimpse" in ASCII)
-_TURN: Final = "300s"  # how long to wait for another process's migration
-_TABLE_LOCK: Final = "10s"  # how long a migration may wait for a table, since everyone else waits behind it
+_LOCK_KEY: Final = 0x70616C696D707365  # key of the PostgreSQL advisory lock ("palimpse" in ASCII)
+_TURN: Final = "300s"  # timeout for another process's migration
+_TABLE_LOCK: Final = "10s"  # timeout of a migration for a table lock: all other statements queue behind it
 
 _HAS_TABLES: Final = {
     "sqlite": text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'"),
     "postgresql": text("SELECT to_regclass('alembic_version')::text"),
 }
-"""By dialect: returns nothing where no migration ever ran."""
+"""By dialect; the result is empty or NULL if no migration ever ran."""
 _ENCODING: Final = text("SHOW server_encoding")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _ANY_SESSION: Final = text("SELECT 1 FROM sessions LIMIT 1")
@@ -79,29 +79,29 @@ _SIZE: Final = {
 
 _SHORT_WAIT: Final = text("SET LOCAL lock_timeout = '500ms'")
 _LOCK_ALL: Final = text(f"LOCK TABLE {', '.join(METADATA.tables)} IN ROW EXCLUSIVE MODE")
-"""What every write asks for of its table, and has at once unless somebody keeps all others away."""
+"""Takes the lock that every write takes on its table. It is granted at once unless somebody has locked the table."""
 _READ_ALL: Final = text(" UNION ALL ".join(f"SELECT 1 FROM {table} WHERE false" for table in METADATA.tables))  # noqa: S608 - our own names
-"""Reads nothing, and needs the right to read each table."""
+"""Reads no rows, but fails without the right to read each table."""
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 MOST_BYTES: Final = 1_000_000_000
-"""Of a store of the old layout that is converted at a start: above that it takes longer than one waits for."""
-_PART_NEEDED: Final = 0.6  # of its size that a store needs besides while it is converted
+"""Largest store of the old layout that is converted at a start. A larger one would delay the start for too long."""
+_PART_NEEDED: Final = 0.6  # extra disk space during the conversion, as a part of the store's size
 _STEP_SECONDS: Final = 2.0
-"""Of one transaction that converts, about: what a kill costs."""
+"""Approximate time of one transaction of the conversion, and so the most work that a kill loses."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how many sessions of how many are converted."""
+"""Called with the number of converted sessions and the total."""
 
 
 async def upgrade(
     url: str, revision: str = "head", *, most: int | None = None, progress: Progress | None = None
 ) -> None:
-    """Bring the tables up to `revision`; does nothing where they are.
+    """Migrate the tables to `revision`. Does nothing if they have that revision.
 
-    A store of the old layout of more than `most` bytes is left as it is: raises `StoreUnavailable`.
+    Raises `StoreUnavailable`, without any change, for a store of the old layout of more than `most` bytes.
     """
     if revision == "head" and await asyncio.to_thread(_run, url, _is_old):
         await _convert(url, most, progress or partial(_LOG.info, "converted: %d of %d sessions"))
@@ -133,18 +133,18 @@ async def _convert(url: str, most: int | None, progress: Progress) -> None:
 
 
 async def downgrade(url: str, revision: str) -> None:
-    """Take the tables back to `revision`; `base` drops them with all they hold."""
-    await asyncio.to_thread(_run, url, drop_index)  # it can be made again
+    """Migrate the tables back to `revision`. `base` drops them with all their rows."""
+    await asyncio.to_thread(_run, url, drop_index)  # it can be rebuilt
     await asyncio.to_thread(_run, url, partial(_alembic, "downgrade", revision))
 
 
 async def make_search_index(url: str) -> None:
-    """Make the tables of the full-text index, where there are none."""
+    """Create the tables of the full-text index, if they do not exist."""
     await asyncio.to_thread(_run, url, make_index)
 
 
 def current(connection: StoreConnection) -> str | None:
-    """Return the revision of the tables in the database; None where there are none."""
+    """Return the revision of the tables in the database, or None if there are none."""
     found: str | None = None
     if connection.execute(_HAS_TABLES[connection.dialect.name]).scalar_one_or_none() is not None:
         found = connection.execute(_REVISION).scalar_one_or_none()
@@ -152,7 +152,7 @@ def current(connection: StoreConnection) -> str | None:
 
 
 def require_current(found: str | None) -> None:
-    """Raise `StoreUnavailable` if the tables, at the revision `found`, are not those of this version."""
+    """Raise `StoreUnavailable` if the tables' revision, `found`, is not the one that this version needs."""
     if found is not None and found > REVISION:
         raise StoreUnavailable(
             f"The store cannot be used. A newer version made its tables: they are at revision {found}, not {REVISION}. "
@@ -166,9 +166,9 @@ def require_current(found: str | None) -> None:
 
 
 def probe(connection: StoreConnection) -> None:
-    """Read the revision and write a row; raises `StoreUnavailable` where the tables are not those of this version.
+    """Read the revision and write a row; raises `StoreUnavailable` if the tables have another revision.
 
-    The row is one of `secrets`, and none of a session's.
+    The row is in `secrets`, so no session is touched.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_SHORT_WAIT)
@@ -180,7 +180,7 @@ def probe(connection: StoreConnection) -> None:
 
 
 def config() -> Config:
-    """Return Alembic's configuration: where the migrations are, in a checkout or an installed package."""
+    """Return Alembic's configuration, with the folder of the migrations in the checkout or the installed package."""
     from alembic.config import Config  # noqa: PLC0415
 
     found = Config()
@@ -189,7 +189,7 @@ def config() -> Config:
 
 
 def _is_old(connection: Engaged) -> bool:
-    """Tell whether there are sessions of the old layout."""
+    """Tell whether the store has the old layout, and sessions to convert or a conversion to finish."""
     reading = cast("StoreConnection", connection)
     found = current(reading)
     if found is None or found > _COMPACT:
@@ -200,12 +200,12 @@ def _is_old(connection: Engaged) -> bool:
 
 
 def _size(connection: Engaged) -> int:
-    """Return how many bytes the store has."""
+    """Return the size of the store in bytes."""
     return int(connection.execute(_SIZE[connection.dialect.name]).scalar_one())
 
 
 def _put_aside(connection: Engaged) -> int:
-    """Put the tables of the old layout aside; return how many sessions they have."""
+    """Rename the tables of the old layout, if that is not done; return how many sessions they have."""
     found = current(cast("StoreConnection", connection))
     if found is not None and found < _COMPACT:
         _alembic("upgrade", _COMPACT, connection)
@@ -213,13 +213,13 @@ def _put_aside(connection: Engaged) -> int:
 
 
 def _left(connection: Engaged) -> int:
-    """Return how many sessions are to be moved; none where another process has dropped the old tables."""
+    """Return how many sessions remain to be moved; 0 if another process has dropped the old tables."""
     is_compact = current(cast("StoreConnection", connection)) == _COMPACT
     return convert.left(cast("StoreConnection", connection)) if is_compact else 0
 
 
 def _convert_step(connection: Engaged) -> int:
-    """Move some sessions; return how many are left."""
+    """Move some sessions; return how many remain."""
     if _left(connection):
         with _explained():
             convert.convert_some(cast("StoreConnection", connection), _STEP_SECONDS)
@@ -227,14 +227,14 @@ def _convert_step(connection: Engaged) -> int:
 
 
 def _give_room_back(path: Path) -> None:
-    """Make the file as small as what is in it, unless somebody else uses it."""
+    """Shrink the file to the size of its content, unless another connection uses it."""
     with suppress(sqlite3.Error), closing(connect(path)) as connection:
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _upgrade(revision: str, connection: Engaged) -> None:
-    # Its overloads hide from one of the type checkers that SQLAlchemy's connection will do.
+    # SQLAlchemy's connection satisfies `StoreConnection`; its overloads hide that from one of the type checkers.
     found = current(cast("StoreConnection", connection))
     if found is None and connection.dialect.name == "postgresql":
         _require_unicode(connection)
@@ -243,7 +243,7 @@ def _upgrade(revision: str, connection: Engaged) -> None:
 
 
 def _require_unicode(connection: Engaged) -> None:
-    """Raise `StoreUnavailable` if a new database cannot hold all names of sessions and models."""
+    """Raise `StoreUnavailable` if the database's encoding cannot represent all names of sessions and models."""
     encoding = connection.execute(_ENCODING).scalar_one()
     if encoding not in {"UTF8", "SQL_ASCII"}:
         raise StoreUnavailable(
@@ -270,7 +270,7 @@ def _alembic(action: Literal["upgrade", "downgrade"], revision: str, connection:
 
 @contextmanager
 def _explained() -> Generator[None]:
-    """Raise `StoreUnavailable` for whatever the database refuses; the log gets its words."""
+    """Raise `StoreUnavailable` for errors of the database, and log its message."""
     try:
         yield
     except DBAPIError as why:
@@ -289,14 +289,14 @@ def _run(url: str, migration: Callable[[Engaged], Result]) -> Result:
     with _ONE_AT_A_TIME, translated():
         if isinstance(address, SqliteFile):
             create_file(address.path)
-            # Its transaction is the lock: SQLite has one writer.
+            # The transaction is the lock, because SQLite allows one writer.
             with sqlite_engine(address.path).begin() as connection:
                 return migration(connection)
         return asyncio.run(_on_postgres(address, migration))
 
 
 async def _on_postgres(server: PostgresServer, migration: Callable[[Engaged], Result]) -> Result:
-    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - it brings SQLAlchemy's ORM along
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - it imports SQLAlchemy's ORM
 
     engine = create_async_engine(server.url, connect_args=server.options, poolclass=NullPool, hide_parameters=True)
     try:

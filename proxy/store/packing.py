@@ -1,10 +1,10 @@
-"""How values are packed in the tables. The rest of the program sees plain text everywhere; columns translate it.
+"""Packs values for the tables. Column types encode and decode them, so the rest of the program sees plain text.
 
-- Names (hashes in hexadecimal digits, ids of sessions and exchanges) are bytes, half as long. What is no such name is
-  kept as text behind `~`, and is never as long as the bytes of a name.
-- Texts are compressed where that makes them shorter. The first byte says how a value is packed, so that rows of every
-  version stay readable. Zstandard's dictionaries are shipped in `dictionaries`; one that was in use is never changed:
-  a better one gets a new number.
+- Names (hashes in hexadecimal digits, ids of sessions and exchanges) are stored as bytes, half as long. Any other name
+  is stored as `~` and its text, padded if necessary so that its length never equals that of a hash.
+- Texts are compressed if that makes them shorter. The first byte tells how a value is packed, so that rows of every
+  version stay readable. The Zstandard dictionaries are in `dictionaries`. A dictionary that was in use never changes; a
+  better one gets a new number.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def is_plain(text: str) -> bool:
-    """Tell whether every database can hold `text`. What it cannot hold, it does not hold: look no further."""
+    """Tell whether every database can store `text`. If not, it cannot be in the store, so no look-up is needed."""
     return _UNSTORABLE.search(text) is None
 
 
 def require_plain(**texts: str | None) -> None:
-    """Refuse a request that names something by a text that cannot be stored."""
+    """Raise `InvalidRequest` if one of the named texts of a request cannot be stored."""
     for name, text in texts.items():
         if text is not None and not is_plain(text):
             raise InvalidRequest(
@@ -44,7 +44,7 @@ def require_plain(**texts: str | None) -> None:
 
 
 def sanitize(text: str) -> str:
-    """Return `text` with U+FFFD in place of what cannot be stored."""
+    """Return `text` with U+FFFD in place of each character that cannot be stored."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
@@ -52,25 +52,25 @@ def sanitize(text: str) -> str:
 
 _PLAIN: Final = 0
 TEXTS: Final = 1
-"""Dictionary of messages, tools and instructions."""
+"""The dictionary for messages, tools and instructions."""
 RECORDS: Final = 2
-"""Dictionary of what the program itself writes: cuts, usage of summaries. Receipts, up to migration 19."""
+"""The dictionary for records of the program itself: cuts, the usage of summaries, and receipts up to migration 19."""
 _AGAINST: Final = 3
-"""Compressed with another text for a dictionary: who reads it must have that one. Ends with a checksum of the text."""
+"""Compressed with another text as the dictionary, which is needed to unpack it. Ends with a checksum of the text."""
 RECEIPTS: Final = 4
-"""Dictionary of receipts and of requests' parameters."""
+"""The dictionary for receipts and the parameters of requests."""
 
-_SHORTEST: Final = 16  # bytes of a text that is worth a try
+_SHORTEST: Final = 16  # shorter texts, in bytes, are not compressed
 _LEVEL: Final = 5
-"""Level 3, Zstandard's own default, leaves a twenty-fifth more and takes two thirds as long; level 9 saves a thirtieth
-and takes twice as long."""
+"""Compression level. Level 3, Zstandard's default, gives 1/25 more bytes in two thirds of the time; level 9 gives 1/30
+fewer bytes in twice the time."""
 _FOLDER: Final = Path(__file__).parent / "dictionaries"
 _FILES: Final = {TEXTS: "texts-1.zdict", RECORDS: "records-1.zdict", RECEIPTS: "receipts-1.zdict"}
-_LARGEST_BASE: Final = 32 * 1024 * 1024  # bytes of a text that others are compressed against
+_LARGEST_BASE: Final = 32 * 1024 * 1024  # most bytes of a text that others are compressed against
 
 
 def pack(text: str, dictionary: int) -> bytes:
-    """Return `text` as it is stored, compressed with one of the shipped dictionaries."""
+    """Pack `text`, compressed with one of the shipped dictionaries if that makes it shorter."""
     raw = text.encode()
     if len(raw) >= _SHORTEST:
         packed = _OF_THREAD.compressor(dictionary).compress(raw)
@@ -80,11 +80,11 @@ def pack(text: str, dictionary: int) -> bytes:
 
 
 def pack_all(texts: Sequence[bytes], dictionary: int) -> list[bytes]:
-    """Return texts as `pack` does, in one step, which other threads do not wait for."""
+    """Pack texts as `pack` does, in one call that releases the GIL."""
     packed = [bytes((_PLAIN,)) + raw for raw in texts]
     tried = [place for place, raw in enumerate(texts) if len(raw) >= _SHORTEST]
     if tried:
-        compressor: Any = _OF_THREAD.compressor(dictionary)  # its stub leaves this out
+        compressor: Any = _OF_THREAD.compressor(dictionary)  # Any: the stub lacks `multi_compress_to_buffer`
         shorter = compressor.multi_compress_to_buffer([texts[place] for place in tried])
         for place, segment in zip(tried, shorter, strict=True):
             if len(segment) < len(texts[place]):
@@ -93,7 +93,7 @@ def pack_all(texts: Sequence[bytes], dictionary: int) -> list[bytes]:
 
 
 def pack_against(base: str, text: str, dictionary: int) -> bytes:
-    """Return `text` as it is stored where it says nearly what `base` says; plainly packed if that is shorter."""
+    """Pack `text` with the similar text `base` as the dictionary, or as `pack` does if that is not longer."""
     alone, other, raw = pack(text, dictionary), base.encode(), text.encode()
     if len(other) > _LARGEST_BASE:
         return alone
@@ -108,9 +108,9 @@ def is_against(packed: bytes) -> bool:
 
 
 def unpack(packed: bytes, base: str | None = None) -> str:
-    """Return the text of a stored value; `base` is the one that it was packed against.
+    """Return the text of a packed value. `base` is the text that it was packed against, if any.
 
-    Raises ValueError where that is missing or another one, or the value is of a newer version of the program.
+    Raises ValueError if `base` is missing or wrong, or if a newer version of the program packed the value.
     """
     how = packed[0]
     if how == _PLAIN:
@@ -137,7 +137,7 @@ def _raw_dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
 @cache
 def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     found = zstandard.ZstdCompressionDict((_FOLDER / _FILES[number]).read_bytes())
-    loose: Any = found  # its stub leaves types out
+    loose: Any = found  # the stub lacks types
     loose.precompute_compress(compression_params=_settings())
     return found
 
@@ -148,7 +148,7 @@ def _settings() -> zstandard.ZstdCompressionParameters:
 
 
 def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
-    kind: Any = zstandard.ZstdCompressionParameters  # its stub leaves types out
+    kind: Any = zstandard.ZstdCompressionParameters  # the stub lacks types
     made: zstandard.ZstdCompressionParameters = kind.from_level(
         _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_dict_id=False, **given
     )
@@ -156,7 +156,7 @@ def _parameters(**given: Any) -> zstandard.ZstdCompressionParameters:
 
 
 class _OfThread(threading.local):
-    """Compressors and decompressors by the number of their dictionary: one may be used by one thread only."""
+    """Compressors and decompressors of a thread, by dictionary number. They are not thread-safe."""
 
     def __init__(self) -> None:
         self.compressor = cache(_new_compressor)
@@ -176,19 +176,19 @@ _OF_THREAD: Final = _OfThread()
 
 # ----------------------------------------------------------------------------------------------------- names
 
-_HASHES: Final = frozenset({8, 16, 20, 32})  # bytes of the hashes that are names
-_NAME: Final = 20  # bytes of the name of a node, a text, a version
+_HASHES: Final = frozenset({8, 16, 20, 32})  # lengths of hashes that are names, in bytes
+_NAME: Final = 20  # bytes of the name of a node, a text or a version
 _KEY: Final = 16  # bytes of the hash in a session's internal name, and of the id of an exchange
 _EXCHANGE: Final = "exc_"
-_RECENT: Final = 4096  # names that are remembered: a request has each of its own in several rows
+_RECENT: Final = 4096  # cached names: a request writes the same ones in several rows
 _DIALECTS: Final = {"responses": b"r", "messages": b"m"}
-"""What stands before the hash of a session of another dialect than Chat Completions."""
+"""Prefix of a stored session name, for dialects other than Chat Completions."""
 _DIALECT_OF: Final = {mark: name for name, mark in _DIALECTS.items()}
 
 
 @lru_cache(maxsize=_RECENT)
 def encode_name(name: str) -> bytes:
-    """Return a hash as its bytes, anything else as it is kept beside them."""
+    """Encode a hash as its bytes, or any other name as text that no hash can equal."""
     raw = _from_digits(name)
     if raw is not None and len(raw) in _HASHES:
         return raw
@@ -196,13 +196,13 @@ def encode_name(name: str) -> bytes:
 
 
 def decode_name(stored: bytes) -> str:
-    """Return what `encode_name` was given."""
+    """Return the name that `encode_name` encoded."""
     return stored.hex() if not stored or len(stored) in _HASHES else _text_in(stored)
 
 
 @lru_cache(maxsize=_RECENT)
 def encode_exchange(exchange: str) -> bytes:
-    """Return the id of an exchange as it is stored."""
+    """Encode the id of an exchange."""
     raw = _from_digits(exchange.removeprefix(_EXCHANGE))
     if raw is not None and len(raw) == _KEY and exchange.startswith(_EXCHANGE):
         return raw
@@ -210,13 +210,13 @@ def encode_exchange(exchange: str) -> bytes:
 
 
 def decode_exchange(stored: bytes) -> str:
-    """Return what `encode_exchange` was given."""
+    """Return the id that `encode_exchange` encoded."""
     return _EXCHANGE + stored.hex() if len(stored) == _KEY else _text_in(stored)
 
 
 @lru_cache(maxsize=1024)
 def encode_session(key: str) -> bytes:
-    """Return the internal name of a session as it is stored."""
+    """Encode the internal name of a session."""
     dialect, _, digits = key.rpartition("-")
     raw = _from_digits(digits)
     if raw is not None and len(raw) == _KEY and (not dialect or dialect in _DIALECTS):
@@ -225,7 +225,7 @@ def encode_session(key: str) -> bytes:
 
 
 def decode_session(stored: bytes) -> str:
-    """Return what `encode_session` was given."""
+    """Return the name that `encode_session` encoded."""
     if len(stored) == _KEY:
         return stored.hex()
     dialect = _DIALECT_OF.get(stored[:1])
@@ -233,7 +233,7 @@ def decode_session(stored: bytes) -> str:
 
 
 def encode_names(array: str) -> bytes:
-    """Return a JSON array of names as their bytes, one after the other."""
+    """Encode a JSON array of names as their concatenated bytes, or as text if one is not a hash of `_NAME` bytes."""
     names: list[str] = orjson.loads(array)
     if all([len(name) == 2 * _NAME for name in names]) and (raw := _from_digits("".join(names))) is not None:
         return raw
@@ -242,7 +242,7 @@ def encode_names(array: str) -> bytes:
 
 
 def decode_names(stored: bytes) -> str:
-    """Return what `encode_names` was given, as compact JSON."""
+    """Return the array that `encode_names` encoded, as compact JSON."""
     if len(stored) % _NAME:
         return _text_in(stored)
     names = [stored[start : start + _NAME].hex() for start in range(0, len(stored), _NAME)]
@@ -250,7 +250,7 @@ def decode_names(stored: bytes) -> str:
 
 
 def _from_digits(digits: str) -> bytes | None:
-    """Return the bytes of lower-case hexadecimal digits; None of any other text."""
+    """Return the bytes of lower-case hexadecimal digits, or None for any other text."""
     try:
         raw = bytes.fromhex(digits)
     except ValueError:
@@ -259,7 +259,7 @@ def _from_digits(digits: str) -> bytes | None:
 
 
 def _as_text(name: str, taken: frozenset[int] | set[int]) -> bytes:
-    """Return a name as text that is known from bytes by its length."""
+    """Encode a name as text, with a length that is not in `taken` (the lengths of hashes)."""
     text = b"~" + name.encode()
     return text + b"\0" if len(text) in taken else text
 
@@ -278,22 +278,22 @@ class StoredAsBytes(TypeDecorator[str]):
     cache_ok = True
 
     def __init__(self, encode: Callable[[str], bytes], decode: Callable[[bytes], str]) -> None:
-        """Store a text as `encode` makes it; `decode` returns the text again."""
+        """Store the result of `encode`; `decode` is its inverse."""
         super().__init__()
         self.encode = encode
         self.decode = decode
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
-        """Return the value as it is stored."""
+        """Encode a value for the database."""
         return None if value is None else self.encode(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Return the text of what is stored."""
+        """Decode a value from the database."""
         return None if value is None else self.decode(value)
 
 
 def _packing(dictionary: int) -> StoredAsBytes:
-    """Return the type of texts that are compressed; bytes are so already."""
+    """Return a column type that packs texts with a dictionary. Bytes count as packed already."""
 
     def encode(text: str | bytes) -> bytes:
         return text if isinstance(text, bytes) else pack(text, dictionary)
@@ -309,16 +309,16 @@ HASH_NAMES: Final = StoredAsBytes(encode_names, decode_names)
 PACKED_TEXT: Final = _packing(TEXTS)
 """A text that came from a client or a model."""
 PACKED_RECORD: Final = _packing(RECORDS)
-"""A text that the program wrote."""
+"""A record of the program itself."""
 PACKED_RECEIPT: Final = _packing(RECEIPTS)
 """A receipt, or the parameters of a request."""
 
 
 def encoder_of(kind: TypeEngine[Any]) -> Callable[[str], bytes] | None:
-    """Return what encodes values of a type; None where they are stored as they are."""
+    """Return the encoder of a column type, or None if its values are stored unchanged."""
     return kind.encode if isinstance(kind, StoredAsBytes) else None
 
 
 def decoder_of(kind: TypeEngine[Any]) -> Callable[[bytes], str] | None:
-    """Return what decodes values of a type; None where they are stored as they are."""
+    """Return the decoder of a column type, or None if its values are stored unchanged."""
     return kind.decode if isinstance(kind, StoredAsBytes) else None

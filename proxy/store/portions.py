@@ -1,8 +1,9 @@
-"""Long requests, written in portions, so that others write between them. And long sessions, deleted so.
+"""Writes long requests and deletes long sessions in portions, so that other writes can run in between.
 
-A text is named by its content, and a node by all that comes before it too: what is stored of a long request early says
-nothing yet. The exchange's row makes its texts count, and the head its nodes, in a last transaction. Whoever is killed
-before that leaves what the same request finds there when it is sent again, and what goes with the session.
+Texts are named by their content, and nodes by their content and history, so storing some of them early changes nothing
+yet. The last transaction makes them count: it stores the exchange's row, which refers to the texts, or the head, which
+refers to the nodes. If a process is killed before that, a retry of the request finds the stored parts, and deleting the
+session deletes them.
 """
 
 from __future__ import annotations
@@ -27,34 +28,36 @@ from proxy.store.schema import BODIES, NODES, PENDING, insert_many_new, matching
 from proxy.store.sessions import delete_several, locked_session, open_sessions, remove_several
 
 _ROWS: Final = 512
-"""Messages of one transaction: each writes anew the pages of the indexes that it adds to, here and there."""
+"""Most messages of one transaction. Each transaction rewrites the index pages that its rows are scattered over."""
 PORTION_BYTES: Final = 250_000
-"""Of their texts: the transaction ends with the message that goes beyond."""
+"""Bytes of texts in one transaction: it ends with the message that exceeds them."""
 _ALONE: Final = 4
-"""So many times as much where nobody else waits for the transaction: PostgreSQL waits for the disk at each COMMIT."""
+"""Factor for both limits on PostgreSQL. No other write waits for the transaction there, and each COMMIT waits for the
+disk."""
 _ROW_BYTES: Final = 1_000
-"""Bytes of text that take as long to write as a row does."""
+"""Writing a row takes as long as writing so many bytes of text."""
 
 TextRow: TypeAlias = dict[str, Any]
-"""A row of `bodies` with its text packed."""
+"""A row of `bodies`, with its text packed."""
 Stored = TypeVar("Stored")
 
 
-AT_FIRST: Final = 8  # rows of the first portion that is read of many
-_MOST_READ: Final = 512  # rows of a further one
+AT_FIRST: Final = 8  # rows of the first portion when many rows are read
+_MOST_READ: Final = 512  # most rows of a later portion
 _READ_BYTES: Final = 1_000_000
-"""Of their texts: the next portion has fewer rows after one beyond four times that, and more after one below it."""
+"""After a portion with fewer bytes of texts than this, the next one has more rows; after one with more than four times
+as many, fewer."""
 
 
 def next_count(count: int, size: int) -> int:
-    """Return how many rows to read after `count` of them, whose texts had `size` bytes."""
+    """Return how many rows to read next, after `count` rows whose texts had `size` bytes."""
     if size < _READ_BYTES:
         return min(2 * count, _MOST_READ)
     return count if size <= 4 * _READ_BYTES else max(1, count // 4)
 
 
 def size_of(item: Exchange) -> int:
-    """Return about how many bytes an exchange writes, with its rows."""
+    """Return about how many bytes writing an exchange costs, including its rows."""
     texts = [len(body.message.raw) for body in item.messages]
     if isinstance(item, Opening):
         texts += [len(item.tools or b""), *(len(message.raw) for message in item.instructions or ())]
@@ -67,7 +70,7 @@ def size_of(item: Exchange) -> int:
 
 
 async def begin_long(database: Database, opening: Opening) -> None:
-    """Store a request with its new messages; see `exchanges.begin`."""
+    """Store a long request with its new messages; see `exchanges.begin`."""
     key = session_key(opening.tenant, opening.session, opening.dialect)
     rows = await asyncio.to_thread(packed_rows, key, opening.messages)
     made_at: int | None = None
@@ -79,9 +82,9 @@ async def begin_long(database: Database, opening: Opening) -> None:
 
 
 def packed_rows(key: str, messages: Iterable[Body]) -> list[TextRow]:
-    """Return the rows of messages' texts, each once, in the order of their names.
+    """Return the rows of messages' texts, each once, sorted by name.
 
-    In that order those of a transaction lie side by side in the index; and all that insert do so in one order.
+    Sorted, the rows of a transaction are adjacent in the index, and concurrent inserts cannot deadlock.
     """
     bodies = sorted(tree.named_bodies(messages).items())
     packed = pack_all([body.message.raw for _, body in bodies], TEXTS)
@@ -94,7 +97,7 @@ def packed_rows(key: str, messages: Iterable[Body]) -> list[TextRow]:
 def portions_of(
     items: Iterable[Stored], size_of: Callable[[Stored], int], *, in_order: bool = True
 ) -> Iterator[list[Stored]]:
-    """Give texts, or their rows, in portions; `size_of` tells the bytes of one. `in_order`: as a `Database` is."""
+    """Split texts, or their rows, into portions. `size_of` returns the bytes of one; `in_order` as in `Database`."""
     times = 1 if in_order else _ALONE
     some: list[Stored] = []
     size = 0
@@ -109,7 +112,7 @@ def portions_of(
 
 
 def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRow], made_at: int | None) -> int | None:
-    """Store some texts; return when the session was made. None: it is not the one that was made at `made_at`."""
+    """Store some texts; return when the session was created, or None if it is not the one created at `made_at`."""
     key = rows[0]["session"]
     if made_at is None:
         open_sessions(connection, [opening])
@@ -121,7 +124,7 @@ def _keep_texts(connection: StoreConnection, opening: Opening, rows: list[TextRo
 
 
 def _begin(connection: StoreConnection, opening: Opening, made_at: int | None) -> None:
-    """Store the exchange itself, and its texts too, if the session has been deleted since `made_at`."""
+    """Store the exchange's row. If the session was deleted since `made_at`, store its texts again too."""
     session = locked_session(connection, session_key(opening.tenant, opening.session, opening.dialect))
     if session is None or session.created_at != made_at:
         write_exchanges(connection, [opening])
@@ -138,11 +141,11 @@ _IS_UNDER_WAY: Final = select(PENDING.c.id).where(*matching(PENDING), PENDING.c.
 
 
 class _Line(Struct, kw_only=True):
-    """The messages of a request as nodes in a row."""
+    """The messages of a request as a line of nodes."""
 
     new_nodes: list[tuple[str, str, tree.NewNode]]  # (parent, node, new_node)
     contents: list[bytes]
-    places: dict[str, tree.NodePlace]  # where the base stands, and those nodes that are stored
+    places: dict[str, tree.NodePlace]  # of the base, and of the stored nodes
 
     @property
     def names(self) -> list[str]:
@@ -150,11 +153,12 @@ class _Line(Struct, kw_only=True):
 
 
 async def settle_long(database: Database, settlement: Settlement) -> Settled | None:
-    """Store how an exchange ended, as `exchanges.write_exchanges` does.
+    """Settle a long exchange, as `exchanges.write_exchanges` does.
 
-    None: nothing says where its messages go, or the exchange is not under way. Then that has to do it.
+    Returns None if the place of its messages is not known in advance, or the exchange is not in progress. Then the
+    caller must use `write_exchanges`.
     """
-    # An append goes to where the session stands when it ends.
+    # An append attaches to the session's head at the time when it is settled.
     if not settlement.replies or settlement.carried or settlement.kind == "append":
         return None
     key = session_key(settlement.tenant, settlement.session, settlement.dialect)
@@ -169,7 +173,7 @@ async def settle_long(database: Database, settlement: Settlement) -> Settled | N
     for start in range(stored, len(names), count):
         nodes, evidence = rows
         unit = partial(_keep_nodes, key=key, exchange=settlement.exchange, nodes=nodes, evidence=evidence)
-        # The next ones are made meanwhile.
+        # The next rows are made while these are written.
         kept, rows = await asyncio.gather(database.write(unit, durable=False), asyncio.to_thread(made, start + count))
         if not kept:
             return None
@@ -186,14 +190,14 @@ def _line_of(settlement: Settlement) -> _Line:
 
 
 def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line: _Line) -> int | None:
-    """Return how many of the nodes are stored; None where their base is not."""
+    """Return how many of the nodes are stored, or None if their base is not."""
     names, base = line.names, settlement.base
     stored = known_prefix(names, partial(tree.depths_of, connection, key))
     last = names[stored - 1] if stored else base
     found = {ROOT: tree.root_of(settlement.tenant)} | tree.places_of(connection, key, [last])
     if last not in found:
         return None
-    # Of those before the last one nothing but names and depths is used.
+    # Of the nodes before the last one, only names and depths are used.
     above = found[last].depth - stored
     line.places = {name: replace(found[last], node=name, depth=above + at) for at, name in enumerate(names[:stored], 1)}
     line.places[last] = found[last]
@@ -203,7 +207,7 @@ def _look_up(connection: StoreConnection, key: str, settlement: Settlement, line
 def _node_rows(
     key: str, settlement: Settlement, line: _Line, count: int, start: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of a portion of the nodes, and those of what upstream's replies among them are known by."""
+    """Return the rows of a portion of the nodes, and the evidence rows of upstream's replies among them."""
     stop = start + count
     nodes = tree.node_rows(key, line.new_nodes[start:stop], line.places, line.contents[start:stop])
     witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
@@ -215,7 +219,7 @@ def _node_rows(
 def _keep_nodes(
     connection: StoreConnection, key: str, exchange: str, nodes: list[dict[str, Any]], evidence: list[dict[str, Any]]
 ) -> bool:
-    """Store some nodes, if the exchange is still under way: it goes with its session."""
+    """Store some nodes if the exchange is still in progress; return whether it is. It is deleted with its session."""
     locked_session(connection, key)
     if connection.execute(_IS_UNDER_WAY, {"key": key, "exchange": exchange}).one_or_none() is None:
         return False
@@ -226,20 +230,21 @@ def _keep_nodes(
 
 # ----------------------------------------------------------------------------------------------------- delete
 
-_DELETED: Final = 500  # rows of one transaction: they take some 10 ms
-_SESSIONS: Final = 10  # of one transaction; most have few rows
+_DELETED: Final = 500  # most rows of one transaction, which takes some 10 ms
+_SESSIONS: Final = 10  # most sessions of one transaction; most have few rows
 
 
 async def delete_sessions(database: Database, keys: Sequence[str], *, begins: bool = True) -> int:
-    """Delete sessions with everything they have; return how many there were.
+    """Delete sessions with all their rows; return how many existed.
 
-    One of many rows is deleted in portions. From the first on it is not there any more: whoever is to write to it
-    first deletes what is left. Unless this `begins`, what is left of them is deleted, and one made anew stays.
+    On SQLite, a session with many rows is deleted in portions. After the first one it no longer exists: a later write
+    to it first deletes the remaining rows. Without `begins`, only the remains of deleted sessions are deleted; sessions
+    that were created again stay.
     """
     number, left = 0, list(keys) if begins or database.in_order else []
     while left:
         some = left[:_SESSIONS]
-        if not database.in_order:  # there nobody waits for it
+        if not database.in_order:  # PostgreSQL: no other write waits for this one
             number += await database.write(partial(delete_several, keys=some))
             del left[:_SESSIONS]
             continue

@@ -1,8 +1,9 @@
-"""PostgreSQL, by asyncpg or psycopg.
+"""PostgreSQL, through asyncpg or psycopg.
 
-Exchanges are written by one connection of the process: what waits is committed together, by one call of a function of
-the server (see `functions`). What such a call leaves, and every other write, is a transaction of its own on a
-connection of SQLAlchemy's pool. There the exchanges of one session wait for each other, and for nobody else's.
+One connection of the process writes exchanges: everything that waits is committed together, by one call of a server
+function (see `functions`). Exchanges that such a call does not write, and all other writes, are transactions of their
+own on a connection of SQLAlchemy's pool. There, exchanges of the same session wait for each other, but not for those of
+other sessions.
 """
 
 from __future__ import annotations
@@ -58,35 +59,34 @@ _LOG: Final = logging.getLogger("palimpsest.store")
 _CONNECTIONS: Final = 10
 _MORE_CONNECTIONS: Final = 5
 _READERS: Final = 4
-_WANTED: Final = _CONNECTIONS + _MORE_CONNECTIONS + _READERS + 1  # connections, the writer's too
+_WANTED: Final = _CONNECTIONS + _MORE_CONNECTIONS + _READERS + 1  # connections, including the writer's
 _POOL_SECONDS: Final = 30
 _STATEMENT_SECONDS: Final = 60
-_OLDEST_SECONDS: Final = 1800  # connections are made anew after this time, so that those of a moved server do not stay
+_OLDEST_SECONDS: Final = 1800  # connections are replaced after this time, in case the server has moved
 _TRIES: Final = 4
 _SILENT_SECONDS: Final = 5.0
-"""How long a statement on a connection that was there before may take. After that it is taken for one that was ended in
-silence (another server took over, or something between has forgotten it), and tried again on a new one. A read that is
-tried again may take as long as it likes: the server is slow, then."""
+"""Timeout of a statement on an existing connection. After that the connection counts as dead (after a failover, or
+dropped by a firewall or proxy without notice), and the statement is retried on a new one. A retried read has no such
+timeout, because then the server is slow."""
 _TRUSTED_SECONDS: Final = 1.0
-"""A connection that was in use this short a while ago is used again without being tried out: that costs as much as a
-statement of work."""
+"""A connection that was used this recently is reused without a ping, which would cost as much as a real statement."""
 _CLOSE_SECONDS: Final = 2
 _NO_MORE: Final = "53300"
-"""PostgreSQL's SQLSTATE where it gives no more connections."""
+"""PostgreSQL's SQLSTATE for "too many connections"."""
 _NO_MORE_WORDS: Final = ("too many ", " slots are reserved ")
-"""What psycopg says of that, without an SQLSTATE."""
-_FEW_SECONDS: Final = 5.0  # how long a server that gave too few connections is not asked for one more
-_FREED_SECONDS: Final = 0.05  # how long a server takes to notice that a connection was given back
-_REFUSALS: Final = 5  # of the only connection of a process, one after the other, until the store counts as away
+"""Parts of psycopg's messages for the same error, which have no SQLSTATE."""
+_FEW_SECONDS: Final = 5.0  # after the server refused a connection, wait this long before asking for one more
+_FREED_SECONDS: Final = 0.05  # how long a server takes to notice that a connection was closed
+_REFUSALS: Final = 5  # if a process has no connection and gets this many refusals in a row, the store is unavailable
 _RETURNED: Final = "palimpsest_returned"
-_BATCH: Final = 256  # exchanges of one call at most, so that the first of them is not kept waiting without bound
-_ASIDE_BYTES: Final = 200_000  # of messages that are compressed on the event loop: a millisecond or two
+_BATCH: Final = 256  # most exchanges of one call, which bounds how long the first of them waits
+_ASIDE_BYTES: Final = 200_000  # fewer bytes of messages are compressed on the event loop: a millisecond or two
 _BATCH_BYTES: Final = 4_000_000
-"""Of messages that one call brings, about; the first exchange of it may bring more."""
+"""A call takes no further exchange once its messages have more bytes than this. A single exchange may be larger."""
 
 
 def is_pooled(server: PostgresServer) -> bool:
-    """Tell whether each transaction may have another connection of the server, as behind PgBouncer."""
+    """Tell whether each transaction may run on another server connection, as behind PgBouncer."""
     return server.options.get("statement_cache_size") == 0 or "prepare_threshold" in server.options
 
 
@@ -95,16 +95,16 @@ class PostgresDatabase:
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
-    is_busy: bool = False  # nothing keeps probes waiting
+    is_busy: bool = False  # no write blocks probes
 
     def __init__(self, server: PostgresServer) -> None:
-        """Prepare to connect; nothing is sent yet."""
+        """Create the engines; this does not connect yet."""
         options = dict(server.options)
-        self._seconds: float | None = None  # how long a unit that writes may take
+        self._seconds: float | None = None  # timeout of a unit that writes
         if server.url.get_driver_name() == "asyncpg":
-            # By the client, since a pooler between may not pass a setting of the server on.
+            # A timeout of the client, because a pooler may not pass a server setting on.
             options["command_timeout"] = _STATEMENT_SECONDS
-        else:  # psycopg waits for ever
+        else:  # psycopg has no timeout
             self._seconds = _STATEMENT_SECONDS
         self._engine: AsyncEngine = create_async_engine(
             server.url,
@@ -117,24 +117,24 @@ class PostgresDatabase:
         )
         _try_out_idle_connections(self._engine.sync_engine)
         _pass_over_dead_connections(self._engine.sync_engine)
-        # One statement needs no transaction around it, and two round trips less.
+        # A single statement needs no transaction, which would cost two more round trips.
         pooled = is_pooled(server)
         self._reading = self._engine if pooled else self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._tasks = Tasks()
-        # Without a pool: after a loss, a connection that was kept there may be lost too.
+        # Without a pool: after a lost connection, the pooled ones may be dead too.
         connecting = create_async_engine(server.url, connect_args=options, poolclass=NullPool, hide_parameters=True)
         self._connecting = connecting
         self._probing: asyncio.Task[None] | None = None
-        self._singles = 0  # connections in use that neither pool, readers nor writer hold
+        self._singles = 0  # connections in use outside of the pool, the readers and the writer
         self._turns = turns = _Turns(self._held, self._make_room)
         self._readers = _Readers(connecting, self._tasks, turns, pooled=pooled)
         writing = DriverConnection(connecting, pooled=pooled)
         self._writer = _ExchangeWriter(writing, self._tasks, turns, self._write_exchanges)
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        """Run `unit`, each statement on the state that it finds; a short one on a reader of the process."""
+        """Run `unit` without a common snapshot for its statements; a short one on one of the reader connections."""
         if short:
-            # In a task of its own: a driver that is cut off in a statement waits for the server's answer.
+            # In a separate task: a driver that is cancelled in a statement waits for the server's answer.
             return await asyncio.shield(self._tasks.start(self._read_short(unit)))
         return await asyncio.shield(self._tasks.start(self._read(unit)))
 
@@ -142,28 +142,28 @@ class PostgresDatabase:
         self,
         unit: Unit[Result],
         *,
-        durable: bool = True,  # noqa: ARG002 - the server decides
+        durable: bool = True,  # noqa: ARG002 - the server's settings decide
         again: bool = True,
     ) -> Result:
-        """Run `unit` in a transaction; again, if the server ended it for another one's sake."""
-        # In a task of its own: a connection that is cut off in a statement is lost.
+        """Run `unit` in a transaction; retry if the server aborted it because of a concurrent one."""
+        # In a separate task: a connection whose statement is cancelled is lost.
         return await asyncio.shield(self._tasks.start(self._write(unit, again=again)))
 
     def start(self, exchange: Exchange) -> asyncio.Future[Any]:
-        """Begin or settle an exchange, together with others that wait."""
+        """Begin or settle an exchange, together with all others in the queue."""
         return self._writer.start(exchange)
 
     async def close(self) -> None:
-        """Finish what is under way, then close every connection."""
+        """Finish the running work, then close every connection."""
         await self._tasks.close()
         await self._readers.close()
         await self._writer.close()
-        with suppress(TimeoutError):  # one that does not answer is not waited for
+        with suppress(TimeoutError):  # do not wait for a connection that does not answer
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.dispose()
 
-    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - it is the same server
-        """Run `unit` in a transaction of a new connection."""
+    async def probe(self, unit: Unit[None], *, same: bool) -> None:  # noqa: ARG002 - always the same server
+        """Run `unit` in a transaction on a new connection."""
         if self._probing is not None and not self._probing.done():
             self._probing.cancel()
         self._probing = self._tasks.start(self._probe(unit))
@@ -174,13 +174,13 @@ class PostgresDatabase:
             await self._turns.use(lambda: self._transact_alone(unit), first=True)
 
     def _held(self) -> int:
-        """Return how many connections the process has, or is making."""
+        """Return how many connections the process has open or is opening."""
         pool = cast("QueuePool", self._engine.pool)
         pooled = pool.checkedin() + pool.checkedout()
         return pooled + self._readers.held + self._writer.held + self._singles
 
     async def _make_room(self) -> None:
-        """Let go of the connections that nobody uses: as long as the process keeps them, nobody gets another one."""
+        """Close the unused connections, so that the server has room for another one."""
         await self._readers.let_go()
         await self._writer.let_go()
         if not cast("QueuePool", self._engine.pool).checkedout():
@@ -200,7 +200,7 @@ class PostgresDatabase:
             except DBAPIError as why:
                 if not why.connection_invalidated:
                     raise
-            return await self._look(unit)  # the server had ended the connection: all of them are made anew
+            return await self._look(unit)  # the server had closed the connection: SQLAlchemy has emptied the pool
 
     async def _look(self, unit: Unit[Result]) -> Result:
         return await self._in_turn(unit, self._reading.connect, None)
@@ -211,8 +211,8 @@ class PostgresDatabase:
                 try:
                     return await self._transact(unit)
                 except DBAPIError as why:
-                    # A connection that was lost may have taken the COMMIT along: nearly all that is stored is stored
-                    # once, however often it is asked for.
+                    # After a lost connection, the COMMIT may have succeeded. A retry is safe, because nearly all writes
+                    # are idempotent; the others set `again` to false.
                     if not (is_worth_another_try(why) or (again and why.connection_invalidated)):
                         raise
             return await self._transact(unit)
@@ -226,7 +226,7 @@ class PostgresDatabase:
         connected: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
         seconds: float | None,
     ) -> Result:
-        """Run `unit` on a connection of the pool; where there are few of them, on one that nobody keeps."""
+        """Run `unit` on a pooled connection, or on a temporary one if connections are scarce."""
 
         async def work() -> Result:
             if self._turns.are_few:
@@ -237,7 +237,7 @@ class PostgresDatabase:
         return await self._turns.use(work)
 
     async def _transact_alone(self, unit: Unit[Result]) -> Result:
-        """Run `unit` in a transaction of a connection that nobody keeps."""
+        """Run `unit` in a transaction on a temporary connection."""
         self._singles += 1
         try:
             async with asyncio.timeout(self._seconds), self._connecting.begin() as connection:
@@ -247,12 +247,12 @@ class PostgresDatabase:
 
 
 class _Turns:
-    """Who may use a connection: everybody, until the server refuses one; then as many at a time as it gives."""
+    """Limits the connections in use: no limit until the server refuses one, then as many as it allows."""
 
     def __init__(self, held: Callable[[], int], make_room: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._held = held
         self._make_room = make_room
-        self._few: int | None = None  # how many there are; None while the server gives what is asked for
+        self._few: int | None = None  # the limit; None while the server refuses none
         self._learnt_at = 0.0
         self._told = False
         self._using = 0
@@ -260,11 +260,11 @@ class _Turns:
 
     @property
     def are_few(self) -> bool:
-        """Whether the server gave fewer connections than were asked for: none is kept for what is asked seldom."""
+        """Whether the server refused a connection. Then none is kept open for rare operations."""
         return self._few is not None
 
     async def use(self, work: Callable[[], Coroutine[Any, Any, Result]], *, first: bool = False) -> Result:
-        """Do work that takes one connection, `first` of those that wait for one; again where it got none."""
+        """Run `work`, which takes one connection; retry if the server refuses it. `first` skips the queue."""
         refusals = 0
         until = time.monotonic() + _POOL_SECONDS
         while True:
@@ -292,7 +292,7 @@ class _Turns:
 
     async def _enter(self, *, first: bool) -> None:
         if self._few is not None and time.monotonic() - self._learnt_at > _FEW_SECONDS:
-            more = self._few + 1  # there may be more by now
+            more = self._few + 1  # the server may allow more by now
             self._few, self._learnt_at = None if more > _WANTED else more, time.monotonic()
         if self._few is None or self._using < self._few:
             self._using += 1
@@ -316,9 +316,9 @@ class _Turns:
 
 
 def _gives_no_more(error: Exception) -> bool:
-    """Tell whether the server refused a connection since it gives no more; it was asked by an engine or its pool."""
+    """Tell whether the server refused a connection because it has too many."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    state = getattr(cause, "sqlstate", "")  # an error that is not the driver's has none, whatever its words are
+    state = getattr(cause, "sqlstate", "")  # "": not an error of the driver, so its text means nothing
     return state == _NO_MORE or (state is None and any([words in str(cause) for words in _NO_MORE_WORDS]))
 
 
@@ -326,38 +326,38 @@ def _gives_no_more(error: Exception) -> bool:
 
 
 class Fetched(Struct, frozen=True, kw_only=True):
-    """What a statement returned."""
+    """The result of a statement."""
 
-    names: Sequence[str]  # of its columns; empty where it returned no row
+    names: Sequence[str]  # of the columns; may be empty if there are no rows
     rows: Sequence[Sequence[Any]]
 
 
 class LostConnection(Exception):
-    """The connection was lost in a statement. It is not known whether that was executed."""
+    """The connection was lost during a statement, which may or may not have been executed."""
 
 
 class DriverConnection:
-    """One connection, used without SQLAlchemy, which made it. It is made anew where it was lost or is old.
+    """A connection that SQLAlchemy opens, but that is used without it. It reconnects if it was lost or is old.
 
-    Only one task at a time may use it. Each statement is a transaction.
+    Only one task at a time may use it. Each statement is its own transaction.
     """
 
     def __init__(self, engine: AsyncEngine, *, pooled: bool = False) -> None:
-        """Prepare to connect by `engine`, with all its options; `pooled` as `is_pooled` says."""
+        """Connect later, through `engine` and with its options. `pooled` is the result of `is_pooled`."""
         self._engine = engine
         self._uses_asyncpg = engine.dialect.driver == "asyncpg"
         self._pooled = pooled
-        self.is_patient = False  # whether a silent connection is waited for
-        self.is_held = False  # whether there is a connection, or one is being made
+        self.is_patient = False  # whether statements run without the timeout `_SILENT_SECONDS`
+        self.is_held = False  # whether a connection is open or being opened
         self._raw: Any = None
         self._made: PoolProxiedConnection | None = None
-        """What SQLAlchemy made it as; it is kept as long as the connection."""
+        """SQLAlchemy's wrapper of the connection, which must live as long as the connection."""
         self._made_at = 0.0
 
     async def fetch(self, text: str, values: Sequence[Any]) -> Fetched:
-        """Execute a statement with parameters $1, $2, ….
+        """Execute a statement with the parameters $1, $2, ….
 
-        Raises `LostConnection` from the driver's error if the connection was lost; the next one gets another.
+        Raises `LostConnection` from the driver's error if the connection was lost. The next statement reconnects.
         """
         if self._raw is not None and time.monotonic() - self._made_at > _OLDEST_SECONDS:
             await self.close()
@@ -366,20 +366,21 @@ class DriverConnection:
         whole = False
         try:
             if self._uses_asyncpg:
-                # It prepares in one round trip and executes in another.
+                # Behind a pooler, a transaction: asyncpg prepares and executes in separate round trips.
                 async with raw.transaction() if self._pooled else nullcontext():
                     rows = await raw.fetch(text, *values)
                 found = Fetched(names=tuple(rows[0].keys()) if rows else (), rows=rows)
             else:
-                from psycopg import AsyncRawCursor  # noqa: PLC0415 - it need not be installed
+                from psycopg import AsyncRawCursor  # noqa: PLC0415 - it may not be installed
 
                 cursor: Any = AsyncRawCursor(raw)
                 await cursor.execute(text, values)
                 found = Fetched(names=[column.name for column in cursor.description], rows=await cursor.fetchall())
             whole = True
         except Exception as why:
-            # What the server says leaves the connection whole, unless it ends it. Anything else (a TimeoutError, a
-            # driver that was cut off in a statement and has lost count) does not tell what the server does.
+            # An error with a SQLSTATE comes from the server and leaves the connection usable, unless it was closed.
+            # After any other error (a TimeoutError, a driver that was interrupted and lost the protocol's state), the
+            # state of the server is unknown.
             lost: bool = raw.is_closed() if self._uses_asyncpg else raw.closed
             if lost or getattr(why, "sqlstate", None) is None:
                 raise LostConnection from why
@@ -393,10 +394,10 @@ class DriverConnection:
         return found
 
     async def close(self) -> None:
-        """Let go of the connection, which may be lost."""
+        """Close the connection, which may be lost."""
         raw, self._raw, self.is_held = self._raw, None, False
         if raw is not None:
-            with suppress(Exception):  # it is given up either way
+            with suppress(Exception):  # it is not used again in any case
                 await (raw.close(timeout=_CLOSE_SECONDS) if self._uses_asyncpg else raw.close())
 
     async def _connect(self) -> Any:
@@ -418,11 +419,11 @@ class DriverConnection:
 
 _DIALECT: Final[Dialect] = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _LIST: Final = re.compile(r"(NOT )?IN \(__\[POSTCOMPILE_(\w+)\]\)")
-"""Where SQLAlchemy leaves room for the values of an expanding IN."""
+"""SQLAlchemy's placeholder for the values of an expanding IN."""
 
 
 class _PostgresStatement(CompiledStatement):
-    """A statement as PostgreSQL takes it. A list is one parameter, so that one text serves all lengths."""
+    """A statement compiled for PostgreSQL. A list is one array parameter, so that one SQL text serves all lengths."""
 
     def __init__(self, statement: Executable) -> None:
         super().__init__(statement, (), _DIALECT)
@@ -437,7 +438,7 @@ class _PostgresStatement(CompiledStatement):
 
         self.text = _LIST.sub(any_of, self.text)
         self.pick = self.picker(order)
-        """Takes the values out, in the order of their numbers."""
+        """Picks the values from the parameters, in the order of their numbers."""
 
 
 @lru_cache(maxsize=512)
@@ -446,7 +447,7 @@ def _statement(statement: Executable) -> _PostgresStatement:
 
 
 class PostgresConnection:
-    """A connection of the driver that executes SQLAlchemy's statements; they only read. To be used in a greenlet."""
+    """Executes SQLAlchemy statements that only read on a connection of the driver. For use in a greenlet."""
 
     __slots__ = ("_connection",)
 
@@ -467,7 +468,7 @@ class PostgresConnection:
 
 
 class _Readers:
-    """A few connections for what each request reads."""
+    """A few connections for the short reads of each request."""
 
     def __init__(self, engine: AsyncEngine, tasks: Tasks, turns: _Turns, *, pooled: bool) -> None:
         self._tasks = tasks
@@ -475,15 +476,15 @@ class _Readers:
         self._places = asyncio.Semaphore(_READERS)
         self._readers = [DriverConnection(engine, pooled=pooled) for _ in range(_READERS)]
         self._free = [*self._readers]
-        """The one that was used last comes last."""
+        """The most recently used one is last."""
 
     @property
     def held(self) -> int:
-        """How many connections they have, or are making."""
+        """The number of connections that are open or being opened."""
         return sum([reader.is_held for reader in self._readers])
 
     async def read(self, unit: Unit[Result]) -> Result:
-        """Run a unit on one of them; once more on a new connection, if the server had ended the other."""
+        """Run a unit on one of the connections; retry once on a new one if the connection was lost."""
         self._tasks.require_open()
         async with self._places:
             return await self._turns.use(lambda: self._read(unit))
@@ -503,13 +504,13 @@ class _Readers:
             self._free.append(reader)
 
     async def let_go(self) -> None:
-        """Let go of those that nobody uses."""
+        """Close the unused connections."""
         for reader in [*self._free]:
             if reader in self._free:
                 await reader.close()
 
     async def close(self) -> None:
-        """Let go of them; nobody may read any more."""
+        """Close all connections. No read may follow."""
         for reader in self._readers:
             await reader.close()
 
@@ -518,19 +519,19 @@ class _Readers:
 
 
 class _WaitingExchange(Struct, frozen=True, kw_only=True):
-    """An exchange that waits to be begun or settled."""
+    """An exchange in the queue, to be begun or settled."""
 
     item: Exchange
     future: asyncio.Future[Any]
 
     @property
     def key(self) -> str:
-        """The session that it belongs to."""
+        """The key of its session."""
         return session_key(self.item.tenant, self.item.session, self.item.dialect)
 
     @property
     def size(self) -> int:
-        """Bytes of its messages."""
+        """Bytes of its messages, forms and tools."""
         item = self.item
         size = sum([len(body.message.raw) for body in item.messages])
         if isinstance(item, Settlement):
@@ -542,10 +543,10 @@ _Transact: TypeAlias = Callable[[Sequence[Exchange]], Coroutine[Any, Any, list[A
 
 
 class _ExchangeWriter:
-    """Begins and settles exchanges: what waits, by the server's functions; what those leave, session by session.
+    """Begins and settles exchanges: all that wait by the server's functions; the rest session by session.
 
-    While the latter is under way, what else is to be settled in the session waits for it, and then has its turn with
-    the functions: a function passes over a session that another transaction holds.
+    The functions skip a session that another transaction has locked. While such a transaction of ours runs, further
+    settlements of the session wait for it, and are then given to the functions again.
     """
 
     def __init__(self, connection: DriverConnection, tasks: Tasks, turns: _Turns, transact: _Transact) -> None:
@@ -555,15 +556,15 @@ class _ExchangeWriter:
         self._transact = transact
         self._waiting: list[_WaitingExchange] = []
         self._is_writing = False
-        self._is_fetching = False  # whether the connection is used
+        self._is_fetching = False  # whether the connection is in use
         self._left: dict[str, list[_WaitingExchange]] = {}
-        """By session, what the functions left; a task is at work on each."""
+        """By session, the exchanges that the functions did not write. A task writes those of each session."""
         self._behind: dict[str, list[_WaitingExchange]] = {}
-        """By session, what waits for that."""
+        """By session, the settlements that wait for that task."""
         self._stored = functions.StoredTexts()
 
     def start(self, item: Exchange) -> asyncio.Future[Any]:
-        """Have an exchange begun or settled."""
+        """Submit an exchange to be begun or settled."""
         self._tasks.require_open()
         write = _WaitingExchange(item=item, future=asyncio.get_running_loop().create_future())
         self._waiting.append(write)
@@ -572,11 +573,11 @@ class _ExchangeWriter:
 
     @property
     def held(self) -> int:
-        """How many connections it has, or is making."""
+        """The number of connections that are open or being opened: 0 or 1."""
         return int(self._connection.is_held)
 
     async def let_go(self) -> None:
-        """Let go of the connection, unless it is used."""
+        """Close the connection, unless it is in use."""
         if not self._is_fetching:
             await self._connection.close()
 
@@ -591,7 +592,7 @@ class _ExchangeWriter:
         return await self._turns.use(fetch)
 
     async def close(self) -> None:
-        """Let go of the connection; nothing may be under way."""
+        """Close the connection. No write may be running."""
         await self._connection.close()
 
     def _go_on(self) -> None:
@@ -608,7 +609,7 @@ class _ExchangeWriter:
             self._is_writing = False
 
     def _take(self) -> list[_WaitingExchange]:
-        """Return what the next calls are to write."""
+        """Take the next batch out of the queue."""
         taken: list[_WaitingExchange] = []
         size = number = 0
         for number, write in enumerate(self._waiting, 1):  # noqa: B007 - it is used after the loop
@@ -633,7 +634,7 @@ class _ExchangeWriter:
             begun = functions.begun(found.rows)
             for exchange in begun:
                 self._stored.keep(rows[exchange])
-        except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
+        except Exception as why:  # noqa: BLE001 - each is written alone below, and may fail alone
             log_seldom(logging.INFO, f"exchanges are begun one by one: {said(why.__cause__ or why)}")
         for write in writes:
             if write.item.exchange in begun:
@@ -652,7 +653,7 @@ class _ExchangeWriter:
             if ends:
                 found = await self._fetch(functions.SETTLE, arguments)
                 stands_at = functions.settled_at(found.rows)
-        except Exception as why:  # noqa: BLE001 - each is tried alone, and fails alone
+        except Exception as why:  # noqa: BLE001 - each is written alone below, and may fail alone
             log_seldom(logging.INFO, f"exchanges are settled one by one: {said(why.__cause__ or why)}")
         for write in writes:
             head = stands_at.pop(write.item.exchange, None)
@@ -665,7 +666,7 @@ class _ExchangeWriter:
                 tell(write.future, settled)
 
     def _write_alone(self, write: _WaitingExchange) -> None:
-        """Have it written in a transaction of its session."""
+        """Write an exchange in a transaction of its session."""
         if write.key in self._left:
             self._left[write.key].append(write)
         else:
@@ -683,7 +684,7 @@ class _ExchangeWriter:
     async def _write_session(self, writes: Sequence[_WaitingExchange]) -> None:
         try:
             results = await self._transact([write.item for write in writes])
-        except Exception as why:  # noqa: BLE001 - it is the callers'
+        except Exception as why:  # noqa: BLE001 - passed to the callers
             if len(writes) == 1 or isinstance(why, StoreUnavailable):
                 for write in writes:
                     tell(write.future, None, why)
@@ -698,7 +699,7 @@ class _ExchangeWriter:
 
 
 async def _aside(writes: Sequence[_WaitingExchange], work: Callable[[], Result]) -> Result:
-    """Do what compresses the texts of these exchanges: in a thread where that takes the event loop too long."""
+    """Run `work`, which compresses the texts of these exchanges; in a thread if it would block the event loop."""
     if sum(write.size for write in writes) < _ASIDE_BYTES:
         return work()
     return await asyncio.to_thread(work)
@@ -707,7 +708,7 @@ async def _aside(writes: Sequence[_WaitingExchange], work: Callable[[], Result])
 def _settling(
     settlements: Sequence[Settlement], stored: functions.StoredTexts
 ) -> tuple[dict[str, functions.PlainEnd], tuple[Any, ...]]:
-    """Return how those exchanges ended that can be settled without reading, and the arguments that settle them."""
+    """Return the ends of those exchanges that can be settled without reading, and the arguments of `SETTLE`."""
     ends = {each.exchange: end for each in settlements if (end := functions.plain_end(each, stored)) is not None}
     return ends, functions.settle_arguments(functions.waves_of(list(ends.values())))
 
@@ -716,7 +717,7 @@ def _settling(
 
 
 def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:
-    """See to it that a connection that the server, or something between, ended in silence is made anew."""
+    """Ping pooled connections that were idle, and replace those that were dropped without notice."""
 
     @event.listens_for(engine, "checkin")
     def _note(  # pyright: ignore[reportUnusedFunction]  # the event calls it
@@ -741,7 +742,7 @@ def _try_out_idle_connections(engine: sqlalchemy.Engine) -> None:
 
 
 def _cut_off_later(raw: Any) -> asyncio.TimerHandle:
-    """Have a driver's connection end after `_SILENT_SECONDS`, whatever it waits for; cancel that where it answers."""
+    """Close a driver's connection after `_SILENT_SECONDS`. The caller cancels the timer when the server answers."""
     return asyncio.get_running_loop().call_later(_SILENT_SECONDS, _cut_off, raw)
 
 
@@ -751,11 +752,11 @@ def _cut_off(raw: Any) -> None:
         raw.terminate()
         return
     with suppress(Exception), socket(fileno=dup(raw.fileno())) as end:  # it may be closed
-        end.shutdown(SHUT_RDWR)  # the driver, which waits for it, finds it ended
+        end.shutdown(SHUT_RDWR)  # the driver, which waits on this socket, sees the end of the stream
 
 
 def _pass_over_dead_connections(engine: sqlalchemy.Engine) -> None:
-    """See to it that no trace is logged of a connection that cannot be closed, since its server is away."""
+    """Keep SQLAlchemy from logging a traceback for connections that cannot be closed because the server is away."""
     cast("logging.Logger", engine.pool.logger).addFilter(_is_no_outage)
 
 
@@ -765,5 +766,5 @@ def _is_no_outage(record: logging.LogRecord) -> bool:
 
 
 def _taking(unit: Unit[Result]) -> Callable[[sqlalchemy.Connection], Result]:
-    # It has all that `connection.Connection` asks for; its overloads hide that from one of the type checkers.
+    # SQLAlchemy's connection satisfies `StoreConnection`; its overloads hide that from one of the type checkers.
     return cast("Callable[[sqlalchemy.Connection], Result]", unit)

@@ -1,13 +1,13 @@
-"""The tables, as SQLAlchemy Core sees them. The migrations make them; a test compares the two.
+"""The tables in SQLAlchemy Core. The migrations create them; a test compares the two.
 
 Every table of a session has a primary key that begins with `session`, the internal name of the session
-(`records.session_key`), so that the tables can be distributed by it without a change. For the same reason no other
-constraint is unique: what must be unique holds by how names are made. There are no foreign keys: whoever writes to a
-session holds the lock on its row in `sessions`.
+(`records.session_key`), so that the tables can be distributed by session without a change. For the same reason there
+are no other unique constraints: names are made so that they are unique where they must be. There are no foreign keys:
+every writer to a session holds the lock on its row in `sessions`.
 
 Times are milliseconds since 1970. JSON is text, never JSONB, which reorders keys. Names and long texts are stored as
-bytes, which the columns' types translate (`packing`). `bodies`, `hidden`, `instructions`, `nodes` and `summaries` are
-append-only: the migrations set triggers that refuse an UPDATE.
+bytes, which the column types encode and decode (`packing`). `bodies`, `hidden`, `instructions`, `nodes` and `summaries`
+are append-only: triggers, which the migrations create, refuse an UPDATE.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ METADATA: Final = MetaData(
 )
 
 ORDERED: Final = Text().with_variant(Text(collation="C"), "postgresql")
-"""Texts that are compared byte by byte, whatever the language of the database."""
+"""Texts that are compared byte by byte, whatever the database's collation."""
 
 
 def _columns(kind: Any, *names: str, nullable: bool = False, primary_key: bool = False) -> Iterator[Column[Any]]:
-    """Give columns of one type."""
+    """Yield columns of one type."""
     for name in names:
         yield Column(name, kind, nullable=nullable, primary_key=primary_key)
 
 
 def _keys(kind: Any, *names: str) -> Iterator[Column[Any]]:
-    """Give the columns of a primary key, which begins with the session."""
+    """Yield the columns of a primary key, which begins with the session."""
     yield from _columns(SESSION_NAME, "session", primary_key=True)
     yield from _columns(kind, *names, primary_key=True)
 
 
 PERIOD_MS: Final = 600_000
-"""Sessions are sorted by the period that they were last changed in, then by the time."""
+"""Length of a period. Sessions are sorted by the period of their last change, then by its time."""
 
 SESSIONS: Final = Table(
     "sessions",
@@ -101,16 +101,16 @@ SESSIONS: Final = Table(
     Column("hidden", Integer, nullable=False, server_default=text("0")),
     Column("summaries", Integer, nullable=False, server_default=text("0")),
     *_columns(Float, "cost", nullable=True),
-    *_columns(Text, "calls", nullable=True),  # a JSON array of names; NULL where there are none
+    *_columns(Text, "calls", nullable=True),  # a JSON array of names; NULL if there are none
     Column("dialect", Text, nullable=False, server_default=text("'chat'")),
-    # The indexes have this in place of the time: PostgreSQL enters a row anew into every index if one of them changes.
+    # Indexed instead of `updated_at`: if one indexed value changes, PostgreSQL updates every index of the row.
     Column("period", BigInteger, Computed(f"updated_at / {PERIOD_MS}", persisted=True)),  # virtual in SQLite
-    # (tenant, id, dialect) is unique because `session` is computed from the three.
+    # (tenant, id, dialect) is unique, because `session` is computed from the three.
     Index(None, "id", "tenant"),
     Index(None, "tenant", "period"),
     Index(None, "period"),
 )
-"""One row for each session: where it stands, and sums that a list shows."""
+"""One row for each session: its head, and the sums that a list of sessions shows."""
 
 INSTRUCTIONS: Final = Table(
     "instructions",
@@ -120,26 +120,26 @@ INSTRUCTIONS: Final = Table(
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
-"""The versions of what leads the requests. Append-only."""
+"""The versions of the instructions that lead requests. Append-only."""
 
 BODIES: Final = Table(
     "bodies", METADATA, *_keys(HASH_NAME, "body"), *_columns(Integer, "tokens"), *_columns(PACKED_TEXT, "text")
 )
-"""Texts of what clients send, messages (JSON objects) and `tools` (JSON arrays), once per session. Append-only."""
+"""The texts that clients send: messages (JSON objects) and `tools` (JSON arrays), once per session. Append-only."""
 
 
 def session_place(session: ColumnElement[Any]) -> ColumnElement[int]:
-    """Return the number that stands for a session in indexes of PostgreSQL: half as long."""
+    """Return a hash of a session's name for indexes of PostgreSQL, half as long as the name."""
     return _hash(session, literal_column("0"))
 
 
 def content_place(content: ColumnElement[Any], session: ColumnElement[Any]) -> ColumnElement[int]:
-    """Return the number by which PostgreSQL finds nodes by what they say."""
+    """Return the hash by which an index of PostgreSQL finds the nodes of a session with a content."""
     return _hash(content, session_place(session))
 
 
 def _hash(name: ColumnElement[Any], seed: ColumnElement[Any]) -> ColumnElement[int]:
-    """Return a number for some bytes. PostgreSQL before 18 has such a function for text only."""
+    """Return a 64-bit hash of some bytes. PostgreSQL before 18 can hash text only, so they are converted to digits."""
     return func.hashtextextended(func.encode(name, literal_column("'hex'")), seed, type_=BigInteger)
 
 
@@ -155,10 +155,10 @@ NODES: Final = Table(
     *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Text, "agent", "policy", nullable=True),
     *_columns(PACKED_TEXT, "arrival", nullable=True),  # changes, as `cuts` encodes them, at position 0
-    *_columns(HASH_NAME, "content", nullable=True),  # `content_key` of what it says
-    # The tenant, where every assistant message up to here came from upstream. Exports have it.
+    *_columns(HASH_NAME, "content", nullable=True),  # `content_key` of the message
+    # The tenant, if every assistant message up to this node came from upstream. Exports include it.
     *_columns(Text, "recorded", nullable=True),
-    # That of a reply, which is stored with its node at once; NULL where `bodies` has it.
+    # The text of a reply, which is stored together with its node; NULL if the text is in `bodies`.
     *_columns(PACKED_TEXT, "text", nullable=True),
     Index(None, "session", "content").ddl_if(dialect="sqlite"),
 )
@@ -176,7 +176,7 @@ HIDDEN: Final = Table(
     *_columns(Integer, "tokens"),
     *_columns(BigInteger, "created_at"),
 )
-"""What the client was not shown of replies. Append-only."""
+"""The parts of replies that the client was not shown. Append-only."""
 
 SUMMARIES: Final = Table(
     "summaries",
@@ -187,7 +187,7 @@ SUMMARIES: Final = Table(
     *_columns(ORDERED, "predecessor", nullable=True),
     *_columns(Integer, "until", "generation", "tokens", "covered_messages", "covered_tokens"),
     *_columns(Text, "reason", "model"),
-    *_columns(PACKED_TEXT, "text", "state"),  # `state`, as `usage`, is a JSON object
+    *_columns(PACKED_TEXT, "text", "state"),  # `state` and `usage` are JSON objects
     *_columns(PACKED_RECORD, "usage", nullable=True),
     *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(Boolean, "asked"),
@@ -196,28 +196,28 @@ SUMMARIES: Final = Table(
     Index(None, "session", "recipe", "status", "until", "created_at", "id"),
     Index(None, "session", "recipe", "created_at", "id"),
 )
-"""Summaries by a model, and the attempts at them. Append-only."""
+"""Summaries made by a model, and the attempts to make them. Append-only."""
 
 LEASES: Final = Table(
     "leases", METADATA, *_keys(Text, "name"), *_columns(Text, "holder"), *_columns(BigInteger, "expires_at")
 )
-"""What only one worker at a time may do for a session, who does it, and until when at most."""
+"""Leases on tasks that only one worker at a time may do for a session: the task, the holder, and the expiry."""
 
 CUTS: Final = Table(
     "cuts",
     METADATA,
     *_keys(HASH_NAME, "node"),
-    *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" where none is named
+    *_columns(Text, "policy", "agent", primary_key=True),  # `agent` is "" if none is named
     *_columns(Integer, "position", "tokens", "messages", "tool_calls"),
     *_columns(Text, "version"),
-    # `changes` as `cuts` encodes them, packed: where `base` names a node, against the changes of the cut there.
+    # `changes` as `cuts` encodes them, packed. If `base` names a node, they are packed against the changes of its cut.
     *_columns(LargeBinary, "changes"),
     *_columns(HASH_NAME, "base", nullable=True),
     *_columns(EXCHANGE_NAME, "exchange", nullable=True),
     *_columns(BigInteger, "created_at"),
     Index(None, "session", "policy", "agent", "position", "node"),
 )
-"""Where views were trimmed up to, and how; never changed once made."""
+"""The cuts: up to where, and how, views were trimmed. Rows never change."""
 
 
 def _of_an_exchange() -> Iterator[Column[Any]]:
@@ -232,12 +232,12 @@ def _of_an_exchange() -> Iterator[Column[Any]]:
     yield from _columns(HASH_NAMES, "messages", "nodes", "replies")
     yield from _columns(HASH_NAME, "tools", "instructions", "cut_node", nullable=True)
     yield from _columns(HASH_NAME, "idempotency", nullable=True)  # hash of the client's key for this request
-    # Other texts of stored messages, as the client sent them back in this request: see `tree.encode_forms`.
+    # The texts of stored messages that this request sent back in another form: see `tree.encode_forms`.
     yield from _columns(LargeBinary, "forms", nullable=True)
 
 
 REPEATABLE: Final = text("kind IN ('append', 'first') OR idempotency IS NOT NULL")
-"""Which exchanges an index finds by their digest: those whose repetition is told by it. A query says the same words."""
+"""Condition of the index by digest, which detects repeated requests. A query must use the same SQL."""
 
 EXCHANGES: Final = Table(
     "exchanges",
@@ -246,16 +246,16 @@ EXCHANGES: Final = Table(
     Index(None, "id"),
     Index(None, "session", "digest", sqlite_where=REPEATABLE, postgresql_where=REPEATABLE),
 )
-"""Requests that were settled, and how they ended. A row is inserted when its exchange ends: PostgreSQL would store a
-row that changes twice, and enter it anew into indexes."""
+"""Settled requests and how they ended. A row is inserted when its exchange ends, not earlier: PostgreSQL would store an
+updated row twice, and update its indexes."""
 
 PENDING: Final = Table("pending", METADATA, *_of_an_exchange(), sqlite_with_rowid=False)
-"""Requests under way, as rows of `exchanges` that are not whole yet."""
+"""Requests in progress: incomplete rows of `exchanges`."""
 
 _COUNTS: Final[tuple[str, ...]] = tuple([figure.name for figure in fields(ExchangeFigures) if figure.type is int])
 _AMOUNTS: Final[tuple[str, ...]] = tuple([figure.name for figure in fields(ExchangeFigures) if figure.type is float])
 SUMS: Final = _COUNTS + _AMOUNTS
-"""The columns of rollups that are added up; `records.ExchangeFigures` says what they are."""
+"""The columns of rollups that are summed; `records.ExchangeFigures` describes them."""
 
 
 def _sums() -> Iterator[Column[Any]]:
@@ -267,16 +267,16 @@ ROLLUPS: Final = Table(
     "rollups",
     METADATA,
     *_columns(BigInteger, "hour", primary_key=True),  # since 1970
-    # Several processes that add to one row would wait for each other: each has a row of its own, as a rule.
+    # Processes that add to the same row would wait for each other, so each usually has a row of its own.
     *_columns(Integer, "slot", primary_key=True),
     *_columns(Text, "tenant", "dialect", "model", "policy", "kind", "status", "miss", primary_key=True),
     *_sums(),
     sqlite_with_rowid=False,
 )
-"""Sums over exchanges that were settled, by hour. They stay when sessions are deleted. Of no session."""
+"""Sums over settled exchanges, by hour. Not a table of a session: the sums stay when sessions are deleted."""
 
 HAS_FAILED: Final = text("status IN ('failed', 'interrupted', 'partial') AND kind <> 'summary'")
-"""Which sums are of requests that failed or broke off (`records.FAILURES`). A query says the same words."""
+"""Condition of the index of failed or interrupted requests (`records.FAILURES`). A query must use the same SQL."""
 
 SESSION_ROLLUPS: Final = Table(
     "session_rollups",
@@ -287,7 +287,7 @@ SESSION_ROLLUPS: Final = Table(
     Index(None, "session", sqlite_where=HAS_FAILED, postgresql_where=HAS_FAILED),
     sqlite_with_rowid=False,
 )
-"""The same sums by session: for what sessions cost, and how many there were."""
+"""The same sums by session, for the cost and the number of sessions."""
 PROVIDER_IDS: Final = Table(
     "provider_ids",
     METADATA,
@@ -296,7 +296,7 @@ PROVIDER_IDS: Final = Table(
     Index(None, "piece"),
     sqlite_with_rowid=False,
 )
-"""Ids of responses and items that a provider keeps, each with the node of the reply; "" where it became none."""
+"""Ids of responses and items that a provider keeps, each with the node of the reply, or "" if it has no node."""
 EVIDENCE: Final = Table(
     "evidence",
     METADATA,
@@ -305,9 +305,9 @@ EVIDENCE: Final = Table(
     Index(None, "session").ddl_if(dialect="postgresql"),
     sqlite_with_rowid=False,
 )
-"""What replies are known by when a client that names no session sends them back; see `conversation.evidence`.
+"""Evidence that identifies a reply when a client without a session id sends it back; see `conversation.evidence`.
 
-PostgreSQL has no primary key here: two indexes that it keeps small do instead. Who inserts looks whether it is there.
+On PostgreSQL the table has no primary key but two smaller indexes, so an insert must check whether the row exists.
 """
 Index("ix_evidence_piece_session", EVIDENCE.c.piece, session_place(EVIDENCE.c.session)).ddl_if(dialect="postgresql")
 
@@ -319,33 +319,33 @@ KEY_COSTS: Final = Table(
     *_columns(Float, "dollars"),
     sqlite_with_rowid=False,
 )
-"""What was spent with the named keys that have a budget in dollars, by day. Of no session."""
+"""Dollars spent by day with each named key that has a budget. Not a table of a session."""
 
 SECRETS: Final = Table("secrets", METADATA, *_columns(Text, "name", primary_key=True), *_columns(Text, "value"))
-"""What all workers must share and nobody else may know, in hexadecimal digits. Of no session."""
+"""Secrets that all workers share, in hexadecimal digits. Not a table of a session."""
 
 OF_A_SESSION: Final = (
     *(table for table in METADATA.tables.values() if "session" in table.c and table is not SESSIONS),
     SESSIONS,
 )
-"""Every table that a session has rows in, its own row last."""
+"""Every table with rows of a session, `sessions` last."""
 
 
 def matching(table: FromClause, *names: str) -> list[ColumnElement[bool]]:
-    """Return what makes a row be of the session `key` and have the values that are given by the names of columns."""
+    """Return the conditions of a WHERE: the session is `key`, and each named column equals its parameter."""
     asked = [table.c[name] == bindparam(name, type_=table.c[name].type) for name in names]
     return [table.c.session == bindparam("key"), *asked]
 
 
 def insert_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert `rows`; those whose primary key is there already are left as they are."""
+    """Insert `rows`. Rows whose primary key exists already are left unchanged."""
     if rows:
-        # One is told from several faster here than there.
+        # Passing a single row by itself is faster than a sequence of one.
         connection.execute(_insert_new(connection.dialect.name, table), rows[0] if len(rows) == 1 else rows)
 
 
 def insert_many_new(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert hundreds of rows as `insert_new` does. PostgreSQL gets each column as an array, in a third of the time."""
+    """Insert hundreds of rows as `insert_new` does. On PostgreSQL, one array per column takes a third of the time."""
     if connection.dialect.name != "postgresql" or not rows:
         insert_new(connection, table, rows)
         return
@@ -358,7 +358,7 @@ def insert_many_new(connection: StoreConnection, table: Table, rows: Sequence[di
 
 @cache
 def _insert_arrays(table: Table, names: tuple[str, ...]) -> tuple[postgresql.Insert, dict[str, Callable[[str], bytes]]]:
-    """Return what inserts rows from arrays with the values of these columns, and what encodes those."""
+    """Return an INSERT from one array for each of these columns, and the encoders of the columns' values."""
     columns = [table.c[name] for name in names]
     encoders = {each.name: encode for each in columns if (encode := encoder_of(each.type)) is not None}
     kinds = [LargeBinary() if each.name in encoders else each.type for each in columns]
@@ -368,19 +368,19 @@ def _insert_arrays(table: Table, names: tuple[str, ...]) -> tuple[postgresql.Ins
 
 
 def put(connection: StoreConnection, table: Table, rows: Sequence[dict[str, Any]], *, adds: bool = False) -> None:
-    """Insert `rows`; where a primary key is there already, its other values are replaced, or added to."""
+    """Insert `rows`. If a primary key exists already, replace the other values of its row, or add to them (`adds`)."""
     if rows:
         connection.execute(_put(connection.dialect.name, table, adds), rows[0] if len(rows) == 1 else rows)
 
 
 def insert_into(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an INSERT of the dialect's own kind, which knows ON CONFLICT."""
+    """Return the dialect's own INSERT, which supports ON CONFLICT."""
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
 @cache
 def _insert_new(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
-    # Making a statement costs more than running it: each is made once.
+    # Cached, because building a statement costs more than executing it.
     return insert_into(dialect, table).on_conflict_do_nothing()
 
 

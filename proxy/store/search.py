@@ -1,11 +1,11 @@
 """The full-text index of messages (`store.search: index`).
 
-It is made of what is stored, a little later, so that requests wait for nothing. Nothing but searches depends on it: its
-tables are made when they are wanted, and no migration knows them. A trigger deletes a session's part with the session.
+It is filled from stored messages a little later, so that requests do not wait for it. Only searches depend on it. Its
+tables are created on demand and are not part of the migrations. A trigger deletes the index rows of a deleted session.
 
-Texts are split into words here, for both databases alike: runs of letters and digits, and of Chinese, Japanese and
-Korean each two characters that follow each other. The index tells which messages may hold what is looked for, by whole
-words and their beginnings; whoever asked looks into those.
+Texts are split into words here, in the same way for both databases: runs of letters and digits, and each pair of
+adjacent characters in Chinese, Japanese and Korean. The index finds candidates by whole words and their beginnings. The
+caller then checks the text of each candidate.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from proxy.store.sessions import IS_THERE
 from proxy.store.tree import depths_of, rows_of
 
 MOST: Final = 2000
-"""Messages that the index names at most. Of what more hold, the newest sessions have enough."""
-AT_ONCE: Final = 50  # messages that are read, or sessions that are looked at, at once
-_LONGEST: Final = 64  # characters of a word
-_ROOM: Final = 900_000  # bytes of a message's words: PostgreSQL takes a megabyte
+"""Most messages that the index returns. If more match, the newest sessions have enough of them."""
+AT_ONCE: Final = 50  # messages or sessions of one read
+_LONGEST: Final = 64  # most characters of a word; the rest is cut off
+_ROOM: Final = 900_000  # most bytes of a message's words; PostgreSQL's limit is a megabyte
 _PAIRED: Final = (
     "\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-"""Characters of writing without spaces between words."""
+"""Characters of scripts without spaces between words, and Korean."""
 _RUN: Final = re.compile(rf"([{_PAIRED}]+)|([^\W_{_PAIRED}]+)")
 
 _OWN: Final = MetaData()
@@ -58,16 +58,16 @@ _TEXTS: Final = Table(
     _OWN,
     Column("session", SESSION_NAME, primary_key=True),
     Column("node", HASH_NAME, primary_key=True),
-    Column("terms", Text, nullable=False),  # on PostgreSQL a tsvector
+    Column("terms", Text, nullable=False),  # a tsvector on PostgreSQL
 )
 _MARKS: Final = Table(
     "search_marks",
     _OWN,
     Column("session", SESSION_NAME, primary_key=True),
-    Column("mark", BigInteger, nullable=False),  # what `_STATE` was when all of the session was indexed
+    Column("mark", BigInteger, nullable=False),  # value of `_STATE` when all of the session had been indexed
 )
 _PURGE: Final = ""  # stored as x'7e'
-"""The session of the mark that says that the index still has words of what was deleted."""
+"""Session name of a special mark: the index still has words of deleted messages."""
 
 _SQLITE: Final[Sequence[str]] = (
     """
@@ -125,7 +125,7 @@ _UNDONE: Final = {
 }
 _THERE: Final = "SELECT to_regclass('search_marks') IS NOT NULL"
 
-_STATE: Final = SESSIONS.c.updated_at + SESSIONS.c.requests  # neither ever falls
+_STATE: Final = SESSIONS.c.updated_at + SESSIONS.c.requests  # neither ever decreases
 _DUE: Final = (
     select(SESSIONS.c.session, _STATE.label("state"))
     .outerjoin(_MARKS, _MARKS.c.session == SESSIONS.c.session)
@@ -157,7 +157,7 @@ _FOUND: Final = {
 
 
 def make_index(connection: Connection) -> None:
-    """Make the tables where there are none."""
+    """Create the tables, if they do not exist."""
     if connection.dialect.name == "sqlite":
         statements = _SQLITE
     else:
@@ -167,7 +167,7 @@ def make_index(connection: Connection) -> None:
 
 
 def drop_index(connection: Connection) -> None:
-    """Drop the tables, if there are any."""
+    """Drop the tables, if they exist."""
     for statement in _UNDONE[connection.dialect.name]:
         connection.exec_driver_sql(statement)
 
@@ -176,12 +176,12 @@ def drop_index(connection: Connection) -> None:
 
 
 def terms_of(said: str) -> str:
-    """Return the words of a text, each once, with spaces in between."""
+    """Return the words of a text, each once, separated by spaces."""
     terms: dict[str, None] = {}
     for paired, run in _RUN.findall(said.casefold()):
         if run:
             terms[run[:_LONGEST]] = None
-        else:  # the last character alone, too: so each of them begins one
+        else:  # and the last character alone, so that every character begins a word
             terms |= dict.fromkeys([paired[place : place + 2] for place in range(len(paired))])
     found = " ".join(terms)
     if len(found) * 4 > _ROOM and len(found.encode()) > _ROOM:
@@ -190,7 +190,7 @@ def terms_of(said: str) -> str:
 
 
 def question_of(words: Sequence[str], dialect: str) -> str | None:
-    """Return what asks the index for messages with all of these words; None where one has neither letter nor digit."""
+    """Return the index query for messages with all of these words, or None if one has neither letter nor digit."""
     whole: dict[str, None] = {}
     beginnings: dict[str, None] = {}
     for word in words:
@@ -213,22 +213,22 @@ def question_of(words: Sequence[str], dialect: str) -> str | None:
 
 
 def due(connection: StoreConnection) -> Sequence[Row]:
-    """Return `session` and `state` of some sessions that have changed since they were indexed, the newest first."""
+    """Return `session` and `state` of some sessions that changed since they were indexed, the newest first."""
     return connection.execute(_DUE).all()
 
 
 def missing(connection: StoreConnection, key: str, after: str) -> list[NodeRow]:
-    """Return some messages of a session that are not indexed, those first whose names come next `after` this one."""
+    """Return some messages of a session that are not indexed, sorted by name, with names greater than `after`."""
     names = list(connection.execute(_MISSING, {"key": key, "after": after}).scalars())
     return rows_of(connection, key, names) if names else []
 
 
 def add(connection: StoreConnection, key: str, terms: Sequence[tuple[str, str]], state: int | None) -> None:
-    """Index messages of a session by their words. With a `state`, all up to it are indexed."""
-    if connection.execute(_LOCKED, {"key": key}).one_or_none() is None:  # deleted meanwhile
+    """Add messages, as (node, words), to the index. A `state` marks the session as indexed up to that state."""
+    if connection.execute(_LOCKED, {"key": key}).one_or_none() is None:  # the session was deleted meanwhile
         return
     there = depths_of(connection, key, [node for node, _ in terms])
-    if len(there) < len(terms):  # deleted meanwhile, and made anew
+    if len(there) < len(terms):  # deleted and created again meanwhile
         return
     for node, words in terms:
         connection.execute(_adding(connection.dialect.name), {"session": key, "node": node, "words": words})
@@ -253,9 +253,9 @@ _REMOVE: Final = (
 
 
 def remove_some(connection: StoreConnection, key: str) -> bool:
-    """Take some messages of a session that is being deleted out of SQLite's index; return False once none is left.
+    """Remove some messages of a session that is being deleted from SQLite's index; return False once none is left.
 
-    The trigger would take all of them out in one transaction.
+    The trigger would remove all of them in one transaction.
     """
     if connection.execute(_IS_MADE).one_or_none() is None:
         return False
@@ -264,18 +264,18 @@ def remove_some(connection: StoreConnection, key: str) -> bool:
 
 _MERGE: Final = text("INSERT INTO search_index (search_index, rank) VALUES ('merge', :pages)")
 _CHANGES: Final = text("SELECT total_changes()")
-_PAGES: Final = 200  # that one step merges
+_PAGES: Final = 200  # pages that one step merges
 
 
 def purge(connection: StoreConnection) -> bool:
-    """Take words of deleted messages out of SQLite's index, a step at a time; return False once none is left."""
+    """Remove words of deleted messages from SQLite's index, one step per call; return False once none is left."""
     if connection.dialect.name != "sqlite":
         return False
     row = connection.execute(select(_MARKS.c.mark).where(_MARKS.c.session == _PURGE)).one_or_none()
     if row is None:
         return False
     before: int = connection.execute(_CHANGES).scalar_one_or_none()
-    connection.execute(_MERGE, {"pages": _PAGES if row.mark else -_PAGES})  # below zero: all of it, from now on
+    connection.execute(_MERGE, {"pages": _PAGES if row.mark else -_PAGES})  # negative: start merging the whole index
     if row.mark and connection.execute(_CHANGES).scalar_one_or_none() - before < 2:
         connection.execute(delete(_MARKS).where(_MARKS.c.session == _PURGE))
         return False
@@ -287,7 +287,7 @@ def purge(connection: StoreConnection) -> bool:
 
 
 class FoundTexts(Struct, frozen=True, kw_only=True):
-    """Messages of a session that may hold what is looked for."""
+    """Messages of a session that may match a search."""
 
     key: str
     updated_at: int
@@ -295,7 +295,7 @@ class FoundTexts(Struct, frozen=True, kw_only=True):
 
 
 def find(connection: StoreConnection, asked: str, tenant: str | None) -> list[FoundTexts] | None:
-    """Return which messages the index has for a question, those of the newest session first; None of very many."""
+    """Return the messages that match an index query, the newest session first; None if they are more than `MOST`."""
     values = {"asked": asked, "most": MOST + 1} | ({} if tenant is None else {"tenant": tenant})
     rows = connection.execute(_finding(connection.dialect.name, of_one=tenant is not None), values).all()
     if len(rows) > MOST:

@@ -1,15 +1,15 @@
-"""A file of records that wait for the store: appended durably, read in order, forgotten once they are stored.
+"""The spool: a file of records that wait for the store. Appended durably, read in order, dropped once stored.
 
-All processes that share a store's spool append to one file, so their records have one order. The file is
+All processes that share a store's spool append to one file, so their records have one order. The layout:
 
-    4,096 bytes   the first is 1 while a record waits; then what the file is, and how far it was stored
-    records       state, length, checksum, key, content; a zero ends them
+    4,096 bytes   header: the first byte is 1 while a record waits; then a magic name, and how far records were stored
+    records       state, lengths, checksum, key, content; a zero byte ends them
 
-and is longer than its records: room is taken before it is needed, so that a full disk shows before a provider is paid.
-Some is there from the start, for what is under way when the disk gets full.
-A process that is killed while it appends leaves half a record at the end. Whoever appends or reads next drops it.
+The file is longer than its records. Space is allocated before it is needed, so that a full disk shows before the
+provider is asked and paid. Some space is allocated from the start, for exchanges in progress when the disk gets full.
+A process that is killed while it appends leaves half a record at the end. The next append or read drops it.
 
-Every process maps the beginning of the file, so it sees at no cost that a record waits (`flag`).
+Every process maps the header, so it sees at no cost whether a record waits (`flag`).
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ _LOG: Final = logging.getLogger("palimpsest.spool")
 
 _PAGE: Final = 4_096
 _NAME: Final = b"PALIMPSEST SPOOL 1\n"
-_STATE: Final = struct.Struct("<QQ")  # how often the file was emptied; where the first record begins that is not stored
+_STATE: Final = struct.Struct("<QQ")  # how often the file was emptied; offset of the first record that is not stored
 _STATE_AT: Final = 32
 _NUMBERS: Final = 1 << 64
 _SECRETS_AT: Final = 64
-_SECRETS: Final = struct.Struct("<8sH")  # checksum and length of what follows
-_RECORD: Final = struct.Struct("<BBHI8s")  # state, nothing, length of the key, length of the content, checksum
+_SECRETS: Final = struct.Struct("<8sH")  # checksum and length of the secrets, which follow
+_RECORD: Final = struct.Struct("<BBHI8s")  # state, unused, length of the key, length of the content, checksum
 _BEGINNING: Final = re.compile(rb"\x01\x00[\x01-\x80]\x00", re.DOTALL)
-"""How a record that waits begins: its key is short."""
+"""The beginning of a waiting record, whose key has 1 to 128 bytes."""
 _WAITS: Final = 1
 _DROPPED: Final = 2
-_ROOM: Final = 1_048_576  # bytes that the file grows by at least
-MOST_AT_ONCE: Final = 64  # records that are read at once
+_ROOM: Final = 1_048_576  # the file grows by at least so many bytes
+MOST_AT_ONCE: Final = 64  # most records of one read
 _MOST_BYTES_AT_ONCE: Final = 16_777_216
 
 
 class SpooledRecord(Struct, frozen=True, kw_only=True):
-    """A record that waits."""
+    """A waiting record."""
 
-    key: str  # the internal name of the session that it belongs to
+    key: str  # internal name of its session
     content: bytes
-    after: int  # where the next record begins
+    after: int  # offset of the next record
 
 
 class Room(Struct, kw_only=True, eq=False, weakref=True):
-    """Room for a record that is not appended yet. It is free again once nobody holds this."""
+    """Space reserved for a record. It is released when this object is garbage collected."""
 
     size: int  # bytes
 
 
 class _Waiting(Struct, kw_only=True):
-    """A record that is to be appended."""
+    """A record in the queue to be appended."""
 
     key: str
     content: bytes
@@ -80,31 +80,31 @@ class Spool:
     """The spool of one store. Any number of processes may open it."""
 
     def __init__(self, folder: Path, name: str, most: int) -> None:
-        """Use the file `name` in `folder`; it takes no new exchange beyond `most` bytes."""
+        """Use the file `name` in `folder`. It accepts no new exchange beyond `most` bytes."""
         self._path = folder / f"{name}.spool"
         self._turn_path = folder / f"{name}.replay"
         self._most = most
         self._file = -1
-        self._opened_file = (0, 0)  # what tells it from every other file
-        self._emptied: int = 0  # as of the file's state when `_end` was found
+        self._opened_file = (0, 0)  # device and inode, which identify the file
+        self._emptied: int = 0  # how often the file had been emptied when `_end` was found
         self._end = _PAGE
-        self._size = _PAGE  # of the file, as far as is known
+        self._size = _PAGE  # last known size of the file
         self._rooms: WeakSet[Room] = WeakSet()
         self._waiting: list[_Waiting] = []
         self._thread = ThreadPoolExecutor(1, "palimpsest-spool")
         self._using = threading.RLock()
         self._turn = threading.Lock()
         self.flag: mmap.mmap | bytearray = bytearray(1)
-        """Its first byte is not zero while a record waits, of whatever process."""
+        """Its first byte is not zero while a record of any process waits."""
 
     # --------------------------------------------------------------------------- for the event loop
 
     async def reserve(self, size: int) -> Room:
-        """Take room for a record before upstream is asked; raises `StoreUnavailable` if there is none."""
+        """Reserve space for a record before upstream is asked; raises `StoreUnavailable` if there is none."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._reserve, size)
 
     async def append(self, key: str, content: bytes) -> None:
-        """Append a record; it is durable when this returns. Raises `StoreUnavailable` if it could not be."""
+        """Append a record. It is durable when this returns. Raises `StoreUnavailable` if that fails."""
         waiting = _Waiting(key=key, content=content)
         self._waiting.append(waiting)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write_waiting)
@@ -114,13 +114,13 @@ class Spool:
     # ------------------------------------------------------------------------------------ the file
 
     def open(self) -> None:
-        """Open the file, or make it; raises `StoreUnavailable`."""
+        """Open or create the file; raises `StoreUnavailable`."""
         with self._opened(), self._locked():
             self._find_end()
             self._keep_room()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._thread.shutdown()
         with self._using:
             if self._file >= 0:
@@ -129,12 +129,12 @@ class Spool:
 
     @property
     def usable(self) -> bool:
-        """Whether the file could be opened."""
+        """Whether the file is open."""
         return self._file >= 0
 
     @property
     def secrets(self) -> bytes:
-        """What `keep_secrets` kept; empty where nothing was."""
+        """The secrets stored by `keep_secrets`; empty if there are none."""
         if len(self.flag) < _PAGE:
             return b""
         checksum, length = _SECRETS.unpack_from(self.flag, _SECRETS_AT)
@@ -143,7 +143,7 @@ class Spool:
         return kept if length and _checksum(b"", kept) == checksum else b""
 
     def keep_secrets(self, secrets: bytes) -> None:
-        """Keep what a process must know to serve while the store is away from its start on."""
+        """Store the secrets that a process needs to serve if the store is away when it starts."""
         if len(self.flag) < _PAGE or self.secrets == secrets:
             return
         with self._using, self._locked():
@@ -153,7 +153,7 @@ class Spool:
 
     @contextmanager
     def turn(self) -> Generator[bool]:
-        """Take the turn to store what waits, if no other process has it; give whether it was taken."""
+        """Try to get the lock for storing the waiting records, without waiting; yield whether that succeeded."""
         if not self._turn.acquire(blocking=False):
             yield False
             return
@@ -167,7 +167,7 @@ class Spool:
             self._turn.release()
 
     def read(self) -> list[SpooledRecord]:
-        """Return the first records that wait. Where none does, the file gets small again, and is erased."""
+        """Return the first waiting records. If there are none, erase the file and shrink it."""
         with self._opened(), self._locked():
             self._find_end()
             found: list[SpooledRecord] = []
@@ -180,7 +180,7 @@ class Spool:
                         break
             if not found:
                 emptied = (_STATE.unpack_from(self.flag, _STATE_AT)[0] + 1) % _NUMBERS
-                # The other processes see the new number, and begin anew.
+                # The other processes see the new number, and start over.
                 os.pwrite(self._file, _STATE.pack(emptied, _PAGE), _STATE_AT)
                 os.ftruncate(self._file, _PAGE)
                 self._set_flag(0)
@@ -189,13 +189,13 @@ class Spool:
             return found
 
     def stored(self, after: int) -> None:
-        """Note that every record before `after` is stored."""
+        """Record that every record before the offset `after` is stored."""
         with self._opened(), self._locked():
             emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
             os.pwrite(self._file, _STATE.pack(emptied, after), _STATE_AT)
 
     def set_aside(self, record: SpooledRecord) -> Path:
-        """Keep a record that the store does not take in a file of its own; return which."""
+        """Append a record that the store rejects to a separate file; return its path."""
         path = self._path.with_suffix(".rejected")
         file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -206,9 +206,9 @@ class Spool:
         return path
 
     def drop(self, is_meant: Callable[[str, bytes | None], bool]) -> int:
-        """Erase records that wait, where `is_meant`; return how many that were.
+        """Erase the waiting records for which `is_meant` returns true; return how many.
 
-        It is asked with the key and the content, which is None where it was damaged.
+        `is_meant` gets the key and the content, which is None if the record is damaged.
         """
         if not self._path.exists():
             return 0
@@ -217,7 +217,7 @@ class Spool:
             self._find_end()
             for start, state, found, content, after in list(self._records(self._stored_until(), self._end)):
                 if state == _WAITS and is_meant(found, content):
-                    # First its state, so that half of a record that was erased is never taken for a damaged one.
+                    # The state first, so that a record that was half erased never counts as damaged.
                     os.pwrite(self._file, bytes([_DROPPED]), start)
                     os.fsync(self._file)
                     length = len(content or b"")
@@ -227,7 +227,7 @@ class Spool:
                 os.fsync(self._file)
         return erased
 
-    # ----------------------------------------------------------------------------------- beneath
+    # ----------------------------------------------------------------------------------- internal
 
     def _open(self) -> None:
         if self._file >= 0:
@@ -267,7 +267,7 @@ class Spool:
 
     @contextmanager
     def _opened(self) -> Generator[None]:
-        """Open the file if it is not, or was exchanged for another one."""
+        """Open the file if it is not open, or was replaced."""
         with self._using:
             try:
                 self._open()
@@ -277,7 +277,7 @@ class Spool:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Keep every other process away from the file."""
+        """Hold the file's lock, which excludes all other processes."""
         _lock(self._file)
         try:
             yield
@@ -285,24 +285,24 @@ class Spool:
             _unlock(self._file)
 
     def _set_flag(self, waits: int) -> None:
-        """Note whether a record waits.
+        """Write the flag that tells whether a record waits.
 
-        What is written by the mapping cannot fail: on a file system that has become read-only it ends the process.
+        Not through the mapping: there an error (a file system that has become read-only) would kill the process.
         """
         os.pwrite(self._file, bytes([waits]), 0)
 
     def _stored_until(self) -> int:
         until: int = _STATE.unpack_from(self.flag, _STATE_AT)[1]
-        return until if _PAGE <= until <= os.fstat(self._file).st_size else _PAGE  # or else it is damaged
+        return until if _PAGE <= until <= os.fstat(self._file).st_size else _PAGE  # otherwise the header is damaged
 
     def _find_end(self) -> None:
-        """Find the end of the records, which others may have appended; drop half a record there."""
+        """Find the end of the records, including those of other processes; drop an incomplete record there."""
         emptied, _ = _STATE.unpack_from(self.flag, _STATE_AT)
         size = os.fstat(self._file).st_size
         filled = self._end
         if emptied != self._emptied:
             self._emptied, self._end = emptied, self._stored_until()
-            filled = size  # nobody has looked yet
+            filled = size  # not scanned yet
         end: int = max([after for *_, after in self._records(self._end, filled)], default=self._end)
         torn = os.pread(self._file, _RECORD.size, end)
         if any(torn):
@@ -314,16 +314,16 @@ class Spool:
             self._set_flag(1)
 
     def _records(self, start: int, filled: int) -> Iterator[tuple[int, int, str, bytes | None, int]]:
-        """Yield start, state, key, content and end of each record from `start` on, as far as there are whole ones.
+        """Yield (start, state, key, content, end) of each record from `start` on, up to the last complete one.
 
-        What lies before a whole one and is none is damaged: it has no content. Before `filled` zeros may be that, too;
-        behind it they are room for more records.
+        Bytes in front of a complete record that are not a record are damage: yielded without content. Zeros before the
+        offset `filled` may be damage too; zeros after it are free space.
         """
         while True:
             found = self._record(start)
             if found is None or found[2] is None:
                 whole = self._next_whole(start, filled)
-                if whole is None:  # half a record at the end, or nothing
+                if whole is None:  # the end, or an incomplete record
                     return
                 _LOG.error("a part of the spool is damaged and left out: %s from %d to %d", self._path, start, whole)
                 found = _DROPPED, "", None, whole
@@ -332,7 +332,7 @@ class Spool:
             start = after
 
     def _next_whole(self, start: int, filled: int) -> int | None:
-        """Return where the next record that waits begins, behind what is none at `start`; see `_records`."""
+        """Return the offset of the next waiting record after the damage at `start`, or None; see `_records`."""
         if start >= filled and not os.pread(self._file, _PAGE, start).strip(b"\0"):
             return None
         size = os.fstat(self._file).st_size
@@ -344,7 +344,10 @@ class Spool:
         return None
 
     def _record(self, start: int) -> tuple[int, str, bytes | None, int] | None:
-        """Return state, key, content and end of the record at `start`; without content where that is damaged."""
+        """Return (state, key, content, end) of the record at `start`, or None if there is none.
+
+        If the checksum of a waiting record is wrong, its key is empty and its content None.
+        """
         head = os.pread(self._file, _RECORD.size, start)
         if len(head) < _RECORD.size:
             return None
@@ -375,7 +378,7 @@ class Spool:
             return room
 
     def _grow(self, needed: int) -> None:
-        """Have room for so many bytes."""
+        """Make the file at least `needed` bytes long."""
         if needed <= self._size:
             return
         size = needed + _ROOM
@@ -386,13 +389,13 @@ class Spool:
         self._size = size
 
     def _keep_room(self) -> None:
-        with suppress(OSError):  # without, only what is under way when the disk gets full is lost
+        with suppress(OSError):  # without it, only exchanges in progress when the disk gets full are lost
             self._grow(self._end + 1)
 
     def _write_waiting(self) -> None:
-        """Append what waits; durable when this returns, or each says why not."""
+        """Append all queued records. Afterwards each is durable, or has its `error` set."""
         waiting, self._waiting = self._waiting, []
-        if not waiting:  # it was appended together with an earlier one
+        if not waiting:  # an earlier call appended them
             return
         try:
             with self._using:
@@ -414,7 +417,7 @@ class Spool:
             os.fsync(self._file)
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._file, start)  # nobody was told of it
+                os.ftruncate(self._file, start)  # nothing of it was acknowledged
             self._size = start
             raise
         self._end = start + len(text)
@@ -423,7 +426,7 @@ class Spool:
 
 
 def waiting_beside(folder: Path, name: str) -> list[Path]:
-    """Return the other spools in the folder in which a record waits: those of other stores, or of other URLs."""
+    """Return the other spools in the folder with waiting records: those of other stores, or of other URLs."""
     found: list[Path] = []
     for path in sorted(folder.glob("*.spool")):
         with suppress(OSError), path.open("rb") as file:
@@ -433,7 +436,7 @@ def waiting_beside(folder: Path, name: str) -> list[Path]:
 
 
 def spool_name(url: str) -> str:
-    """Return the name of the spool of the store at a URL, however that is written."""
+    """Return the name of a store's spool. Different spellings of a URL give the same name."""
     address = address_of(url)
     if isinstance(address, SqliteFile):
         name = str(address.path.absolute())
@@ -453,9 +456,9 @@ def _checksum(key: bytes, content: bytes) -> bytes:
 
 
 def _lock(file: int, *, wait: bool = True) -> bool:
-    """Keep other processes away from what whoever locks `file` may do; return False if one does just now."""
-    if sys.platform != "win32":  # there a single process serves
-        import fcntl  # noqa: PLC0415 - it is not everywhere
+    """Lock `file` against other processes; return False if another one has the lock and `wait` is false."""
+    if sys.platform != "win32":  # on Windows, a single process serves
+        import fcntl  # noqa: PLC0415 - not available on Windows
 
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -466,7 +469,7 @@ def _lock(file: int, *, wait: bool = True) -> bool:
 
 def _unlock(file: int) -> None:
     if sys.platform != "win32":
-        import fcntl  # noqa: PLC0415 - it is not everywhere
+        import fcntl  # noqa: PLC0415 - not available on Windows
 
         fcntl.flock(file, fcntl.LOCK_UN)
 

@@ -1,17 +1,18 @@
-"""SQLite: one writer thread with group commit, and readers beside it.
+"""SQLite: one writer thread with group commit, and several readers.
 
-SQLite takes one writer at a time. So every write of a process goes to one thread, which commits all that waits as one
-transaction. A caller hears of its write after the COMMIT. Writes run in the order of submission, those of one batch
-together. If one fails, all run again, each in a savepoint, so that it does not take its neighbours with it. A
-transaction begins with BEGIN IMMEDIATE, which waits for another process's lock. One that begins as a read and turns
-into a write fails at once ("database is locked"), whatever the time-out.
+SQLite allows one writer at a time. All writes of a process therefore go through one thread, which commits everything in
+its queue as one transaction. A write returns after the COMMIT. Writes run in the order of submission; adjacent writes
+with the same batch function run in one call. If one write of a transaction fails, all of them run again, each in a
+savepoint, so that only the failing one is rolled back. Transactions begin with BEGIN IMMEDIATE, which waits for another
+process's lock. A transaction that begins as a read and then writes would fail at once ("database is locked"), whatever
+the timeout.
 
-The thread waits for locks and for the disk. What is short runs on the event loop meanwhile: the statements of several
-exchanges, and short reads. That is faster than the way to a thread and back. What is long runs in threads, and so does
-everything for a second after something on the event loop was slow (a cold disk).
+The writer thread waits for locks and for the disk. Short work runs on the event loop: the statements of several
+exchanges, and short reads. That is faster than a thread switch. Long work runs in threads. After something slow on the
+event loop (a cold disk), everything runs in threads for a second.
 
-Statements are compiled once by SQLAlchemy Core and run by `sqlite3` itself: SQLAlchemy's way from a statement to its
-rows takes five times as long as SQLite does.
+SQLAlchemy Core compiles each statement once, and `sqlite3` executes it. Executing through SQLAlchemy takes five times
+as long as SQLite itself does.
 """
 
 from __future__ import annotations
@@ -70,51 +71,51 @@ from proxy.store.packing import StoredAsBytes
 from proxy.store.portions import size_of
 from proxy.store.records import Exchange, Settlement
 
-BUSY_SECONDS: Final = 15  # how long to wait for another process's lock
+BUSY_SECONDS: Final = 15  # timeout for another process's lock
 _TRY_SECONDS: Final = 0.001
-"""How long the writer sleeps before it tries again to get the lock. SQLite's own handler soon sleeps 100 ms: with four
-workers and 16 connections, p99 was 265 ms and is 70 (p50: 15 and 25, at the same throughput)."""
+"""How long the writer sleeps between two tries to get the lock. SQLite's own busy handler soon sleeps 100 ms at a time.
+With four workers and 16 connections, p99 fell from 265 to 70 ms (p50 rose from 15 to 25, at the same throughput)."""
 _READERS: Final = 4
-BATCH: Final = 32  # writes of one transaction at most; 64 give .87 of the throughput, 16 the same (case small-64-json)
-_TURN_BYTES: Final = 300_000  # of writes that run on the event loop together: they hold it up for some 10 ms
-_TURN_SECONDS: Final = 1.0  # how long the writer waits for a turn of the event loop: it may be busy, or have ended
-_SLOW_SECONDS: Final = 0.05  # a read that held the event loop this long is slow
-_SLOW_TURN_SECONDS: Final = 0.2  # a transaction that held the event loop this long is slow
-_SPARED_SECONDS: Final = 1.0  # how long nothing then runs on it
-_LONG_SECONDS: Final = 0.2  # a transaction that has lasted longer is an import, or the like
-_LONGEST_SECONDS: Final = 60.0  # one that has lasted longer than this hangs
-_PROBE_MS: Final = 500  # how long a probe waits for another process's lock
-_WAL_SECONDS: Final = 0.01  # between two tries to put a new file into WAL mode
-_EMPTYING_MS: Final = 50  # how long everybody may wait for whoever reads the write-ahead log, so that it can be emptied
-_LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes is full
-_STATEMENTS: Final = 256  # prepared statements that a connection keeps; there are about a hundred
+BATCH: Final = 32  # most writes of one transaction; 64 give .87 of the throughput, 16 the same (case small-64-json)
+_TURN_BYTES: Final = 300_000  # most bytes of the writes that run on the event loop together; they block it for ~10 ms
+_TURN_SECONDS: Final = 1.0  # how long the writer waits for the event loop, which may be busy or may have ended
+_SLOW_SECONDS: Final = 0.05  # a read that blocked the event loop this long is slow
+_SLOW_TURN_SECONDS: Final = 0.2  # a transaction that blocked the event loop this long is slow
+_SPARED_SECONDS: Final = 1.0  # after something slow, nothing runs on the event loop for this long
+_LONG_SECONDS: Final = 0.2  # a transaction that takes longer is a long one, such as an import
+_LONGEST_SECONDS: Final = 60.0  # a transaction that takes longer than this hangs
+_PROBE_MS: Final = 500  # timeout of a probe for another process's lock
+_WAL_SECONDS: Final = 0.01  # between two tries to switch a new file to WAL mode
+_EMPTYING_MS: Final = 50  # how long truncating the write-ahead log may wait for readers; writers wait too
+_LEAST_ROOM: Final = 1_048_576  # a disk with fewer free bytes counts as full
+_STATEMENTS: Final = 256  # prepared statements cached per connection; there are about a hundred
 _CACHE_KB: Final = 16_384
-"""Of the file, kept in memory by the writer. SQLite's own 2,048 are less than the pages that transactions of some dozen
-sessions change: it would read them again, and write them twice."""
+"""Page cache of the writer. SQLite's default of 2,048 KB is less than the pages that the transactions of some dozen
+sessions change, so it would read pages again and write them twice."""
 _CHECKPOINT_PAGES: Final = 4_000
-"""Of the write-ahead log, 16 MB: a COMMIT that finds it larger also copies it into the file."""
+"""Pages of the write-ahead log, 16 MB. A COMMIT that finds the log larger also runs a checkpoint."""
 
 _DURABLE: Final = f"PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}"
-"""A COMMIT waits for the disk: it outlives a loss of power."""
+"""COMMIT waits for the disk, so the transaction survives a loss of power."""
 _PASSING: Final = "PRAGMA synchronous=NORMAL; PRAGMA wal_autocheckpoint=0"
-"""A COMMIT does not wait for the disk; the next durable one brings both there."""
+"""COMMIT does not wait for the disk. The next durable COMMIT makes this transaction durable too."""
 
 
-# `sqlite3` looks for a way to adapt each value that is no int, float or str. Where none is registered it goes on to
-# look for attributes that are not there, which takes longer.
-sqlite3.register_adapter(bytes, bytes.__bytes__)  # each is itself
+# `sqlite3` looks up an adapter for each value that is not an int, float or str. If none is registered, it tries
+# attributes that do not exist either, which takes longer. So bytes and None get adapters that return the value itself.
+sqlite3.register_adapter(bytes, bytes.__bytes__)
 _NOTHING: Final[dict[None, None]] = {}
-sqlite3.register_adapter(type(None), _NOTHING.get)  # of None that is None
+sqlite3.register_adapter(type(None), _NOTHING.get)  # `{}.get(None)` is None
 
 # ---------------------------------------------------------------------------------------- the file
 
 
 def create_file(path: Path) -> None:
-    """Make the file, readable and writable by its owner alone, and put it into WAL mode.
+    """Create the file with permissions for its owner alone, and switch it to WAL mode.
 
-    SQLite gives the files it puts beside it (`-wal`, `-shm`) the same mode. One that is there stays as it is, and is
-    opened by SQLite alone: who closes a file gives up all locks that this process has on it. Another process could then
-    take itself for the last one, and delete the `-wal` that is in use.
+    SQLite gives its `-wal` and `-shm` files the same permissions. An existing file is left unchanged, and only SQLite
+    opens it: closing a file releases all locks that this process holds on it. Another process could then believe that
+    it is the last one, and delete the `-wal` file while it is in use.
     """
     if not path.parent.is_dir():
         raise StoreUnavailable(
@@ -137,7 +138,7 @@ def create_file(path: Path) -> None:
         while True:
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
-            except sqlite3.OperationalError as why:  # SQLite itself does not wait here for another process that does it
+            except sqlite3.OperationalError as why:  # no busy timeout if another process does the same
                 if not _is_busy(why) or time.monotonic() > until:
                     raise
                 time.sleep(_WAL_SECONDS)
@@ -146,8 +147,8 @@ def create_file(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Connect without the module's own transactions, which begin too late."""
-    # Never create it: a file that was deleted is to be missed, and not to be replaced by an empty one.
+    """Connect, without the implicit transactions of `sqlite3`, which begin too late."""
+    # Never create the file: a deleted one must cause an error, and not be replaced by an empty one.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -157,28 +158,28 @@ def connect(path: Path) -> sqlite3.Connection:
         cached_statements=_STATEMENTS,
     )
     try:
-        connection.execute("PRAGMA secure_delete=ON")  # a deleted session is gone from the file
+        connection.execute("PRAGMA secure_delete=ON")  # so that a deleted session is overwritten in the file
         connection.executescript(_DURABLE)
-    except sqlite3.Error:  # it may be no database
+    except sqlite3.Error:  # the file may not be a database
         connection.close()
         raise
     return connection
 
 
 def empty_log(path: Path) -> bool:
-    """Empty the write-ahead log, which keeps what was deleted until it is written over; return whether it is empty.
+    """Truncate the write-ahead log, which keeps deleted data until it is overwritten; return whether that succeeded.
 
-    It is not where somebody reads it, or writes just now.
+    It fails while another connection reads the log or writes.
     """
     with translated(), closing(connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # nobody waits for the greater part
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # copies most of the log without blocking anybody
         connection.execute(f"PRAGMA busy_timeout={_EMPTYING_MS}")
         busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Return SQLAlchemy's engine for the file; its transactions take SQLite's write lock as they begin."""
+    """Return a SQLAlchemy engine for the file. Its transactions take SQLite's write lock when they begin."""
     engine = create_engine("sqlite://", creator=partial(connect, path), poolclass=NullPool, hide_parameters=True)
 
     @event.listens_for(engine, "begin")
@@ -189,9 +190,9 @@ def sqlite_engine(path: Path) -> Engine:
 
 
 def _roll_back(raw: sqlite3.Connection) -> None:
-    """Take back the transaction, if there is one."""
-    if raw.in_transaction:  # SQLite itself takes everything back where the disk is full or fails
-        with suppress(sqlite3.Error):  # what went wrong before is what counts
+    """Roll back the transaction, if there is one."""
+    if raw.in_transaction:  # SQLite itself rolls back if the disk is full or fails
+        with suppress(sqlite3.Error):  # do not hide the error that came before
             raw.execute("ROLLBACK")
 
 
@@ -200,11 +201,11 @@ def _roll_back(raw: sqlite3.Connection) -> None:
 
 Item = TypeVar("Item")
 Batch: TypeAlias = Callable[[StoreConnection, Sequence[Item]], Sequence[Result]]
-"""Work on several callers' items at once; its results are in the order of the items. It never commits."""
+"""Writes the items of several callers in one call, and returns a result for each, in the same order. Never commits."""
 
 
 class _Write(Struct, frozen=True, kw_only=True):
-    """An item that waits for the writer."""
+    """An item in the writer's queue."""
 
     batch: Batch[Any, Any]
     item: Any
@@ -224,41 +225,41 @@ class SqliteDatabase:
     in_order: ClassVar[bool] = True
 
     def __init__(self, path: Path, batch: int = BATCH) -> None:
-        """Open `path`, which must exist (`create_file`); blocks for a moment.
+        """Open `path`, which must exist (see `create_file`). Blocks for a moment.
 
-        One transaction has at most `batch` writes.
+        A transaction has at most `batch` writes.
         """
         self._path = path
         self._batch = batch
         self._closed = False
         self._submitting = threading.Lock()  # guards `_closed` and `_pending`
-        self._pending: list[_Write] = []  # what was submitted in this turn of an event loop
-        self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # what the writer takes, up to None
+        self._pending: list[_Write] = []  # submitted in this iteration of an event loop
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()  # read by the writer; None ends it
         self._durable = True  # whether the writing connection waits for the disk (`_DURABLE`, `_PASSING`)
         with translated():
             self._writing = connect(path)
-            # `_begin` waits for the lock. What an INSERT of several rows may have to take back stays in memory.
+            # No busy timeout: `_begin` waits for the lock. The statement journal of a multi-row INSERT stays in memory.
             self._writing.executescript(
                 f"PRAGMA cache_size=-{_CACHE_KB}; PRAGMA busy_timeout=0; PRAGMA temp_store=MEMORY"
             )
             near = connect(path)
-        self._file = _file_at(path)  # the file that is open, whatever `path` names later
-        near.executescript("PRAGMA busy_timeout=0")  # an event loop waits for no lock
+        self._file = _file_at(path)  # identifies the open file; `path` may name another one later
+        near.executescript("PRAGMA busy_timeout=0")  # the event loop must not wait for a lock
         self._near = near
         self._near_lock = threading.Lock()
         self._slow_until = 0.0
         self._readers = ThreadPoolExecutor(_READERS, "palimpsest-read")
         self._reader = threading.local()
-        self._connections = [near]  # what the readers have opened
+        self._connections = [near]  # to be closed: this one, and those of the reader threads
         self._probing: asyncio.Future[None] | None = None
-        self._writing_since: float | None = None  # when the transaction began that the writer is in
-        self._commits = 0  # how many transactions were committed
-        # A daemon: a process that ends without close() must not hang; nobody was told of what is lost.
+        self._writing_since: float | None = None  # when the writer's current transaction began
+        self._commits = 0  # number of committed transactions
+        # A daemon, so that a process that ends without close() does not hang. Writes lost then were not acknowledged.
         self._writer = threading.Thread(target=self._write_all, name="palimpsest-write", daemon=True)
         self._writer.start()
 
     async def read(self, unit: Unit[Result], *, short: bool = False) -> Result:
-        """Run `unit` on one state of the database: a short one here, any other in a reader's thread."""
+        """Run `unit` on a snapshot of the database: a short one on the event loop, any other in a reader thread."""
         if self._closed:
             raise closed()
         if short and time.monotonic() >= self._slow_until and self._near_lock.acquire(blocking=False):
@@ -279,22 +280,22 @@ class SqliteDatabase:
         durable: bool = True,
         again: bool = True,  # noqa: ARG002 - there is no connection to lose
     ) -> Result:
-        """Run `unit` in the next transaction; returns after its COMMIT."""
+        """Run `unit` in the next transaction; return after its COMMIT."""
         return cast("Result", await self.submit(_run_units, unit, durable=durable))
 
     def start(self, exchange: Exchange) -> asyncio.Future[Any]:
         """Begin or settle an exchange in the next transaction."""
-        # Nothing has been acknowledged of what begins: what follows from it is durable no later than this is.
+        # The beginning of an exchange acknowledges nothing yet. The settlement, which follows, makes it durable too.
         durable = isinstance(exchange, Settlement)
         return self.submit(write_exchanges, exchange, durable=durable, size=size_of(exchange))
 
     def submit(
         self, batch: Batch[Item, Result], item: Item, *, durable: bool = True, size: float = inf
     ) -> asyncio.Future[Result]:
-        """Have `batch` run with `item` in the next transaction, in which it writes about `size` bytes.
+        """Run `batch` with `item` in the next transaction. It writes about `size` bytes there.
 
-        The writer gets what an event loop submits in one turn at once. It would wake for the first item, and make a
-        transaction of that alone.
+        All items that an event loop submits in one iteration are queued together. Otherwise the writer would wake for
+        the first one and commit it alone.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -309,7 +310,7 @@ class SqliteDatabase:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the writer is in a long transaction: an import, say."""
+        """Whether the writer is in a long transaction, such as an import."""
         since = self._writing_since
         return since is not None and _LONG_SECONDS < time.monotonic() - since < _LONGEST_SECONDS
 
@@ -324,15 +325,15 @@ class SqliteDatabase:
         try:
             await asyncio.shield(future)
         except StoreUnavailable as why:
-            if not (is_locked_out(why) and (self.is_busy or self._commits > commits)):  # the lock is our own
+            if not (is_locked_out(why) and (self.is_busy or self._commits > commits)):  # this process has the lock
                 raise
 
     async def close(self) -> None:
-        """Write what waits, then close every connection."""
+        """Write everything in the queue, then close every connection."""
         with self._submitting:
             is_open, self._closed = not self._closed, True
         if is_open:
-            self._hand_over()  # an event loop that should have done so may have ended
+            self._hand_over()  # the event loop that scheduled this may have ended
             self._queue.put(None)
         await asyncio.to_thread(self._end)
 
@@ -345,7 +346,7 @@ class SqliteDatabase:
 
     @contextmanager
     def _timed(self, most: float) -> Generator[None]:
-        """Note whether what is done here took longer than `most` seconds: it holds up the event loop."""
+        """Measure the block. If it takes longer than `most` seconds, keep work off the event loop for a while."""
         started = time.monotonic()
         try:
             yield
@@ -373,7 +374,7 @@ class SqliteDatabase:
                 self._queue.put(write)
 
     def _write_all(self) -> None:
-        """Commit what waits, batch by batch, until None comes."""
+        """Commit the queue, batch by batch, until None comes."""
         ends = False
         while not ends and (first := self._queue.get()) is not None:
             batch = [first]
@@ -385,18 +386,18 @@ class SqliteDatabase:
                     else:
                         batch.append(following)
             _tell_callers(self._commit(batch))
-            del batch, first  # they may hold long texts, and the next may be long in coming
+            del batch, first  # free long texts now: the next write may come much later
         self._writing.close()
 
     def _commit(self, writes: list[_Write]) -> list[_Outcome]:
-        """Make one transaction of what waits."""
+        """Run the writes in one transaction."""
         raw = self._writing
         durable = any(write.durable for write in writes)
         try:
             if _file_at(self._path) != self._file:
                 raise _missed(self._path)
             if durable is not self._durable:
-                # A script: a statement that is kept prepared may have had its effect when it was prepared.
+                # As a script, which is not cached: some PRAGMAs take effect when they are prepared, not when executed.
                 raw.executescript(_DURABLE if durable else _PASSING)
                 self._durable = durable
             self._begin(raw)
@@ -406,14 +407,14 @@ class SqliteDatabase:
             except Exception:
                 if len(writes) == 1:
                     raise
-                # One item failed. All run again, with a savepoint each, so that it takes back only its own work.
+                # One item failed. All run again, each in a savepoint, so that only the failing one is rolled back.
                 _roll_back(raw)
                 self._begin(raw)
                 outcomes = [(write, *self._run(write)) for write in writes]
             raw.execute("COMMIT")
             self._commits += 1
-        except Exception as why:  # noqa: BLE001 - it belongs to the callers, who wait in another thread
-            # The transaction as a whole failed (locked, full, or the one item in it): nothing is kept.
+        except Exception as why:  # noqa: BLE001 - passed to the callers, who wait in another thread
+            # The whole transaction failed (locked, disk full, or its only item failed): nothing is stored.
             _roll_back(raw)
             return [(write, None, _reported(why)) for write in writes]
         finally:
@@ -422,7 +423,7 @@ class SqliteDatabase:
 
     @staticmethod
     def _begin(raw: sqlite3.Connection) -> None:
-        """Begin a transaction once no other process is in one."""
+        """Begin a transaction. Retries while another process has the lock, for `BUSY_SECONDS` at most."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -435,11 +436,11 @@ class SqliteDatabase:
                 return
 
     def _run_in_turn(self, writes: Sequence[_Write]) -> list[_Outcome]:
-        """Run several items in a turn of the event loop, unless they are so large that they would hold it up.
+        """Run several items on the event loop, unless they are so large that they would block it.
 
-        None waits for a lock. In the writer's thread each statement would wait for the interpreter's lock (GIL), and
-        the loop for it: that costs a third of the throughput (case small-64-json). One item alone runs in the thread:
-        the loop is hardly busy then.
+        The transaction has its lock already, so no statement waits for one. In the writer thread, each statement would
+        wait for the GIL, and the event loop for the thread: that costs a third of the throughput (case small-64-json).
+        A single item runs in the writer thread, because the event loop is hardly busy then.
         """
         is_small = len(writes) > 1 and sum([write.size for write in writes]) <= _TURN_BYTES
         if not is_small or time.monotonic() < self._slow_until:
@@ -451,9 +452,9 @@ class SqliteDatabase:
                 try:
                     with self._timed(_SLOW_TURN_SECONDS):
                         turn.set_result(self._run_all(writes))
-                except Exception as why:  # noqa: BLE001 - it is the writer's, who waits
+                except Exception as why:  # noqa: BLE001 - passed to the writer, which waits
                     turn.set_exception(why)
-                except BaseException:  # the process is to end: the writer goes on by itself
+                except BaseException:  # the process is ending: do not leave the writer waiting
                     turn.set_exception(closed())
                     raise
 
@@ -463,7 +464,7 @@ class SqliteDatabase:
         return self._run_all(writes) if turn.cancel() else turn.result()
 
     def _run_all(self, writes: Sequence[_Write]) -> list[_Outcome]:
-        """Run items, those of one batch together."""
+        """Run items. Adjacent ones with the same batch function run in one call."""
         connection = SqliteConnection(self._writing)
         outcomes: list[_Outcome] = []
         for batch, group in groupby(writes, key=attrgetter("batch")):
@@ -473,7 +474,7 @@ class SqliteDatabase:
         return outcomes
 
     def _run(self, write: _Write) -> tuple[Any, Exception | None]:
-        """Run one item so that its failure takes back its own work and nothing else."""
+        """Run one item in a savepoint, so that a failure rolls back nothing else."""
         raw = self._writing
         raw.execute("SAVEPOINT unit")
         result, error = None, None
@@ -481,7 +482,7 @@ class SqliteDatabase:
             (result,) = write.batch(SqliteConnection(raw), [write.item])
         except Exception as why:
             if not raw.in_transaction:
-                raise  # SQLite has taken back everything (the disk is full or fails)
+                raise  # SQLite has rolled back everything (the disk is full or fails)
             raw.execute("ROLLBACK TO unit")
             error = _reported(why)
         raw.execute("RELEASE unit")
@@ -493,7 +494,7 @@ def _run_units(connection: StoreConnection, units: Sequence[Unit[Any]]) -> list[
 
 
 def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
-    """Run a unit on one state of the database."""
+    """Run a unit on one snapshot of the database."""
     raw.execute("BEGIN")
     try:
         return unit(SqliteConnection(raw))
@@ -502,12 +503,12 @@ def _read_with(raw: sqlite3.Connection, unit: Unit[Result]) -> Result:
 
 
 def _tell_callers(outcomes: list[_Outcome]) -> None:
-    """Let the callers go on, each in its own event loop."""
+    """Resolve the callers' futures, each on its own event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, theirs in by_loop.items():
-        with suppress(RuntimeError):  # the loop has ended: nobody waits in it any more
+        with suppress(RuntimeError):  # the loop has ended, so nobody waits there
             loop.call_soon_threadsafe(_resolve, theirs)
 
 
@@ -517,11 +518,11 @@ def _resolve(outcomes: list[_Outcome]) -> None:
 
 
 def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
-    """Do `work`, and tell the future's event loop how it ended."""
+    """Do `work`, and resolve the future on its event loop."""
     failure: Exception | None = None
     try:
         work()
-    except Exception as why:  # noqa: BLE001 - it is the future's
+    except Exception as why:  # noqa: BLE001 - passed to the future
         failure = why
 
     def pass_on() -> None:
@@ -531,14 +532,14 @@ def _in_thread(work: Callable[[], None], future: asyncio.Future[None]) -> None:
             future.set_result(None)
         else:
             future.set_exception(failure)
-            future.exception()  # nobody may wait for it any more
+            future.exception()  # mark it as retrieved: the caller may be gone
 
     with suppress(RuntimeError):  # the loop has ended
         future.get_loop().call_soon_threadsafe(pass_on)
 
 
 def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> None:
-    """Write and read the file at `path`, which must be `file`, where that is given."""
+    """Write and read the file at `path`. If `file` is given, it must be that file."""
     found = _file_at(path)
     if found is None or (file is not None and found != file):
         raise _missed(path)
@@ -557,7 +558,7 @@ def _probe_file(unit: Unit[None], path: Path, file: tuple[int, int] | None) -> N
 
 
 def _is_busy(why: BaseException | None) -> bool:
-    """Tell whether somebody else has the lock."""
+    """Tell whether another connection has the lock."""
     return getattr(why, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -567,7 +568,7 @@ def is_locked_out(why: StoreUnavailable) -> bool:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """Return what tells the file that `path` names from every other one; None where there is none."""
+    """Return the device and inode of the file at `path`, which identify it; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -583,7 +584,7 @@ def _missed(path: Path) -> StoreUnavailable:
 
 
 def _reported(why: Exception) -> Exception:
-    """Return what the caller hears of an error."""
+    """Return the error that the caller gets for this one."""
     failure = unavailable(why)
     if failure is None:
         return why
@@ -595,13 +596,13 @@ def _reported(why: Exception) -> Exception:
 
 _DIALECT: Final[Dialect] = SQLiteDialect(paramstyle="qmark")
 _LIST: Final = re.compile(r"\(__\[POSTCOMPILE_(\w+)\]\)")
-"""Where SQLAlchemy leaves room for the values of an expanding IN."""
+"""SQLAlchemy's placeholder for the values of an expanding IN."""
 _ROW: Final = re.compile(r"VALUES (\([?, ]+\))")
-_ROWS: Final = 64  # of one INSERT at most; 32,766 values are what SQLite takes
+_ROWS: Final = 64  # most rows of one INSERT; SQLite allows 32,766 values in a statement
 
 
 class SqliteConnection:
-    """A connection of `sqlite3` that executes SQLAlchemy's statements. It neither begins nor commits."""
+    """Executes SQLAlchemy statements on a `sqlite3` connection. It neither begins nor commits transactions."""
 
     __slots__ = ("_raw",)
 
@@ -611,8 +612,8 @@ class SqliteConnection:
         self._raw = raw
 
     def execute(self, statement: Executable, parameters: Parameters | None = None, /) -> FetchedRows:
-        """Execute a statement, once or once for each of several parameters, which all have the same names."""
-        # Nearly always it is a dictionary; to ask one whether it is a sequence takes longer than all this.
+        """Execute a statement once, or once for each mapping of a sequence. All must have the same names."""
+        # It is nearly always a dictionary; an isinstance test against Sequence takes longer than the rest of this.
         if type(parameters) is not dict and isinstance(parameters, Sequence):
             if len(parameters) != 1:
                 return self._execute_many(statement, parameters)
@@ -645,7 +646,7 @@ class SqliteConnection:
 
 
 class _Compiled(CompiledStatement):
-    """A statement as SQLite takes it."""
+    """A statement compiled for SQLite."""
 
     def __init__(self, statement: Executable, columns: tuple[str, ...]) -> None:
         super().__init__(statement, columns, _DIALECT)
@@ -663,17 +664,18 @@ class _Compiled(CompiledStatement):
         ]
         self.is_insert = isinstance(statement, Insert) and statement.select is None and not self.exported
         self.pick = self.picker(self.order)
-        """Takes the values out, in the order of their places."""
+        """Picks the values from the parameters, in the order of their places."""
         if self.text.startswith("INSERT INTO"):
-            # Whoever sees it fail takes back the transaction or the savepoint. Else SQLite would keep a copy of each
-            # page that an INSERT of several rows changes, so as to take back that alone.
+            # A failure rolls back the transaction or the savepoint anyway. Without OR FAIL, SQLite would copy each page
+            # that a multi-row INSERT changes, to be able to undo the statement alone.
             self.text = self.text.replace("INSERT INTO", "INSERT OR FAIL INTO", 1)
-        self.texts: dict[tuple[int, ...], str] = {}  # texts with room for so many values in each list
+        self.texts: dict[tuple[int, ...], str] = {}  # SQL by the number of values in each list, or of rows
 
     def expanded(self, values: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
-        """Give each list as many places as the next power of two, so that a few texts serve all lengths.
+        """Return the SQL and its values, with the lists expanded.
 
-        The places that are left over repeat the last value, which changes nothing about what is in the list.
+        Each list is padded to the next power of two, so that a few prepared statements serve all lengths. The padding
+        repeats the last value, which does not change what the list contains.
         """
         flat: list[Any] = []
         sizes: list[int] = []
@@ -693,7 +695,7 @@ class _Compiled(CompiledStatement):
         return text, tuple(flat)
 
     def inserting(self, rows: int) -> str:
-        """Return the text of an INSERT with room for so many rows: each statement leaves and takes the GIL."""
+        """Return the SQL of an INSERT of so many rows. Fewer statements mean fewer releases of the GIL."""
         text = self.texts.get((rows,))
         if text is None:
             text = self.texts[rows,] = _ROW.sub(lambda row: "VALUES " + ", ".join([row[1]] * rows), self.text)
@@ -702,5 +704,5 @@ class _Compiled(CompiledStatement):
 
 @lru_cache(maxsize=512)
 def _compiled(statement: Executable, columns: tuple[str, ...]) -> _Compiled:
-    """Return what a statement is for SQLite; `columns` are those that an INSERT or UPDATE sets, empty for all."""
+    """Compile a statement for SQLite, cached. `columns` are those that an INSERT or UPDATE sets; empty means all."""
     return _Compiled(statement, columns)

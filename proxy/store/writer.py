@@ -1,16 +1,15 @@
-"""A process beside the server that writes exchanges, so that the server need not.
+"""A separate process that writes exchanges, to take that work off the server.
 
-    server   Opening, Settlement  ->   writer   opens the database as the server does, and writes what waits
+    server   Opening, Settlement  ->   writer   opens the database as the server does, and writes
              futures              <-            results and errors, after the COMMIT
 
-To make the rows of a small request and to have them written takes a third of what the request takes, and one
-interpreter runs one thread at a time. So a server that has a processor to spare is forked once, before it serves. The
-two talk over a socket pair, in frames: four bytes with a length, and MessagePack. Exchanges are written in the order of
-submission.
+Making and writing the rows of a small request takes a third of the request's time, and an interpreter runs one thread
+at a time. So a server with a processor to spare forks a writer once, before it serves. The two processes talk over a
+socket pair, in frames: four bytes with the length, then MessagePack. Exchanges are written in the order of submission.
 
-If the writer ends before the server (killed, no memory), the server itself writes what was not answered, and all that
-follows: to begin or to settle an exchange twice changes nothing. If the server ends first, the writer finishes what it
-was given, and ends.
+If the writer ends before the server (killed, out of memory), the server writes the unanswered exchanges itself, and all
+later ones. That is safe, because beginning and settling an exchange are idempotent. If the server ends first, the
+writer finishes its queue and exits.
 """
 
 from __future__ import annotations
@@ -44,26 +43,27 @@ from proxy.store.sqlite import BATCH, SqliteDatabase
 _LOG: Final = logging.getLogger("palimpsest.store")
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform != "darwin"
-"""Whether a process can be forked safely. macOS's own libraries do not bear it."""
+"""Whether a process can be forked safely. The system libraries of macOS do not support it."""
 _BATCH: Final = 8
-"""Exchanges of one transaction at most on SQLite. With 32, all clients wait for one COMMIT while the server has nothing
-to do: .65 of the throughput (case small-64-json)."""
+"""Most exchanges of one transaction on SQLite. With 32, all clients wait for one COMMIT while the server is idle, which
+gives .65 of the throughput (case small-64-json)."""
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-"""What a container may use of the processors: microseconds in so many."""
+"""The CPU quota of a container: microseconds of processor time in each period of so many microseconds."""
 _LENGTH: Final = 4  # bytes of a frame's length
-_SILENT_SECONDS: Final = 2.0  # an exchange that has waited this long is a reason to ask whether the writer is alive,
-_PING_SECONDS: Final = 0.3  # which it tells within this time, or else when it is asked again
-_END_SECONDS: Final = 20.0  # how long it may take to end: another process may have the database's lock
+_SILENT_SECONDS: Final = 2.0  # if an exchange has waited this long, the writer is pinged
+_PING_SECONDS: Final = 0.3  # timeout of a ping; after two timeouts in a row the writer counts as dead
+_END_SECONDS: Final = 20.0  # how long the writer may take to exit: another process may have the database's lock
 _COLLECT_AFTER: Final = (10_000, 20, 20)
-"""Thresholds of the garbage collector: a request with thousands of messages makes tens of thousands of
-objects, and no cycles."""
+"""Thresholds of the garbage collector. A request with thousands of messages makes tens of thousands of objects, but no
+cycles."""
 _SWITCH_SECONDS: Final = 0.000_05
-"""How long a thread may keep the interpreter's lock (GIL) while another one wants it. A short request takes it some
-thirty times: at Python's own 5 ms it took 150 ms longer beside the first request of a long session. It is this short
-because the count begins anew whenever the other thread releases the lock itself, which counting tokens does often."""
+"""Switch interval: how long a thread may keep the GIL while another one wants it. A short request takes the GIL some
+thirty times. With Python's default of 5 ms, it took 150 ms longer next to the first request of a long session. The
+interval must be this short because it restarts whenever the other thread releases the GIL itself, as counting tokens
+often does."""
 
 WriteHere: TypeAlias = Callable[[Exchange], asyncio.Future[Any]]
-"""Has an exchange written by the process that calls it. Raises `StoreUnavailable` where it cannot be."""
+"""Writes an exchange in the server process itself. Raises `StoreUnavailable` if the store cannot be used."""
 LoopFactory: TypeAlias = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -80,36 +80,36 @@ class _Given(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An exchange on its way to the writer."""
 
     number: int
-    begins: bool = False  # whether `exchange` is an `Opening`, not a `Settlement`
+    begins: bool = False  # whether `exchange` is an `Opening`; otherwise it is a `Settlement`
     exchange: Raw
 
 
 class _Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the server sends."""
+    """A message from the server."""
 
     exchanges: list[_Given] = []
-    renew: bool = False  # whether the database is to be opened anew for what follows
-    asks: bool = False  # whether an answer is wanted at once
+    renew: bool = False  # whether to reopen the database, before these exchanges
+    asks: bool = False  # a ping: answer at once
 
 
 class _Written(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of an exchange."""
+    """The result of an exchange."""
 
     number: int
     settled: Settled | None = None
-    error: str = ""  # the class of an error; empty where there was none
-    message: str = ""  # its message
+    error: str = ""  # class name of the error; empty if there was none
+    message: str = ""  # message of the error
 
 
 class _Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the writer sends."""
+    """A message from the writer."""
 
     written: list[_Written] = []
-    is_busy: bool = False  # as `Database.is_busy` has it; told only where the server asks
+    is_busy: bool = False  # `Database.is_busy`; set only in the answer to a ping
 
 
 class _Unanswered(Struct, frozen=True, kw_only=True):
-    """An exchange that the writer was given."""
+    """An exchange that was submitted, but not answered yet."""
 
     exchange: Exchange
     future: asyncio.Future[Any]
@@ -117,12 +117,12 @@ class _Unanswered(Struct, frozen=True, kw_only=True):
 
 
 _FACTS: Final = ("role", "has_own_fields", "has_calls", "content", "body", "reshaped")
-"""What goes along of what is known of a message."""
+"""The facts about a message that are sent with it."""
 _facts_of: Final = attrgetter(*_FACTS)
 
 
 def _encoded(value: Any) -> Any:
-    """Return a message as its dialect, its text, and what is known of that: the other process need not find it out."""
+    """Encode a message as (dialect, text, facts). The facts save the other process from computing them again."""
     if not isinstance(value, Message):
         raise NotImplementedError(f"a {type(value).__name__} does not go to another process")
     facts = value.facts and _facts_of(value.facts)
@@ -151,26 +151,26 @@ def _exchange_of(given: _Given) -> Exchange:
 
 
 class _Frames(asyncio.Protocol):
-    """One end of the socket: whole frames go out and come in."""
+    """Sends and receives whole frames at one end of the socket."""
 
     def __init__(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """Call `received` with each frame that comes, and `lost` once no more can come."""
+        """Call `received` with each frame, and `lost` once the connection has ended."""
         self._received = received
         self._lost = lost
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; nothing happens where the other end is gone."""
+        """Send a frame. Does nothing if the other end is closed."""
         if self._transport is not None:
             self._transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, which may be a part of a frame, or several."""
+        """Buffer the data, and pass on each complete frame."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -183,13 +183,13 @@ class _Frames(asyncio.Protocol):
             self._received(bytes(buffer[begin:end]))
         del buffer[:start]
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
-        """Tell that the other end is gone."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason does not matter
+        """Report that the other end is closed."""
         self._transport = None
         self._lost()
 
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Send the buffered data, then close."""
         if self._transport is not None:
             self._transport.close()
 
@@ -198,46 +198,43 @@ class _Frames(asyncio.Protocol):
 
 
 class WriterProcess:
-    """The writer, as the server sees it."""
+    """The server's handle to the writer process."""
 
     def __init__(self, pid: int, end: socket) -> None:
-        """Know the process, and this end of the socket; `fork_writer` is the usual way."""
+        """Wrap the process `pid` and the server's end of the socket. Usually made by `fork_writer`."""
         self.pid: Final = pid
         self._end = end
         self._has_ended = False
-        self._is_gone = False  # whether another process may have its id
-        self._frames: _Frames | None = None  # None before `open`, and once the writer is given nothing more
+        self._is_gone = False  # whether the process was reaped, so that its id may be reused
+        self._frames: _Frames | None = None  # None before `open`, and once nothing more is sent to the writer
         self._write_here: WriteHere | None = None
         self._number = 0
         self._unanswered: dict[int, _Unanswered] = {}  # by number, in the order of submission
-        self._outbox: list[_Given] = []  # what was submitted in this turn of the event loop
-        self._heard = asyncio.Event()  # something came, or nothing more will
-        self._is_busy = False  # as the writer told last
-        self.written = 0  # exchanges that it has written
+        self._outbox: list[_Given] = []  # submitted in this iteration of the event loop
+        self._heard = asyncio.Event()  # an answer came, or the connection has ended
+        self._is_busy = False  # as of the last ping
+        self.written = 0  # number of exchanges that it has written
 
     @property
     def works(self) -> bool:
-        """Whether exchanges can be given to it."""
+        """Whether exchanges can be sent to it."""
         return self._frames is not None
 
     async def open(self, write_here: WriteHere) -> None:
-        """Begin to talk. What the writer does not answer before it ends, and what follows, is given to `write_here`."""
+        """Connect. If the writer ends, `write_here` gets the unanswered exchanges and all later ones."""
         self._write_here = write_here
         frames = self._frames = _Frames(self._on_answer, self._on_lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: frames, sock=self._end)
 
     def start(self, exchange: Exchange) -> asyncio.Future[Any]:
-        """Have an exchange written, with all others that are submitted in this turn of the event loop.
-
-        `open` was called before.
-        """
+        """Submit an exchange. Those of one iteration of the event loop are sent together. Requires `open`."""
         if self._frames is None and self._write_here is not None:
             return self._write_here(exchange)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         try:
             encoded = Raw(_ENCODER.encode(exchange))
-        except Exception as why:  # noqa: BLE001 - as a write that fails
+        except Exception as why:  # noqa: BLE001 - reported like a write that fails
             future.set_exception(why)
             return future
         self._number += 1
@@ -248,28 +245,28 @@ class WriterProcess:
         return future
 
     def renew(self) -> None:
-        """Have the database opened anew for what is submitted from now on."""
+        """Reopen the database for the exchanges that are submitted from now on."""
         self._send()
         if self._frames is not None:
             self._frames.send(_ENCODER.encode(_Order(renew=True)))
 
     async def is_busy(self) -> bool:
-        """Tell whether the writer is at work: it has written something meanwhile, or is in a long transaction."""
+        """Ping the writer; tell whether it wrote something meanwhile, or is in a long transaction."""
         written, self._is_busy = self.written, False
         await self._hears()
         return self._is_busy or self.written > written
 
     async def require_alive(self) -> None:
-        """Kill a writer that neither writes nor says why: this process writes for it then."""
+        """Kill a writer that neither writes nor answers pings. This process then writes in its place."""
         first = next(iter(self._unanswered.values()), None)
         if first is None or asyncio.get_running_loop().time() - first.since < _SILENT_SECONDS:
             return
-        # Silence counts the second time, since a busy machine is slow too.
+        # It takes two unanswered pings, because a busy machine is slow too.
         if self._frames is not None and not await self._hears() and not await self._hears():
             os.kill(self.pid, signal.SIGKILL)  # the end of the stream follows
 
     async def _hears(self) -> bool:
-        """Ask the writer for an answer; return whether something came in time, be it the end of the stream."""
+        """Ping the writer; return whether an answer or the end of the stream came in time."""
         if self._frames is not None:
             self._heard.clear()
             self._frames.send(_ENCODER.encode(_Order(asks=True)))
@@ -281,7 +278,7 @@ class WriterProcess:
         return True
 
     async def close(self) -> None:
-        """Wait for what was submitted, then for the end of the process."""
+        """Wait for all submitted exchanges, then for the end of the process."""
         self._send()
         while self._unanswered and self._frames is not None:
             self._heard.clear()
@@ -295,7 +292,7 @@ class WriterProcess:
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """Wait until the process has ended, and kill it if that takes long. Blocks."""
+        """Wait for the process to end; kill it after `_END_SECONDS`. Blocks."""
         self._end.close()
         if self._has_ended:
             return
@@ -311,7 +308,7 @@ class WriterProcess:
             killer.cancel()
 
     def kill(self) -> None:
-        """End the process at once; what it has not written is not stored."""
+        """Kill the process at once. Exchanges that it has not written are lost."""
         frames, self._frames = self._frames, None
         if frames is not None:
             frames.close()
@@ -334,16 +331,16 @@ class WriterProcess:
         self._heard.set()
 
     def _on_lost(self) -> None:
-        """Write here what the writer did not answer."""
+        """Write the unanswered exchanges in this process."""
         if self._frames is None:
-            return  # it was told to end
+            return  # it was closed or killed on purpose
         _LOG.error("the process that writes exchanges (%s) has ended: this one writes them from now on", self.pid)
         self._frames, self._outbox = None, []
         unanswered, self._unanswered = self._unanswered, {}
         for each in unanswered.values():
             self._hand_over(each)
         self._heard.set()
-        asyncio.get_running_loop().run_in_executor(None, self.end)  # so that no zombie is left
+        asyncio.get_running_loop().run_in_executor(None, self.end)  # reap the process
 
     def _hand_over(self, unanswered: _Unanswered) -> None:
         def pass_on(written: asyncio.Future[Any]) -> None:
@@ -353,7 +350,7 @@ class WriterProcess:
         if self._write_here is not None:
             try:
                 self._write_here(unanswered.exchange).add_done_callback(pass_on)
-            except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
+            except Exception as why:  # noqa: BLE001 - passed to the caller that submitted the exchange
                 tell(unanswered.future, None, why)
 
 
@@ -363,19 +360,19 @@ class WriterProcess:
 def fork_writer(
     url: str, leave: Collection[socket] = (), loop_factory: LoopFactory | None = None
 ) -> WriterProcess | None:
-    """Start the process for the database at `url`; None where that is not safe, or there is no room for it.
+    """Fork a writer for the database at `url`. Return None if forking is unsafe or fails, or no processor is spare.
 
-    The caller has one thread, no event loop and no connections. The process closes its copies of the sockets in
+    The caller must have one thread, no event loop and no connections. The writer closes its copies of the sockets in
     `leave`.
     """
     if not CAN_FORK or _processors() < 2 or threading.active_count() > 1:
         return None
     here, there = socketpair()
     gc.collect()
-    gc.freeze()  # a collection writes to each object that it looks at, and a page that is written to is shared no more
+    gc.freeze()  # a collection writes to each object that it visits, which would end the sharing of memory pages
     try:
         pid = os.fork()
-    except OSError as why:  # the system has no room for a process just now
+    except OSError as why:  # the system cannot start another process now
         _LOG.warning("no process writes exchanges beside this one: %s", why.strerror or why)
         here.close()
         there.close()
@@ -387,7 +384,7 @@ def fork_writer(
         for each in (here, *leave):
             each.close()
         run_writer(url, there, loop_factory)
-    except BaseException:  # noqa: BLE001 - what the server does at its end is not this process's to do
+    except BaseException:  # noqa: BLE001 - the server's clean-up must not run in this process
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
@@ -396,21 +393,21 @@ def fork_writer(
 def _processors() -> int:
     """Return how many processors this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no container, or one that may use them all: its quota is `max`
+    with suppress(OSError, ValueError):  # not a container, or one without a quota (`max`)
         quota, period = _QUOTA.read_text("ascii").split()
         count = min(count, int(quota) // int(period))
     return count
 
 
 def set_up_process() -> None:
-    """Set the interpreter up for requests, in a server and in its writer."""
+    """Set the garbage collector and the switch interval, in a server and in its writer."""
     gc.set_threshold(*_COLLECT_AFTER)
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def run_writer(url: str, end: socket, loop_factory: LoopFactory | None = None) -> None:
-    """Write what comes from a server until it closes its end. It takes the whole process."""
-    # A terminal, or a service manager, sends its signals to both. The writer ends after the server.
+    """Write the exchanges that a server sends until it closes its end. Takes over the whole process."""
+    # A terminal or a service manager sends its signals to both processes, but the writer must end after the server.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     set_up_process()
@@ -419,7 +416,7 @@ def run_writer(url: str, end: socket, loop_factory: LoopFactory | None = None) -
 
 
 class _Writer:
-    """What the process does."""
+    """The main loop of the writer process."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -430,7 +427,7 @@ class _Writer:
         self._closing = Tasks()
 
     async def run(self, end: socket) -> None:
-        """Write what comes until the server closes its end."""
+        """Write the exchanges that arrive until the server closes its end."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=end)
         while (order := await self._queue.get()) is not None:
             if order.renew:
@@ -453,7 +450,7 @@ class _Writer:
                 if self._database is None:
                     self._database = await open_database(self._address, batch=_BATCH)
                 future = self._database.start(_exchange_of(given))
-            except Exception as why:  # noqa: BLE001 - it belongs to who submitted the exchange
+            except Exception as why:  # noqa: BLE001 - passed to the caller that submitted the exchange
                 self._answer(_failed(given.number, why))
             else:
                 future.add_done_callback(partial(self._on_done, given.number))
@@ -472,7 +469,7 @@ class _Writer:
         self._frames.send(_ENCODER.encode(_Answer(written=outbox)))
 
     async def _let_go(self) -> None:
-        """Close the database once what it was given is written. What hangs there is not waited for."""
+        """Close the database once its writes are done. After `_SILENT_SECONDS`, closing goes on in the background."""
         database, self._database = self._database, None
         if database is not None:
             await asyncio.wait({self._closing.follow(database.close())}, timeout=_SILENT_SECONDS)
@@ -482,6 +479,6 @@ def _failed(number: int, why: BaseException) -> _Written:
     if isinstance(why, PalimpsestError):
         return _Written(number=number, error=type(why).__name__, message=why.message)
     _LOG.error("an exchange could not be written", exc_info=why)
-    # A client hears nothing of the database: what failed may hold other clients' exchanges too.
+    # The client gets no details of the database error, which may quote other clients' exchanges.
     told = "An exchange could not be written. The proxy's log has the details; please report it."
     return _Written(number=number, error=InternalError.__name__, message=told)
