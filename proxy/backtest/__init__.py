@@ -1,12 +1,12 @@
-"""What a policy costs and loses: recorded sessions replayed offline under it. Nothing is written.
+"""Measures what a policy costs and loses by replaying recorded sessions offline. Nothing is written.
 
-histories     sessions to replay: from the store, from files, or made up
-cost          what prompts cost: a simulated prompt cache and classes of prices
+histories     sessions to replay: from the store, from files, or synthetic
+cost          the cost of prompts: a simulated prompt cache, and classes of prices
 recall        the values that later tool calls used, and whether they are still sent
-replay        a history sent again, request by request, under a strategy: a policy or a baseline
-comparison    every history under every strategy, compared with no trimming; start here
+replay        replays a history, request by request, under a strategy: a policy or a baseline
+comparison    replays every history under every strategy and compares with no trimming; start here
 report        the result as tables, HTML and JSON
-suggest       the cheapest policy that keeps enough
+suggest       finds the cheapest policy that keeps enough
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backtest: every history under every strategy, compared with no trimming."""
+"""The backtest: replays every history under every strategy, and compares with no trimming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.backtest.replay import NONE, Counted, ReplayModel, Strategy, baseline
 from proxy.textscan import atoms_of_arguments
 from proxy.tokens import TokenCounter
 
-_STRANGERS: Final = 100  # values of other sessions that are looked for in each
+_STRANGERS: Final = 100  # values of other sessions that are searched for in each session
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -25,12 +25,12 @@ class Cost(Struct, frozen=True, kw_only=True):
 
     use: Use = Use()
     input: float = 0.0
-    output: float | None = 0.0  # no strategy changes it; None if its price is unknown
-    asking: float = 0.0  # for asking again, once for each call of which a far value was missing: part of no sum
+    output: float | None = 0.0  # the same under all strategies; None if its price is unknown
+    asking: float = 0.0  # one more request for each call that misses a far value; not part of `total`
 
     @property
     def total(self) -> float | None:
-        """Dollars for both."""
+        """Dollars for input and output."""
         return None if self.output is None else self.input + self.output
 
     def __add__(self, other: Cost) -> Cost:
@@ -55,7 +55,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     recall: RecallCounts | None = None
     """The values that later tool calls used and that were still sent; None if that was not measured."""
     warnings: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Warnings, and at how many requests each was given."""
+    """Warnings, with the number of requests that each was given for."""
 
     def __add__(self, other: Figures) -> Figures:
         names = ("sessions", "requests", "untrimmed", "sent", "moves", "output", "cost")
@@ -108,16 +108,16 @@ class Backtest:
 
     def __init__(
         self,
-        strategies: Iterable[Strategy],  # of two with the same name the first counts
-        classes: Sequence[PriceClass],  # at least one, of different names
+        strategies: Iterable[Strategy],  # of several with the same name, the first is used
+        classes: Sequence[PriceClass],  # at least one, with different names
         counter: TokenCounter,
         *,
-        model: str = "",  # for histories that name none
-        windows: Callable[[str], int | None] = lambda _: None,  # the context window of a model, if it is known
-        marks: bool = True,  # whether the proxy sets cache marks, for models that accept any
+        model: str = "",  # the model of histories that name none
+        windows: Callable[[str], int | None] = lambda _: None,  # returns the context window of a model, if known
+        marks: bool = True,  # whether the proxy sets cache marks for models that accept them
         recall: bool = True,  # whether to measure which values of later tool calls were still sent
     ) -> None:
-        """Compare strategies with no trimming, at classes of prices."""
+        """Prepare a backtest. The strategy without trimming is always included, since others are compared with it."""
         named: dict[str, Strategy] = {NONE: baseline(NONE)}
         for strategy in strategies:
             named.setdefault(strategy.name, strategy)
@@ -147,7 +147,7 @@ class Backtest:
 
     @property
     def steps(self) -> int:
-        """Number of calls of `tick` for each history."""
+        """The number of calls of `tick` for each history."""
         return len(self.strategies)
 
     def _strangers(self, histories: Sequence[SessionHistory]) -> Iterator[Sequence[str]]:
@@ -155,7 +155,7 @@ class Backtest:
         used = [_values(history) if self._recall else () for history in histories]
         for at in range(len(histories)):
             others = [value for other, values in enumerate(used) if other != at for value in values]
-            chance = Random(at)  # noqa: S311 - the same ones each time
+            chance = Random(at)  # noqa: S311 - the same sample in each run
             yield chance.sample(others, min(_STRANGERS, len(others)))
 
     def _sessions(
@@ -229,7 +229,7 @@ class Backtest:
 
 
 def _values(history: SessionHistory) -> Sequence[str]:
-    """Return what is all that stands in some argument of the history's calls, each value once."""
+    """Return the values that are a whole argument of one of the history's calls, each once."""
     arguments = [call.arguments for message in history.messages for call in message.calls]
     whole = dict.fromkeys(
         atom for each in arguments for atom in atoms_of_arguments(each) if atom in whole_arguments(each)
@@ -238,7 +238,7 @@ def _values(history: SessionHistory) -> Sequence[str]:
 
 
 def _distinct(histories: Iterable[SessionHistory]) -> list[SessionHistory]:
-    """Return the histories; equal names get a number."""
+    """Return the histories with distinct names: repeated names get a number."""
     used: set[str] = set()
     found: list[SessionHistory] = []
     for history in histories:

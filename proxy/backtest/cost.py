@@ -1,11 +1,11 @@
-"""What prompts cost: a simulation of a provider's prompt cache, and classes of prices.
+"""The cost of prompts: a simulation of a provider's prompt cache, and classes of prices.
 
-A provider finds a prompt in its cache by its beginning alone. Two rules are in use:
+A provider's cache matches prompts by their beginnings. Two rules are in use:
 
     blocks         any common beginning with an earlier prompt counts, in whole blocks of tokens
     breakpoints    only a beginning that ends at a breakpoint of an earlier prompt counts
 
-Both need a smallest number of tokens. Prompts are kept as a tree of their segments.
+Both require a minimum number of tokens. Prompts are stored as a tree of their segments.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CacheRule(Struct, frozen=True, kw_only=True):
 
     matching: Matching = "blocks"
     block: int = 128  # tokens of a block; for `blocks` only
-    minimum: int = 1024
-    lifetime: float | None = None  # seconds after which unused entries are forgotten; None: never
-    explicit: bool = True  # whether explicit marks set breakpoints. The end of a prompt always is one.
+    minimum: int = 1024  # tokens of the shortest prefix that is cached
+    lifetime: float | None = None  # seconds after which unused entries expire; None: never
+    explicit: bool = True  # whether explicit marks set breakpoints; the end of a prompt always is one
 
 
 class Segment(Struct, frozen=True, kw_only=True):
@@ -52,8 +52,8 @@ class Use(Summable, frozen=True, kw_only=True):
     """Where the tokens of prompts came from."""
 
     read: int = 0
-    written: int = 0  # not found there, and written to it
-    plain: int = 0  # neither: there are too few, or they are behind the last breakpoint
+    written: int = 0  # tokens that were not in the cache and were written to it
+    plain: int = 0  # neither: the prompt is too short, or they are behind the last breakpoint or whole block
 
     @property
     def sent(self) -> int:
@@ -67,10 +67,10 @@ class _SegmentNode:
     __slots__ = ("after", "end", "texts", "used")
 
     def __init__(self) -> None:
-        self.after: dict[bytes, _SegmentNode] = {}  # the segments that followed, by their texts
+        self.after: dict[bytes, _SegmentNode] = {}  # the next segments, by their texts
         self.texts: list[bytes] = []  # their texts, sorted: neighbours have the longest common beginnings
-        self.used = _NEVER  # when a prompt last had it
-        self.end = _NEVER  # when a prompt last had a breakpoint after it
+        self.used = _NEVER  # time of the last prompt with this segment
+        self.end = _NEVER  # time of the last prompt with a breakpoint after it
 
 
 class PromptCache:
@@ -83,8 +83,8 @@ class PromptCache:
     def read(self, prompt: Sequence[Segment], at: float = 0.0, marks: Collection[int] = ()) -> Use:
         """Return where the tokens of `prompt` come from, and cache it.
 
-        `at` is when it is sent, in seconds, never before an earlier one. There is an explicit breakpoint after
-        each of the segments in `marks`.
+        `at` is the time of the prompt in seconds; it must not decrease from call to call. There is an explicit
+        breakpoint after each of the segments in `marks`.
         """
         oldest = _NEVER if self._rule.lifetime is None else at - self._rule.lifetime
         total = sum([segment.tokens for segment in prompt])
@@ -130,7 +130,7 @@ class PromptCache:
 
 
 def _step(node: _SegmentNode, child: _SegmentNode | None, segment: Segment, at: float) -> _SegmentNode:
-    """Return the node of the segment after `node`, created if needed, and note its use."""
+    """Return the node of the segment after `node`, created if needed, and record its use."""
     if child is None:
         child = node.after[segment.text] = _SegmentNode()
         node.texts.insert(bisect_left(node.texts, segment.text), segment.text)
@@ -139,7 +139,7 @@ def _step(node: _SegmentNode, child: _SegmentNode | None, segment: Segment, at: 
 
 
 def _partly(node: _SegmentNode, segment: Segment, oldest: float) -> int:
-    """Return the segment's share of tokens that it has in common with the beginning of an earlier one there."""
+    """Return about how many tokens the segment shares at its beginning with an earlier segment at the same place."""
     texts, equal = node.texts, 0
     place = bisect_left(texts, segment.text)
     for direction, start in ((-1, place - 1), (1, place)):
@@ -152,7 +152,7 @@ def _partly(node: _SegmentNode, segment: Segment, oldest: float) -> int:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Return how many bytes two texts have in common at their beginning."""
+    """Return the length in bytes of the common beginning of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -174,7 +174,7 @@ class PriceClass(Struct, frozen=True, kw_only=True):
     explicit: bool = True  # whether the model accepts explicit cache marks
 
     def rule(self, *, timed: bool) -> CacheRule:
-        """Return how the cache works. Without times nothing is forgotten."""
+        """Return the cache's rule. Without times, nothing expires."""
         return CacheRule(
             matching=self.matching,
             block=self.block,
@@ -184,19 +184,19 @@ class PriceClass(Struct, frozen=True, kw_only=True):
         )
 
     def input_dollars(self, use: Use) -> float:
-        """Return what the input of one request costs."""
+        """Return the dollars for the input of one request."""
         rates = self.dollars.at(use.sent)
         spent = use.plain * rates.input + use.read * rates.cached_read + use.written * rates.cache_write
         return spent / _MILLION
 
     def output_dollars(self, use: Use, tokens: int) -> float | None:
-        """Return what a reply of `tokens` to that request costs; None if its price is unknown."""
+        """Return the dollars for a reply of `tokens` to that request; None if the price is unknown."""
         rate = self.dollars.at(use.sent).output
         return None if rate is None else tokens * rate / _MILLION
 
 
 def price_class(read: float, write: float = 1.0, *, dollars: float = 1.0, output: float = COMMON_OUTPUT) -> PriceClass:
-    """Return a class of prices: `dollars` for a million tokens of input, the others relative to that.
+    """Return a class of prices: `dollars` for a million tokens of input, the other prices relative to that.
 
     Providers that charge for writing match at breakpoints, others by blocks.
     """
@@ -211,7 +211,7 @@ def price_class(read: float, write: float = 1.0, *, dollars: float = 1.0, output
 
 
 def standard_classes(dollars: float = 1.0) -> tuple[PriceClass, ...]:
-    """Return the five classes of nearly all models; a million tokens of input cost `dollars`."""
+    """Return the five classes that cover nearly all models; a million tokens of input cost `dollars`."""
     classes = ((0.5, 1.0), (0.25, 1.0), (0.1, 1.0), (0.1, 1.25), (0.05, 1.25))
     return tuple(price_class(read, write, dollars=dollars) for read, write in classes)
 

@@ -1,16 +1,19 @@
-"""Sessions to replay: from the store, from files of chat messages, or made up.
+"""Sessions to replay: from the store, from files, or synthetic.
 
-A file may be, in JSON: an object with `messages` (and `tools`, `model`, `id`), an array of such objects, or
-an array of messages; in JSON Lines: what `sessions export` writes, one message a line, or one request a
-line; either packed, if its name ends in `.gz`. Requests that continue the one before are the same session. In the
-place of `messages` may stand `input`, of a request for a response, or `messages` beside `system`, of Anthropic's API;
-an array may hold items of responses.
+A file holds one of these, compressed if its name ends in `.gz`:
 
-An object may have `compactions` (objects with `after_message`): the agent that was recorded went on from there with
-less, so each part is a session.
+    JSON          an object with `messages` (and `tools`, `model`, `id`), an array of such objects, an array of messages
+    JSON Lines    the output of `sessions export`, one message per line, or one request per line
 
-Leading system and developer messages are the instructions. The time of a message (`created_at` or
-`timestamp`: seconds or milliseconds since 1970, or ISO 8601) is taken out of it and kept beside.
+Consecutive requests that continue each other are one session. An object may also be a request of the Responses API
+(`input` instead of `messages`) or of Anthropic's API (`messages` and `system`). An array may hold items of the
+Responses API.
+
+An object may have `compactions` (objects with `after_message`). There the recorded agent compacted its own context,
+so each part is a session of its own.
+
+Leading system and developer messages are the instructions. The time of a message (`created_at` or `timestamp`:
+seconds or milliseconds since 1970, or ISO 8601) is removed from it and kept in `times`.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from proxy.store import NodeRow, SessionRow, Store, require_content
 from proxy.tokens import TokenCounter
 
 _TIMES: Final = ("created_at", "timestamp")
-_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson"})  # of the files in a folder that are read
-_PACKED: Final = ".gz"  # of a file of these that is packed
-_MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be the year 5138
+_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson"})  # files in a folder with other suffixes are skipped
+_PACKED: Final = ".gz"  # the suffix of a compressed file, after one of these
+_MILLISECONDS: Final = 1e11  # larger numbers are milliseconds since 1970: as seconds they would be after the year 5138
 
 
 class SessionHistory(Struct, frozen=True, kw_only=True):
@@ -48,17 +51,17 @@ class SessionHistory(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]  # the messages after the instructions, oldest first, with our own fields
     instructions: tuple[Message, ...] = ()
     tools: bytes | None = None  # the JSON text of the tools of every request; None if there are none
-    model: str = ""  # the model that was asked; empty if it is unknown
+    model: str = ""  # the model of the requests; empty if it is unknown
     tenant: str = "default"
     times: tuple[float, ...] | None = None
-    """When each message came, in seconds since 1970, never falling; None unless all are known."""
+    """The time of each message in seconds since 1970, never decreasing; None unless all are known."""
 
     @property
     def requests(self) -> tuple[int, ...]:
-        """The requests that the client sent, each as the number of messages that it held.
+        """The client's requests, each as its number of messages.
 
-        There was one before each assistant message, and one more if the last message awaits a reply. An
-        assistant message at the very beginning answers no request, unless there are instructions.
+        There was one before each assistant message, and one more if the last message awaits a reply. An assistant
+        message at the very beginning answers no request, unless there are instructions.
         """
         ends = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
         if self.messages and self.messages[-1].role != "assistant":
@@ -69,7 +72,7 @@ class SessionHistory(Struct, frozen=True, kw_only=True):
 def of_messages(
     name: str, values: Iterable[Any], *, tools: Any = None, model: Any = None, dialect: str = "chat"
 ) -> SessionHistory:
-    """Return the history of parsed messages, leading instructions included."""
+    """Return the history made of parsed messages, which include leading instructions."""
     messages: list[Message] = []
     times: list[float | None] = []
     for place, value in enumerate(values):
@@ -91,7 +94,7 @@ def of_messages(
 
 
 def read_files(path: Path) -> list[SessionHistory]:
-    """Return the sessions in a file, in the files of a folder that hold any, or in those that a pattern names."""
+    """Return the sessions in a file, in the files of a folder that hold any, or in the files that match a pattern."""
     if path.is_dir():
         return [history for file in sorted(path.iterdir()) if file.is_file() for history in _any_in(file)]
     if path.exists() or not any(sign in str(path) for sign in "*?["):
@@ -103,7 +106,7 @@ def read_files(path: Path) -> list[SessionHistory]:
 
 
 def _any_in(file: Path) -> list[SessionHistory]:
-    """Return the sessions of a file that may hold something else."""
+    """Return the sessions of a file; none if it holds anything else."""
     try:
         packed = Path(file.stem) if file.suffix == _PACKED else file
         return read_file(file) if packed.suffix in _SUFFIXES else []
@@ -126,7 +129,7 @@ def read_file(path: Path) -> list[SessionHistory]:
     try:
         return _of_value(name, value)
     except InvalidRequest as why:
-        # The file is told by its path: of many, several may have that name.
+        # Name the file by its path, since several files may have the same name.
         said = why.message.removeprefix(name) if why.message.startswith(f"{name}:") else f": {why.message}"
         raise InvalidRequest(f"{path}{said}") from why
 
@@ -144,7 +147,7 @@ def _lines(path: Path, text: bytes) -> list[Any]:
 
 
 async def stored(store: Store, session: SessionRow, rows: Sequence[NodeRow] | None = None) -> SessionHistory:
-    """Return the head branch of a stored session; `rows` is what is wanted of it, where it has been read."""
+    """Return the head branch of a stored session. `rows` are its messages, if the caller has already read them."""
     if rows is None:
         rows = await store.path(session.key, session.head)
     require_content([row.message for row in rows])
@@ -163,7 +166,7 @@ async def stored(store: Store, session: SessionRow, rows: Sequence[NodeRow] | No
 
 
 def _of_value(name: str, value: Any) -> list[SessionHistory]:
-    """Return the sessions of a JSON document; JSON Lines are a list."""
+    """Return the sessions of a JSON document. JSON Lines are given as a list."""
     values: list[Any] = value if is_array(value) else [value]
     first = values[0] if values else None
     if is_object(first) and first.get("record") == "session":
@@ -180,7 +183,7 @@ def _of_value(name: str, value: Any) -> list[SessionHistory]:
 
 
 def _of_recording(name: str, value: JsonObject) -> Iterator[SessionHistory]:
-    """Yield the session of an object; cut into several where the agent that was recorded compacted its own context."""
+    """Yield the session of an object, divided where the recorded agent compacted its own context."""
     whole, messages, compacted = _of_object(name, value), value.get("messages", []), value.get("compactions")
     places = [each.get("after_message") for each in compacted if is_object(each)] if is_array(compacted) else []
     cuts = sorted({at + 1 for at in places if isinstance(at, int) and 0 <= at < len(messages) - 1})
@@ -206,7 +209,7 @@ def _of_object(name: str, value: JsonObject) -> SessionHistory:
 
 
 def _of_request(name: str, value: JsonObject, dialect: str) -> SessionHistory:
-    """Return the history that the body of a request holds, as its API reads it."""
+    """Return the history in the body of a request, parsed by its dialect."""
     listed = "input" if dialect == "responses" else "messages"
     items: Any = value.get(listed)
     if is_array(items):
@@ -214,7 +217,7 @@ def _of_request(name: str, value: JsonObject, dialect: str) -> SessionHistory:
         items = timeless if len(timeless) == len(items) else items
     kept = {key: value[key] for key in ("instructions", "system", "tools", "model") if value.get(key)}
     if dialect == "messages":
-        kept["max_tokens"] = 1  # the API asks for it
+        kept["max_tokens"] = 1  # required by the API
     try:
         request = dialect_named(dialect).requests.parse(write(sound({**kept, listed: items})))
     except InvalidRequest as why:
@@ -231,7 +234,7 @@ def _of_request(name: str, value: JsonObject, dialect: str) -> SessionHistory:
 
 
 def _of_requests(name: str, values: Sequence[JsonObject]) -> list[SessionHistory]:
-    """Return sessions, or requests: of requests that continue the one before, only the last."""
+    """Return the sessions of requests. A request that continues the one before replaces it."""
     found: list[SessionHistory] = []
     for number, value in enumerate(values, start=1):
         history = _of_object(f"{name}:{number}", value)
@@ -307,14 +310,14 @@ def _seconds(value: Any) -> float | None:
 
 
 def _rising(times: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return the times, each at least the one before; None unless all are known."""
+    """Return the times, raised so that they never decrease; None unless all are known."""
     known = [at for at in times if at is not None]
     return tuple(accumulate(known, max)) if times and len(known) == len(times) else None
 
 
 _PREFIX_TOKENS: Final = 8_000  # tokens of instructions and tools together, about
-_OUTPUT_TOKENS: Final = 1_800  # tokens of the text of each tool output
-_NOISE: Final = 0.4  # the share of the second agent's tool output that is noise: colour codes of a terminal
+_OUTPUT_TOKENS: Final = 1_800  # tokens of each tool output
+_NOISE: Final = 0.4  # share of noise (terminal colour codes) in the second agent's tool output
 
 _VOCABULARY: Final = (
     "river stone market garden window winter silver letter bridge forest summer island village mountain "
@@ -330,10 +333,10 @@ _WORDS_A_LINE: Final = 14
 
 
 def synthetic_agents(counter: TokenCounter, model: str = "") -> tuple[SessionHistory, SessionHistory]:
-    """Return the sessions of two made-up agents whose costs can be checked by hand.
+    """Return the sessions of two synthetic agents whose costs can be checked by hand.
 
-    Each has a prefix of 8,000 tokens and 100 turns of 1,800 tokens of tool output and 200 of reply, as
-    `counter` counts for `model`. In the second one 40 % of the tool output is noise. Nothing can be recalled.
+    Each has a prefix of 8,000 tokens and 100 turns with 1,800 tokens of tool output and 200 of reply, as `counter`
+    counts for `model`. In the second session 40 % of the tool output is noise. No later call uses an earlier value.
     """
     size = partial(counter.text, model=model)
     return _session("synthetic", size, noisy=False), _session("synthetic-noisy", size, noisy=True)
@@ -358,7 +361,7 @@ def _session(name: str, size: Callable[[str], int], *, noisy: bool) -> SessionHi
 
 
 def _noisy_text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
-    """Return a text in which as many words have the colour codes of a terminal as `tokens` allow."""
+    """Return a text of at most `tokens` in which as many words as possible have terminal colour codes."""
     plain = _text(words, round(tokens * (1 - _NOISE)), size).split(" ")
 
     def coloured(count: int) -> str:
@@ -369,7 +372,7 @@ def _noisy_text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -
 
 
 def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
-    """Return lines of words, as many as `tokens` allow. Most words are one token."""
+    """Return lines with as many words as fit into `tokens`. Most words are one token."""
     drawn = [next(words) for _ in range(tokens)]
 
     def lines(count: int) -> str:
@@ -380,7 +383,7 @@ def _text(words: Iterator[str], tokens: int, size: Callable[[str], int]) -> str:
 
 
 def _longest(text_of: Callable[[int], str], most: int, tokens: int, size: Callable[[str], int]) -> str:
-    """Return the text of the largest number, at most `most`, that has at most so many tokens."""
+    """Return `text_of` the largest number, up to `most`, whose text has at most `tokens` tokens."""
     fitting = bisect_right(range(most + 1), tokens, key=lambda count: size(text_of(count))) - 1
     return text_of(max(fitting, 0))
 

@@ -1,21 +1,20 @@
-"""Future-reference recall: of the values that a session's tool calls really used, which would still be sent.
+"""Future-reference recall: which of the values that a session's tool calls really used would still be sent.
 
-At each tool call of a history, the atoms of its arguments that occur in the full context before it are
-*grounded*: the model may have read them there. Recall is the share of these that the view still holds.
-Atoms are counted by where they last occurred before the call:
+An atom (value) of a tool call's arguments is *grounded* if it occurs in the full context before the call: the model
+may have read it there. Recall is the share of grounded atoms that the view still holds. Atoms are counted by where
+they last occurred before the call:
 
     pinned      in the instructions or in the latest user message, which no policy trims
     near        otherwise, in one of the last six messages
-    far         otherwise; here trimming decides
-    tool_only   far, and only ever in tool results
-    key         far, and all that stands in one argument: a path, an id, a name
+    far         otherwise; these are the values that trimming decides about
+    tool_only   far, and never outside tool results
+    key         far, and the whole value of an argument: a path, an id, a name
 
-Values of other sessions' calls that a view holds all the same are held by *chance*: what a figure is worth is seen
-beside that.
+*Chance* counts values of other sessions' calls that a view holds. It is the baseline for judging the other figures.
 
-An atom is *bound* if the view holds it within 120 characters of a word that named it in the full context. So
-a heap of ids does not win. A model may miss a value that it is shown, and may find one again that it is not
-shown.
+An atom is *bound* if the view holds it within 120 characters of a word that named it in the full context. This way a
+mere heap of ids gains nothing. Recall is only an estimate: a model may miss a value that it is shown, and may find
+one again that it is not shown.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ _NEAR_MESSAGES: Final = 6
 CAVEAT: Final = "presence is necessary, not sufficient"
 
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
-_OCCURRENCES: Final = 8  # occurrences of one atom in one message whose surroundings are read
+_OCCURRENCES: Final = 8  # maximum occurrences of one atom in one message that are recorded
 
 
 class Counts(Summable, frozen=True, kw_only=True):
-    """How many grounded values of one stratum are present, and how many calls are whole."""
+    """Counts of one stratum: grounded values, those present in the view, and complete calls."""
 
     grounded: int = 0  # values that calls used and that were in the full context before them
-    present: int = 0
+    present: int = 0  # grounded values that the view holds
     bound_possible: int = 0  # grounded values that a word named in the full context
     bound: int = 0  # values that the view holds near a word that named them
     calls: int = 0  # calls with grounded values
-    whole: int = 0  # calls of which the view holds every grounded value
-    shares: float = 0.0  # of each call the share of its grounded values that are present, added up
+    whole: int = 0  # calls with all their grounded values in the view
+    shares: float = 0.0  # the sum, over calls, of the share of grounded values that are present
 
     @property
     def recall(self) -> float | None:
@@ -56,17 +55,17 @@ class Counts(Summable, frozen=True, kw_only=True):
 
     @property
     def bound_recall(self) -> float | None:
-        """The share of values with a name that are present near it."""
+        """The share of named values that are present near their name."""
         return self.bound / self.bound_possible if self.bound_possible else None
 
     @property
     def mean_of_calls(self) -> float | None:
-        """The share of grounded values that are present, as the mean of all calls."""
+        """The share of grounded values that are present, as the mean over calls."""
         return self.shares / self.calls if self.calls else None
 
     @property
     def whole_calls(self) -> float | None:
-        """The share of calls of which every value is present."""
+        """The share of calls with all their values present."""
         return self.whole / self.calls if self.calls else None
 
     def as_data(self) -> dict[str, int | float | None]:
@@ -89,14 +88,14 @@ class RecallCounts(Summable, frozen=True, kw_only=True):
     far: Counts = Counts()  # this includes `tool_only`
     tool_only: Counts = Counts()
     key: Counts = Counts()  # part of `far`
-    chance: Counts = Counts()  # values of other sessions, of which a view should hold none
+    chance: Counts = Counts()  # values of other sessions; a view should hold none
 
 
 class Reference(Struct, frozen=True, kw_only=True):
     """A grounded value of one call."""
 
     atom: int
-    strata: tuple[str, ...]  # names of the fields of `RecallCounts` that count it
+    strata: tuple[str, ...]  # the fields of `RecallCounts` that count it
     labels: frozenset[str]  # the words that named it before the call
 
 
@@ -120,7 +119,7 @@ class References:
         own = dict.fromkeys(atom for calls in used for atoms in calls for atom in atoms)
         others = [atom for atom in dict.fromkeys(strangers) if atom not in own]
         self.atoms = (*own, *others)
-        """Every atom of the arguments of the history's calls, and the strangers, by number."""
+        """All atoms, by number: those of the history's calls, then the strangers."""
         numbers = {atom: number for number, atom in enumerate(self.atoms)}
         self._index = _Index(self.atoms)
         read = self._index.number_of
@@ -148,12 +147,12 @@ class References:
         return self._calls.get(position, ())
 
     def holders(self, atom: int) -> Iterator[int]:
-        """Yield the positions of the messages that hold an atom, in no order."""
+        """Yield the positions of the messages that hold an atom, in no particular order."""
         for number in self._index.holders[atom]:
             yield from self._places.get(number, ())
 
     def judge(self, position: int, view: Iterable[Message]) -> RecallCounts:
-        """Count the values of the calls at `position` that `view` holds: all that was sent to ask for them."""
+        """Count the values of the calls at `position` that `view` holds; `view` is the whole request before them."""
         calls = self._calls.get(position, ())
         if not any(calls):
             return RecallCounts()
@@ -186,7 +185,7 @@ class References:
 
 
 class _Reader:
-    """Reads a history message by message and knows which atoms occurred so far."""
+    """Reads a history message by message and tracks which atoms occurred so far."""
 
     def __init__(self, index: _Index, fixed: Iterable[int]) -> None:
         self._index = index
@@ -214,7 +213,7 @@ class _Reader:
         self._position += 1
 
     def references(self, atoms: Iterable[int], whole: Collection[str]) -> Iterator[Reference]:
-        """Yield the atoms of a call that are grounded; those in `whole` are all that stands in an argument."""
+        """Yield the grounded atoms of a call as references. Atoms in `whole` are the whole value of an argument."""
         for atom in atoms:
             last = self._last.get(atom)
             if atom in self._pinned or atom in self._asked:
@@ -234,24 +233,24 @@ class _Reader:
 
 
 class _Index:
-    """The texts that hold each of a fixed set of atoms. Each text is searched once, in linear time."""
+    """Finds the texts that hold each of a fixed set of atoms. Each text is searched once, in linear time."""
 
     def __init__(self, atoms: Sequence[str]) -> None:
         self.atoms = atoms
         self._numbers: dict[Message, int] = {}
         self._texts: list[str] = []
         self.places: list[dict[int, list[int]]] = []
-        """By the number of a text, the atoms that it holds, each with where it begins."""
+        """By the number of a text, the atoms that it holds, each with its offsets."""
         self._bound: dict[tuple[int, int], frozenset[str]] = {}
         self.holders: list[set[int]] = [set() for _ in atoms]
-        # An atom is found by its longest chunk, which is whole wherever the atom occurs.
+        # An atom is found by its longest chunk, which is a chunk of the text wherever the atom occurs.
         self._by_chunk: dict[str, list[tuple[int, int]]] = {}
         for number, atom in enumerate(atoms):
             chunk = max(CHUNKS.finditer(atom), key=lambda match: len(match.group()))
             self._by_chunk.setdefault(chunk.group(), []).append((chunk.start(), number))
 
     def number_of(self, message: Message) -> int:
-        """Return the number of a message. A new message is searched."""
+        """Return the number of a message; a new message is searched first."""
         number = self._numbers.get(message)
         if number is None:
             number = self._numbers[message] = self.number_of_text(readable(message))
@@ -283,7 +282,7 @@ class _Index:
         return not near.isdisjoint(labels)
 
     def _search(self, text: str) -> dict[int, list[int]]:
-        """Return the atoms in a text, each with its first places."""
+        """Return the atoms in a text, each with its first offsets."""
         found: dict[int, list[int]] = {}
         for match in CHUNKS.finditer(text):
             start, chunk = match.start(), match.group()
@@ -296,7 +295,7 @@ class _Index:
     def _look(
         self, text: str, start: int, candidates: Sequence[tuple[int, int]] | None, found: dict[int, list[int]]
     ) -> None:
-        """Note the candidates, as (place of their chunk, atom), that stand around a chunk of the text."""
+        """Record the candidates, given as (offset of the chunk in the atom, atom), that occur around this chunk."""
         for offset, number in candidates or ():
             places = found.get(number)
             if places is not None and len(places) == _OCCURRENCES:
@@ -307,12 +306,12 @@ class _Index:
 
 
 def whole_arguments(arguments: str) -> frozenset[str]:
-    """Return what is all that stands in one of the arguments, in JSON."""
+    """Return the leaf values of JSON arguments."""
     return frozenset(leaf.text for leaf in leaves_of(arguments) or ())
 
 
 def readable(message: Message) -> str:
-    """Return what a model reads of a message: its text and each value of its calls' arguments, unescaped."""
+    """Return what a model reads in a message: its text and each value of its calls' arguments, unescaped."""
     parts = [message.text, *(_unfolded(call.arguments) for call in message.calls)]
     return "\n".join(_ESCAPE.sub(_character, part) if "\\u" in part else part for part in parts)
 
@@ -326,6 +325,6 @@ def _unfolded(arguments: str) -> str:
 
 
 def _character(match: re.Match[str]) -> str:
-    """Return the character of an escape; half of a pair stays as written."""
+    """Return the character of an escape; a surrogate stays as written."""
     code = int(match.group(1), 16)
     return match.group() if 0xD800 <= code <= 0xDFFF else chr(code)

@@ -1,8 +1,8 @@
-"""A history sent again, request by request, as its client would have sent it under a policy or a baseline.
+"""Replays a history, request by request, as its client would have sent it under a policy or a baseline.
 
-The engine that serves requests applies the policy. Baselines are what others do to keep a context small (`_KINDS`).
-Each is named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
-history does. A baseline that a policy can express is a policy.
+Policies are applied by the same engine that serves requests. Baselines are common other ways to keep a context small
+(`_KINDS`), named `baseline:NAME` or `baseline:NAME=NUMBER`. They keep calls and results together, as far as the
+history does. A baseline that a policy can express is implemented as a policy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PREFIX: Final = "baseline:"
 NONE: Final = "baseline:none"
 ORACLE: Final = "baseline:oracle"
 NO_SUMMARY: Final = "no summary: a backtest asks no model, and the other edits do the work"
-"""The warning of a trim for which the proxy would have used a summary by a model."""
+"""The warning for a trim that would have used a summary by a model in the proxy."""
 CLEARED: Final = "[Old tool result content cleared]"  # the placeholder for a tool result, as in Claude Code
 ORACLE_CLEARED: Final = "[cleared]"
 _CLEAR_KEEPS: Final = 3
 
 _MARKS: Final = (b'"cache_control"', b'"prompt_cache_breakpoint"')
-"""Explicit cache marks, as fields of messages or of their parts."""
+"""Explicit cache marks: fields of messages or of their parts."""
 
 
 class Counted:
@@ -49,25 +49,25 @@ class Counted:
         """Count a history; `strangers` are values that calls of other sessions used."""
         self.history: Final = history
         self._strangers = strangers
-        self.model: Final = history.model or model  # the model that is asked; empty if it is unknown
+        self.model: Final = history.model or model  # the model of the requests; empty if it is unknown
         self._counter = counter
         self._segments: dict[bytes, Segment] = {}
         self._marked: set[bytes] = set()
         self.instructions: Final = tuple([message.without_own_fields() for message in history.instructions])
         self.entries: Final = tuple([self._entry(*numbered) for numbered in enumerate(history.messages)])
-        """The messages; nothing was decided on arrival yet."""
+        """The messages as entries, without decisions on arrival."""
         self.messages: Final = tuple([entry.message for entry in self.entries])
-        """The messages as they are sent when nothing is trimmed."""
+        """The messages as they are sent if nothing is trimmed."""
         self.tools: Final = self._segments_of(history.tools)
-        """The tools of every request, as a part of a prompt; nothing if there are none."""
+        """The tools of every request as one segment of a prompt; empty if there are none."""
         self.fixed_tokens: Final = sum([part.tokens for part in self.prompt(self.instructions)])
 
     def count(self, message: Message) -> int:
-        """Return the tokens of any message."""
+        """Return the tokens of a message, which need not be of the history."""
         return self.segment(message).tokens
 
     def segment(self, message: Message) -> Segment:
-        """Return a message as a part of a prompt. Cache marks do not count when prompts are compared."""
+        """Return a message as a segment of a prompt. Cache marks are ignored when prompts are compared."""
         found = self._segments.get(message.raw)
         if found is None:
             text = message.raw
@@ -78,9 +78,9 @@ class Counted:
         return found
 
     def tools_without(self, names: Collection[str]) -> tuple[Segment, ...]:
-        """Return the tools that are left where a policy leaves out those of these names, as for a new session.
+        """Return the tools without those of these names, as a policy leaves them out from a new session on.
 
-        Those that the first request calls stay, and all do where none would be left.
+        Tools that the first request's messages call stay. If no tool would be left, all stay.
         """
         tools = self.history.tools
         if tools is None or not names:
@@ -95,22 +95,22 @@ class Counted:
         return self._segments_of(msgspec.json.encode(kept)) if kept else self.tools
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Segment] | None = None) -> list[Segment]:
-        """Return what a model reads, in the order in which it is cached: tools (by default all), then messages."""
+        """Return the prompt in the order in which it is cached: tools (by default all), then messages."""
         return [*(self.tools if tools is None else tools), *map(self.segment, messages)]
 
     def marks(self, messages: Sequence[Message], beside: Iterable[int] = ()) -> set[int]:
-        """Return the parts of the prompt with an explicit cache mark: the client's, and those at `beside`."""
+        """Return the indexes of segments with an explicit cache mark: the client's own, and the messages `beside`."""
         own = [place for place, message in enumerate(messages) if message.raw in self._marked]
         return {place + len(self.tools) for place in (*beside, *own)}
 
     def reply_tokens(self, position: int) -> int:
-        """Return the tokens that a model wrote for the reply at `position`, with its reasoning."""
+        """Return the output tokens of the reply at `position`, including its reasoning."""
         message = self.messages[position]
         return self.count(message) + self._counter.text(message.countable().reasoning, self.model)
 
     @cached_property
     def references(self) -> References:
-        """What the tool calls of the history used."""
+        """The values that the tool calls of the history used."""
         tools = (self.history.tools or b"").decode()
         return References(self.instructions, self.messages, tools=tools, strangers=self._strangers)
 
@@ -130,33 +130,33 @@ class Counted:
 
 
 class ReplayModel(Struct, frozen=True, kw_only=True):
-    """The model that is asked."""
+    """The model of a replay."""
 
     prices: Prices | None = None
-    context_window: int | None = None  # tokens that it accepts; None if they are unknown
-    marks: bool = True  # whether the proxy sets cache marks, if the model accepts any
+    context_window: int | None = None  # in tokens; None if it is unknown
+    marks: bool = True  # whether the proxy sets cache marks, if the model accepts them
 
 
 class SentRequest(Struct, frozen=True, kw_only=True):
-    """What one request sends."""
+    """The content of one request."""
 
     messages: tuple[Message, ...]
     moved: bool  # whether the cut moved; without a cut, whether the beginning of the previous request changed
-    warnings: tuple[str, ...] = ()  # what could not be done, in words
+    warnings: tuple[str, ...] = ()
     stable_ends: tuple[int, ...] = ()
-    """Positions of the messages after which the proxy sets a cache mark, if the model accepts any."""
+    """Indexes of the messages after which the proxy sets a cache mark, if the model accepts them."""
     tools: tuple[Segment, ...] | None = None  # the tools that are offered; None for all of them
 
 
 NextRequest: TypeAlias = Callable[[int, float | None], SentRequest]
-"""Returns what is sent of the first so many messages. It is called once for each request, in order.
+"""Returns the request for the first so many messages of the history. Called once for each request, in order.
 
 The second argument is the number of seconds since the last reply; None if it is unknown.
 """
 
 
 class PolicyStrategy(Struct, frozen=True, kw_only=True):
-    """A policy, applied by the proxy's own engine."""
+    """A policy applied by the proxy's own engine."""
 
     name: str
     policy: Policy
@@ -164,12 +164,12 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
 
     @property
     def by_price(self) -> bool:
-        """Whether anything in it depends on prices or on the lifetime of the cache."""
+        """Whether its decisions depend on prices or on the lifetime of the cache."""
         waits = self.policy.trigger is not None and self.policy.trigger.idle_seconds == "auto"
         return self.policy.uses_cost or waits
 
     def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
-        """Start on a history. Cuts and decisions on arrival are kept, as the proxy keeps them."""
+        """Begin a replay. Cuts and decisions on arrival are kept from request to request, as in the proxy."""
         entries: list[Entry] = []
         cuts: dict[str | None, Cut] = {}
         tools = counted.tools_without(self.policy.tools.remove)
@@ -178,7 +178,7 @@ class PolicyStrategy(Struct, frozen=True, kw_only=True):
         def next_request(stop: int, idle: float | None) -> SentRequest:
             known = len(entries)
             entries.extend(counted.entries[known:stop])
-            agent = counted.entries[stop].agent if stop < len(counted.entries) else None  # who asked for the reply
+            agent = counted.entries[stop].agent if stop < len(counted.entries) else None  # the author of the reply
             context = PlanningContext(
                 count=counted.count,
                 fixed_tokens=fixed_tokens,
@@ -216,11 +216,11 @@ def sent_messages(instructions: Sequence[Message], planned: Plan) -> tuple[Messa
 
 
 Choose = Callable[[int], Sequence[Message]]
-"""Returns what is sent of the first so many messages. It is called once for each request, in order."""
+"""Returns what is sent of the first so many messages. Called once for each request, in order."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
-    """A strategy without a policy."""
+    """A strategy that is not a policy."""
 
     name: str
     about: str
@@ -229,7 +229,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
     by_price: bool = False
 
     def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:  # noqa: ARG002 - none needs the model
-        """Start on a history, before the first request."""
+        """Begin a replay."""
         choose = self.start(counted)
         last: tuple[Message, ...] = ()
 
@@ -249,16 +249,16 @@ def _last(counted: Counted, number: int) -> Choose:
     def choose(stop: int) -> Sequence[Message]:
         start = max(0, stop - number)
         while start < stop and messages[start].is_result:
-            start += 1  # its call is not sent
+            start += 1  # a result whose call is not sent
         if start == stop and stop:
-            start = span_start(messages, stop - 1)  # the newest span has more results: send all of it
+            start = span_start(messages, stop - 1)  # only results of the newest span were left: send the whole span
         return messages[start:stop]
 
     return choose
 
 
 def _masked(counted: Counted, keep: int, above: int | None = None) -> Choose:
-    """Clear all tool results but the newest: at every request, or when it has more tokens than `above`."""
+    """Clear all but the `keep` newest tool results: at every request, or only at those of more than `above` tokens."""
     results = [place for place, message in enumerate(counted.messages) if message.is_result]
     messages = list(counted.messages)
     cleared = 0
@@ -285,7 +285,7 @@ def _middle(counted: Counted, tokens: int) -> Choose:
         if whole <= budget:
             return messages[:stop]
         starts = [start for start in span_starts if start < stop]
-        # At most half of the budget for the beginning, the rest for the end, whose newest span always stays.
+        # The beginning gets at most half of the budget, the end gets the rest. The newest span always stays.
         heads = [start for start in starts if sums[start] <= budget / 2]
         head = heads[-1] if heads else 0
         room = budget - sums[head]
@@ -297,13 +297,13 @@ def _middle(counted: Counted, tokens: int) -> Choose:
 
 
 def oracle(references: References) -> Choose:
-    """Return views of which each tool result and each call's arguments hold only what is used later, once sent whole.
+    """Reduce tool results and arguments of calls to the values that later calls use, after they were sent once.
 
-    A value stays at the first place that had it, unless a text that stays has it anyway. So the recall is 1. It is a
-    bound: nobody can build it.
+    A value stays at the first place that had it, unless a text that stays holds it anyway. So recall is 1. This is a
+    bound that no real strategy can reach, since it knows the future.
     """
     messages = references.messages
-    needed: dict[int, dict[str, None]] = {}  # by message the values that later calls have from it
+    needed: dict[int, dict[str, None]] = {}  # by message, the values that later calls take from it
     for position in references.positions:
         for call in references.references(position):
             for reference in call:
@@ -324,7 +324,7 @@ def oracle(references: References) -> Choose:
 
 
 def _reduced(message: Message, values: Sequence[str]) -> Message:
-    """Return a tool result, or a message with calls, with nothing but these values of it, where that is shorter."""
+    """Return a tool result, or a message with calls, reduced to these values if that is shorter."""
     kept = " ".join(values) or ORACLE_CLEARED
     if message.is_result:
         return message.with_text(kept) if len(kept) < len(message.text) else message
@@ -340,11 +340,11 @@ Strategy: TypeAlias = PolicyStrategy | Baseline
 
 
 class _BaselineKind(Struct, frozen=True, kw_only=True):
-    """One kind of baseline; `{0}` in the words is its number."""
+    """One kind of baseline."""
 
-    usual: int  # its default number; 0: it takes none
-    about: str
-    start: Callable[[Counted, int], Choose] | None  # None: it is a policy
+    usual: int  # its default number; 0 if it takes none
+    about: str  # a description; `{0}` is replaced with the number
+    start: Callable[[Counted, int], Choose] | None  # None if it is a policy
 
 
 _KINDS: Final = {
@@ -367,12 +367,12 @@ _KINDS: Final = {
 
 
 def every_baseline() -> tuple[Strategy, ...]:
-    """Return each baseline with its usual number, no trimming first."""
+    """Return each baseline with its default number; the first one is no trimming."""
     return tuple(baseline(f"{PREFIX}{title}") for title in _KINDS)
 
 
 def baseline(name: str) -> Strategy:
-    """Return the baseline of a name such as `baseline:last` or `baseline:last=50`."""
+    """Return the baseline named `baseline:last`, `baseline:last=50`, or such; raise `InvalidRequest` if unknown."""
     title, given, said = name.removeprefix(PREFIX).partition("=")
     kind = _KINDS.get(title)
     if kind is None or (given and not kind.usual):
@@ -393,27 +393,27 @@ def baseline(name: str) -> Strategy:
 class ReplayedRequest(Struct, frozen=True, kw_only=True):
     """One request of a replay."""
 
-    stop: int
+    stop: int  # number of messages of the history that the client sent
     sent: SentRequest
     uses: Mapping[CacheRule, Use]  # where its tokens came from, by cache rule
-    untrimmed: int  # tokens that it would have without trimming
+    untrimmed: int  # tokens of the request without trimming
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sent."""
+        """The number of tokens that were sent."""
         return next(iter(self.uses.values())).sent
 
 
 def replayed(
     counted: Counted, strategy: Strategy, rules: Sequence[CacheRule], model: ReplayModel
 ) -> Iterator[ReplayedRequest]:
-    """Yield each request of a history under a strategy. Each of the rules, at least one, has a cache of its own."""
+    """Yield each request of a history under a strategy. Each of the `rules` (at least one) has its own cache."""
     next_request = strategy.begin(counted, model)
     caches = {rule: PromptCache(rule) for rule in rules}
     times, ended = counted.history.times, None
     untrimmed, done = counted.fixed_tokens, 0
     for stop in counted.history.requests:
-        # A request is sent when its newest message comes.
+        # A request is sent at the time of its newest message.
         at = None if times is None else times[max(stop - 1, 0)]
         sent = next_request(stop, None if at is None or ended is None else max(0.0, at - ended))
         if times is not None:

@@ -1,4 +1,4 @@
-"""The result of a backtest for readers: tables of text, a page of HTML, JSON."""
+"""The result of a backtest for readers: text tables, an HTML page, JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ thead th { border-bottom: 2px solid #888a; }
 p { max-width: 60rem; }
 """
 _UNKNOWN: Final = "-"
-_FEWEST: Final = 5  # sessions of which an interval is told
-_DRAWS: Final = 400  # samples of the sessions from which an interval is taken
+_FEWEST: Final = 5  # sessions from which on an interval is shown
+_DRAWS: Final = 400  # bootstrap samples for an interval
 
 
 class ReportTable(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def report_tables(result: BacktestResult) -> Iterator[ReportTable]:
 
 
 def headlines(result: BacktestResult) -> Iterator[str]:
-    """Yield for each policy one line: what it costs and what is still there, with 95 % intervals by session."""
+    """Yield one line for each policy: its cost and its recall of far values, with 95 % intervals by session."""
     prices = main_prices(result)
     lines = [line for line in result.sessions if line.prices == prices]
     whole = {line.session: line.figures for line in lines if line.strategy == NONE}
@@ -64,7 +64,7 @@ def headlines(result: BacktestResult) -> Iterator[str]:
             continue
         costs = [(line.figures.cost.input, whole[line.session].cost.input) for line in own]
         if not any(untrimmed for _, untrimmed in costs):
-            continue  # no request, or no price: there is nothing to compare
+            continue  # no requests, or no price: nothing to compare
         counts = [line.figures.recall.far for line in own if line.figures.recall is not None]
         told = f"{name}: {percent(costs)} of the input cost at {prices}"
         kept = [(float(each.present), float(each.grounded)) for each in counts]
@@ -74,9 +74,9 @@ def headlines(result: BacktestResult) -> Iterator[str]:
 
 
 def percent(pairs: Sequence[tuple[float, float]]) -> str:
-    """Return a sum as a part of another in per cent, with its interval where there are sessions enough.
+    """Return the sum of the first items as a percentage of that of the second, with an interval if sessions suffice.
 
-    Sessions in which nothing is counted say nothing, and are left out.
+    Each pair is one session. Sessions with a second item of 0 are left out.
     """
     pairs = [(one, of) for one, of in pairs if of]
 
@@ -85,20 +85,20 @@ def percent(pairs: Sequence[tuple[float, float]]) -> str:
 
     if len(pairs) < _FEWEST:
         return f"{share(pairs):.0f} %"
-    chance = Random(0)  # noqa: S311 - the same figures each time
+    chance = Random(0)  # noqa: S311 - the same figures in each run
     drawn = sorted(share(chance.choices(pairs, k=len(pairs))) for _ in range(_DRAWS))
     return f"{share(pairs):.0f} % ({drawn[_DRAWS // 40]:.0f} to {drawn[-_DRAWS // 40]:.0f})"
 
 
 def main_prices(result: BacktestResult) -> str:
-    """Return the class of prices for tables that show only one: the most common class."""
+    """Return the class of prices for tables that show only one: the most common one, or else the first."""
     names = [each.name for each in result.classes]
     most_common = price_class(0.1).name
     return most_common if most_common in names else names[0]
 
 
 def session_tables(result: BacktestResult, classes: Sequence[str]) -> Iterator[ReportTable]:
-    """Yield for each of the classes of prices a table with a row for each session."""
+    """Yield for each of these classes of prices a table with one row per session."""
     strategies = [name for name in result.about if name != NONE]
     for prices in classes:
         found = {(line.session, line.strategy): line.figures for line in result.sessions if line.prices == prices}
@@ -211,7 +211,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _price(value: float) -> str:
-    """Return dollars, to a hundredth of a cent for cheap sessions."""
+    """Return dollars with four decimals, or with two from 1,000 on."""
     return f"{value:,.2f}" if value >= 1000 else f"{value:.4f}"
 
 
@@ -220,7 +220,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def page(title: str, lines: Iterable[str], tables: Iterable[ReportTable]) -> str:
-    """Return paragraphs and tables as one page of HTML: no script, nothing to load, every text escaped."""
+    """Return paragraphs and tables as one HTML page without scripts and external resources. All text is escaped."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(line)}</p>" for line in lines)]
     body += [_section(table) for table in tables]
     return (
@@ -254,8 +254,8 @@ def _section(table: ReportTable) -> str:
 def as_data(result: BacktestResult) -> dict[str, Any]:
     """Return `{strategies, prices, totals, sessions, recall_means, warnings}`.
 
-    `totals` has an object for each strategy and class of prices, `sessions` one for each of these and each
-    session. `ratio` is the input dollars relative to no trimming. Nothing is rounded; the unknown is null.
+    `totals` has an object for each strategy and class of prices; `sessions` has one for each of these and each
+    session. `ratio` is the input dollars relative to no trimming. Nothing is rounded. Unknown values are null.
     """
     whole = {(line.session, line.prices): line.figures for line in result.sessions if line.strategy == NONE}
     return {

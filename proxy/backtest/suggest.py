@@ -1,4 +1,4 @@
-"""The cheapest policy for some sessions that keeps enough of what their later calls used."""
+"""Finds the cheapest policy for some sessions that keeps enough of the values that their later calls used."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from proxy.backtest.replay import PolicyStrategy
 from proxy.config import BUILT_IN
 from proxy.trimming import Policy
 
-RECALL: Final = 0.97  # of the far values that later calls used, so many must still be there
+RECALL: Final = 0.97  # share of the far values used by later calls that must still be sent
 
 _TRIED: Final = ((3, 600), (5, 600), (5, 1200), (10, 300), (10, 600), (10, 1200), (20, 1200))
-"""Results that stay whole, and `digest_chars`."""
-_SIZES: Final = (30_000, 60_000)  # tokens above which older results are cleared, whatever it costs
+"""(results that stay whole, `digest_chars`) of each variant of the built-in policy."""
+_SIZES: Final = (30_000, 60_000)  # tokens above which a simple policy clears older results, regardless of cost
 
 
 class Suggestion(Struct, frozen=True, kw_only=True):
-    """A policy, with what it costs and keeps."""
+    """A policy with its cost and recall."""
 
     name: str
     policy: Policy
     ratio: float  # input dollars relative to no trimming
-    recall: float  # share of the far values that are still there; 1 where later calls used none
+    recall: float  # share of the far values that are still sent; 1 if later calls used none
 
     @property
     def yaml(self) -> str:
-        """The policy as it stands in a configuration file."""
+        """The policy as YAML for a configuration file."""
         policies = {"default": self.policy.written()}
         return yaml.safe_dump({"policies": policies}, sort_keys=False, default_flow_style=None)
 
 
 def candidates() -> Iterator[PolicyStrategy]:
-    """Yield the policies that are tried: the built-in one, others like it, simple ones with a limit of tokens."""
+    """Yield the policies to try: the built-in one, variants of it, and simple ones with a token limit."""
     yield PolicyStrategy(name="built-in", policy=BUILT_IN, about="the built-in policy")
     clearing, *others = BUILT_IN.edits
     for keep, digest in _TRIED:
@@ -58,7 +58,7 @@ def candidates() -> Iterator[PolicyStrategy]:
 def suggested(
     result: BacktestResult, strategies: Sequence[PolicyStrategy], prices: str, recall: float = RECALL
 ) -> tuple[Suggestion | None, tuple[Suggestion, ...]]:
-    """Return the cheapest of the strategies at these prices that keeps so much, and all of them, cheapest first."""
+    """Return the cheapest strategy at these prices with at least this `recall` (or None), and all, cheapest first."""
     by_name = {strategy.name: strategy for strategy in strategies}
     found = [
         Suggestion(name=each.strategy, policy=by_name[each.strategy].policy, ratio=each.ratio, recall=_recall(each))

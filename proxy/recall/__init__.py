@@ -1,9 +1,9 @@
-"""The proxy's own tools: offered to the model beside the client's, and answered by the proxy.
+"""The proxy's own tools. The proxy offers them to the model in addition to the client's tools, and answers their calls.
 
-`recall_context` reads what was trimmed from the session; `compress_chat_history` asks for a summary.
+`recall_context` reads content that was trimmed from the session; `compress_chat_history` requests a summary.
 
     answering   the tools: their definitions, their arguments, their answers; start here
-    search      which messages of a conversation match a query
+    search      finds the messages of a conversation that match a query
     render      refs, lines and pages; the text of an answer
 """
 

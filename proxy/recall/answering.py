@@ -1,6 +1,6 @@
-"""The proxy's own tools: when they are offered, how a call's arguments are read, and how a call is answered.
+"""The proxy's own tools: when they are offered, how a call's arguments are parsed, and how a call is answered.
 
-A wrong argument and a failing store become words for the model, so that it can go on in another way.
+A wrong argument or a failing store becomes a text for the model, so that it can continue in another way.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ _COMPRESS: Final = ToolDefinition(
 UNAVAILABLE: Final = (
     "The earlier conversation cannot be read just now. Go on with what you have, or try once more later."
 )
-"""The answer where the store fails or takes too long."""
+"""The answer if the store fails or takes too long."""
 FAILED: Final = "This did not work, for a reason that is not yours. Go on without it."
 NO_COMPRESSION: Final = "No summary can be made here. Go on without one."
 
 _PASSAGES: Final = 8  # messages in the answer to a search
-_MOST_MESSAGES: Final = 50_000  # messages that are searched, the newest ones
-_MOST_BYTES: Final = 32 * 1024 * 1024  # bytes of messages that are searched
+_MOST_MESSAGES: Final = 50_000  # at most so many messages are searched, the newest ones
+_MOST_BYTES: Final = 32 * 1024 * 1024  # reading stops when so many bytes of messages were read
 _PORTION: Final = 2_000  # messages that are read from the store at once
-_SEARCHES: Final = 2  # searches at one time; it bounds the memory that they take
+_SEARCHES: Final = 2  # concurrent searches; this bounds their memory
 _SECONDS: Final = 20.0  # time limit of an answer
 
 _LOG: Final = logging.getLogger("palimpsest.recall")
 
-Compress = Callable[[], Awaitable[str]]  # requests a summary; returns what the model is told
+Compress = Callable[[], Awaitable[str]]  # requests a summary; returns the answer for the model
 
 
 def offered(
@@ -80,8 +80,8 @@ def offered(
 ) -> tuple[ToolDefinition, ...]:
     """Return the tools to offer with a request.
 
-    None where nothing is stored (`stateless`) or trimmed (`off`). None where the client offers no tools, unless
-    `only_with_tools` is off.
+    There are none if nothing is stored (`stateless`) or trimmed (`off`), or if the client offers no tools while
+    `only_with_tools` is on.
     """
     if stateless or off or (settings.only_with_tools and not has_tools):
         return ()
@@ -98,18 +98,18 @@ def definitions(names: Collection[str]) -> tuple[ToolDefinition, ...]:
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The arguments of `recall_context`: either `ref` or `query`. What is not given is empty."""
+    """The arguments of `recall_context`: either `ref` or `query`. Missing ones are empty."""
 
     ref: str
     query: str
-    lines: str  # `a-b`, or whatever else was given
+    lines: str  # `a-b`; not checked here
     grep: str
 
 
 def read_asked(arguments: str) -> Asked:
-    """Read the arguments of a call; raise `InvalidRequest` with words for the model where they are wrong.
+    """Parse the arguments of a call; raise `InvalidRequest` with a message for the model if they are wrong.
 
-    `lines` may also be a number, for one line, or a list of the first and the last.
+    `lines` may also be a number (one line), or a list of the first and the last line.
     """
     try:
         data = orjson.loads(arguments)
@@ -138,17 +138,17 @@ def read_asked(arguments: str) -> Asked:
 
 
 class RecallBranch(Struct, frozen=True, kw_only=True):
-    """The branch that is read: the stored messages up to a node, and the request's own that have no node yet."""
+    """The branch to read: the stored messages up to a node, and the request's own messages that have no node yet."""
 
     key: str  # the session's internal name; no other session is read
-    tip: str  # the last stored node of the branch; `ROOT` where there is none
+    tip: str  # the last stored node of the branch; `ROOT` if there is none
     depth: int  # number of messages up to `tip`
     fresh: tuple[Message, ...] = ()  # the messages after `tip`, as they arrived
-    whole: frozenset[int] = frozenset()  # positions that the model was sent unchanged; a search skips them
+    whole: frozenset[int] = frozenset()  # positions of messages in the view that are unchanged; a search skips them
 
     @property
     def messages(self) -> int:
-        """Number of messages in all."""
+        """The total number of messages."""
         return self.depth + len(self.fresh)
 
 
@@ -159,7 +159,7 @@ def sent_whole(entries: Iterable[Entry], view: Iterable[Message]) -> frozenset[i
 
 
 class Recall:
-    """Answers calls of `recall_context`. One for the life of the process."""
+    """Answers calls of `recall_context`. One instance per process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -210,7 +210,7 @@ class Recall:
             return await anyio.to_thread.run_sync(work)
 
     async def _newest(self, branch: RecallBranch) -> tuple[list[Message], list[str]]:
-        """Return the newest messages of the branch, as many as are searched, and the ref of each."""
+        """Return the messages to search, which are the newest of the branch, and their refs."""
         newest = [(body_of(message), message) for message in reversed(branch.fresh)]
         size = sum([len(message.raw) for _, message in newest])
         node, depth = branch.tip, branch.depth
@@ -226,7 +226,7 @@ class Recall:
 
 
 class OwnTools:
-    """The proxy's tools that one request was offered."""
+    """The proxy's tools that were offered with one request."""
 
     def __init__(
         self, names: Collection[str], recall: Recall, branch: RecallBranch, compress: Compress | None = None
@@ -237,7 +237,7 @@ class OwnTools:
         self._compress = compress
 
     async def answer(self, call: Call) -> str:
-        """Return the text of the tool result. It is never empty, and nothing is raised."""
+        """Return the text of the tool result. It is never empty. Raises nothing."""
         try:
             if call.name == RECALL:
                 return await self._recall.answer(self._branch, call.arguments)

@@ -1,11 +1,11 @@
-"""Search in a conversation: which messages match a query best, and which of their lines.
+"""Search in a conversation: finds the messages, and their lines, that match a query best.
 
-A word is matched at the beginning of words, so "refund" finds "refunds". Names and numbers (`ORD-1234`,
-`src/main.c`, `parse_args`) are matched as a whole; their parts count a little. Scripts without spaces (Chinese,
+A word matches the beginning of words, so "refund" finds "refunds". Names and numbers (`ORD-1234`, `src/main.c`,
+`parse_args`) must match as a whole; matches of their parts count a little. Scripts without spaces (Chinese,
 Japanese, Korean, Thai) are compared by pairs of characters. Case is ignored.
 
-Rare terms weigh more than common ones. A message is scored by the terms that stand close together in it; of
-equals the newest comes first.
+Rare terms weigh more than common ones. A message is scored by the terms that occur close together in it. Among
+equal scores, the newest message comes first.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _SPACELESS: Final = (
 _SPACELESS_RUN: Final = re.compile(rf"[{_SPACELESS}]+")
 _LETTER: Final = rf"[^\W{_SPACELESS}]"
 _TOKEN: Final = re.compile(rf"[{_SPACELESS}]+|{_LETTER}+(?:[-./:@#+\\$%&~=]{{1,3}}{_LETTER}+)*")
-_FIRST_SPACELESS: Final = "\u0e00"  # letters from here on do not continue a word
+_FIRST_SPACELESS: Final = "\u0e00"  # letters from this one on do not continue a word
 _STEM_AND_ENDING: Final = re.compile("([a-z]{4,}?)(?:ing|ed|es|s)?")
-_MISSES: Final = 50  # occurrences inside other words after which a text is not searched further for a term
-_RANKED: Final = 64  # messages that are compared line by line
-_WINDOW: Final = 5  # lines in a row whose terms count as close together
+_MISSES: Final = 50  # after so many occurrences inside other words, the search for a term in a text stops
+_RANKED: Final = 64  # best-ranked messages that are compared line by line
+_WINDOW: Final = 5  # terms within so many consecutive lines count as close together
 _OCCURRENCES: Final = 200  # occurrences of a term in a message that are used
 _LINES: Final = 4  # lines of a message that are shown
-_APART: Final = 0.25  # factor for terms elsewhere in the message
-_PHRASE: Final = 0.5  # bonus for the query as a phrase, as a part of the weight of all terms
+_APART: Final = 0.25  # factor for the weight of terms elsewhere in the message
+_PHRASE: Final = 0.5  # bonus if the message contains the query as a phrase, as a part of the weight of all terms
 _WEAK: Final = 0.35  # passages that score less than this part of the best score are dropped
-_STRONG: Final = 0.5  # left-out messages that score at least this part of the best score are counted
+_STRONG: Final = 0.5  # skipped messages that score at least this part of the best score are counted
 
 
 def search(messages: Sequence[Message], query: str, most: int, leave_out: Container[int] = ()) -> Findings:
-    """Return the best `most` passages for a query in messages, oldest first.
+    """Return the best `most` passages for a query. `messages` are ordered oldest first.
 
     The messages at the indexes `leave_out` are only counted.
     """
@@ -81,11 +81,11 @@ def _weight(numbers: Collection[int], weights: Sequence[float]) -> float:
 
 
 def _passage(index: int, text: str, terms: Sequence[Term], weights: Sequence[float], phrase: str) -> Passage:
-    """Return the lines of a message in which most of the query stands together."""
+    """Return the passage of a message: the lines where most of the query occurs close together."""
     low, pages = lowered(text), Pages(text)
     by_line: defaultdict[int, set[int]] = defaultdict(set)
     heaviest: dict[int, tuple[float, int, int]] = {}
-    """Weight, beginning and end of each line's first occurrence of its heaviest term."""
+    """By line, (weight, start, end) of the first occurrence of its heaviest term."""
     for number, term in enumerate(terms):
         for place in islice(places(low, term), _OCCURRENCES):
             line = pages.number_at(place)
@@ -115,13 +115,13 @@ class Term(Struct, frozen=True, kw_only=True):
     """A part of a query, in lower case."""
 
     text: str
-    weight: float  # what it says by itself, before its rarity is known
-    begins: bool = True  # whether it must stand at the beginning of a word
-    ends: bool = False  # whether it must stand at the end of a word. A change between letters and digits ends one, too
+    weight: float  # its own weight, before its rarity counts
+    begins: bool = True  # whether it must be at the beginning of a word
+    ends: bool = False  # whether it must be at the end of a word; a change between letters and digits ends a word too
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    """Return the terms of a query, each once, in its order."""
+    """Return the terms of a query, each once, in order."""
     found: dict[str, Term] = {}
     for token in _TOKEN.findall(lowered(query[:_LONGEST_QUERY])):
         for term in _terms_in(token):
@@ -132,7 +132,7 @@ def terms_of(query: str) -> tuple[Term, ...]:
 
 
 def places(low: str, term: Term) -> Iterator[int]:
-    """Yield the offsets at which a term stands in a text in lower case."""
+    """Yield the offsets of a term in a lower-case text."""
     at, misses = low.find(term.text), 0
     while at >= 0 and misses < _MISSES:
         before, after = low[at - 1 : at], low[at + len(term.text) : at + len(term.text) + 1]
@@ -149,7 +149,7 @@ def _is_letter(character: str) -> bool:
 
 
 def lowered(text: str) -> str:
-    """Return a text in lower case, of the same length, so that offsets stay valid."""
+    """Return a text in lower case. It has the same length, so that offsets stay valid."""
     return text.replace("İ", "i").lower()  # the only letter whose lower case is longer
 
 

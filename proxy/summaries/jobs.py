@@ -1,8 +1,8 @@
-"""Making summaries, in the background or waited for. Among all workers one makes a given summary.
+"""Makes summaries, in the background or while a caller waits. A lease lets only one worker make a given summary.
 
-    take the lease -> is it made by now, or was it refused? -> read the branch -> ask, check, render -> store
+    take the lease -> read the branch -> ready or refused by now? -> ask, check, render -> store
 
-Every failure ends in an `SummaryAttempt` with a reason. It never fails a request.
+Every failure ends in a `SummaryAttempt` with a reason. It never fails a request.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from proxy.tokens import MESSAGE_TOKENS, TokenCounter
 from proxy.trimming import Language, Summarize, SummaryRequest
 
 _LOG: Final = logging.getLogger("palimpsest.summaries")
-_CUT_OFF: Final = frozenset({"length", "max_tokens"})  # how an answer ends that was cut off
-_AT_ONCE: Final = 16  # summaries of one process at the same time; each holds messages and a connection
+_CUT_OFF: Final = frozenset({"length", "max_tokens"})  # finish reasons of answers that were cut off
+_AT_ONCE: Final = 16  # concurrent summaries of one process; each holds messages and a connection
 _QUOTED: Final = re.compile(r"(?::| \().*", re.DOTALL)
 """The part of a reason that quotes the narrative. Receipts show it, logs do not."""
-GRACE: Final = 2.0  # seconds for which the end of the process waits for running summaries
+GRACE: Final = 2.0  # seconds that shutdown waits for running summaries
 
 NOT_YET: Final = "the summary is still being made"
 _ELSEWHERE: Final = "another process is making the summary"
@@ -52,32 +52,32 @@ _CLOSING: Final = "the proxy is being closed"
 _FAULT: Final = "making a summary failed by a fault of the proxy's own"
 
 TRIES: Final = 2  # requests for each part of a transcript; the second one after a refused answer
-UNKNOWN_WINDOW: Final = 60_000  # tokens of a transcript that are sent at once to a model of unknown context window
-_LONGEST_PART: Final = 120_000  # tokens that are sent at once: models overlook most of a longer transcript
+UNKNOWN_WINDOW: Final = 60_000  # tokens of a part of the transcript if the model's context window is unknown
+_LONGEST_PART: Final = 120_000  # maximum tokens of a part: models overlook most of a longer transcript
 _SHARE: Final = 0.7  # part of a context window that the transcript may take
-_LEAST_PART: Final = 1_000
-_SHORTER: Final = 3  # attempts with shorter and shorter parts where the model finds them too long
-_OWN_SHARE: Final = 0.25  # part of a summary's room for the user's own messages, where the policy names none
-_SHORT_ONES: Final = 2  # factor of that share up to which short messages may exceed it
+_LEAST_PART: Final = 1_000  # tokens below which parts are not shortened further
+_SHORTER: Final = 3  # attempts, each with shorter parts, if the model finds them too long
+_OWN_SHARE: Final = 0.25  # part of a summary's room for the user's own messages, unless the policy sets it
+_SHORT_ONES: Final = 2  # with short messages, the user's own messages may have so many times that share
 _PORTION: Final = 2_000  # messages that are read from the store at once
 KEPT_LATER: Final = "it was made, and is kept once the store can be used"
-_FIRST_WAIT: Final = 0.05  # seconds between two attempts to take another worker's lease: at first, and at most
-_LONGEST_WAIT: Final = 0.5
+_FIRST_WAIT: Final = 0.05  # seconds of the first wait for another worker's lease; each wait is twice as long
+_LONGEST_WAIT: Final = 0.5  # seconds of the longest one
 _DEEPEST: Final = 2**31 - 1
 
 UsedBy = Callable[[str, str | None, int, float], None]
-"""Is told what tokens and dollars a tenant, and a key, used."""
+"""Records the tokens and dollars that a tenant, and its key, used."""
 Start = Callable[[Coroutine[Any, Any, "SummaryAttempt"]], "asyncio.Task[SummaryAttempt]"]
 """Runs a coroutine in a task that no request can cancel (`Background.start`)."""
-FactsOf = Callable[[str, str], ModelFacts]  # returns what is known of a model at a base URL
+FactsOf = Callable[[str, str], ModelFacts]  # returns the facts about a model at a base URL
 CountAll = Callable[[Sequence[Message]], list[int]]  # counts the tokens of each message
 Later = Callable[[Callable[[Store], Awaitable[None]]], None]
-"""Does work with the store as soon as that can be used."""
+"""Runs work with the store as soon as the store can be used."""
 Result = TypeVar("Result")
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """The messages of a branch and their nodes, stored or not yet, up to at least the last to be covered."""
+    """Messages of a branch with their nodes, stored or not. They reach at least to the last message to be covered."""
 
     messages: tuple[Message, ...]
     nodes: tuple[str, ...]
@@ -92,21 +92,21 @@ class Work(Struct, frozen=True, kw_only=True):
     tip: str  # a node at or after the last message to be covered; stored, unless `given` is set
     wanted: SummaryRequest
     edit: Summarize
-    model: str  # the model that the session's requests ask for, and that will read the summary
+    model: str  # the model that the session's requests name, and that will read the summary
     caller: Caller
-    policy: str = ""  # the name of the policy whose edit it is, for the statistics
-    asked: bool = False  # whether somebody asked for it: then an earlier refusal does not count
-    has_target: bool = True  # whether the policy has a target; without one the room does not limit the size
-    exchange: str | None = None  # the exchange that began it
-    attempt: SummaryRow | None = None  # the newest attempt on this branch, where it is known
-    given: Given | None = None  # the messages, or the last of them; what is not given is read from the store
+    policy: str = ""  # the name of the policy with the edit, for the statistics
+    asked: bool = False  # whether it was explicitly requested: then an earlier refusal does not count
+    has_target: bool = True  # whether the policy has a target; if not, `max_tokens` limits the user's words too
+    exchange: str | None = None  # the exchange that started it
+    attempt: SummaryRow | None = None  # the newest attempt on this branch, if known
+    given: Given | None = None  # the newest messages, or all; the rest is read from the store
 
 
 class SummaryAttempt(Struct, frozen=True, kw_only=True):
     """The outcome of making a summary."""
 
-    row: SummaryRow | None  # the summary, or a stored attempt without one; None where nothing was stored
-    reason: str = ""  # why there is no summary, for the receipt; empty where there is one
+    row: SummaryRow | None  # the summary, or a stored attempt without one; None if nothing was stored
+    reason: str = ""  # why there is no summary, for the receipt; empty if there is one
 
 
 # ------------------------------------------------------------------------------------ reading the branch
@@ -120,7 +120,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     tokens: int  # tokens of the branch up to the last of `messages`
     earlier: tuple[str, ...]  # the user's words in the messages before `start`, oldest first
-    predecessor: SummaryRow | None  # the summary of the messages before `start`; None where `start` is 0
+    predecessor: SummaryRow | None  # the summary of the messages before `start`; None if `start` is 0
 
     @property
     def stop(self) -> int:
@@ -129,11 +129,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
 
 class BranchState(Struct, frozen=True, kw_only=True):
-    """What is stored of a branch that is to be summarised."""
+    """The stored state of a branch that is to be summarized."""
 
     newest: SummaryRow | None  # the ready summary that covers most
-    attempt: SummaryRow | None  # the newest attempt, whatever its outcome
-    stretch: Stretch | None  # what is to be covered; None where `newest` covers it, or the branch is too short
+    attempt: SummaryRow | None  # the newest attempt, with any outcome
+    stretch: Stretch | None  # the messages to be covered; None if `newest` covers them or the branch is too short
 
 
 class _BranchMessage(Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class _BranchMessage(Struct, frozen=True, kw_only=True):
 
 
 async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
-    """Read the branch from its end to its root. Of the messages that a predecessor covers, keep the user's words."""
+    """Read the branch from its end to its root. Of messages that a predecessor covers, keep only the user's words."""
     stop, nodes = work.wanted.stop, set[str]()
     rows = [row for row in await store.summary_rows(work.key) if row.recipe == work.edit.recipe]
     ready = {row.node: row for row in rows if row.status is SummaryStatus.READY}
@@ -158,7 +158,7 @@ async def read_branch(store: Store, work: Work, count: CountAll) -> BranchState:
             nodes.add(each.node)
             if newest is None and each.node in ready:
                 newest = ready[each.node]
-                # Otherwise the summary is made from all messages again.
+                # If this does not hold, the summary is made from all messages again.
                 if newest.generation < work.edit.max_generations and SummaryState.read(newest.state) is not None:
                     begin = newest.until
             if each.position < begin:
@@ -191,7 +191,7 @@ async def _portions(store: Store, work: Work, count: CountAll) -> AsyncIterator[
         depth, total = end[-1].depth, end[-1].tokens_total
     if given is not None:
         totals = accumulate(count(given.messages), initial=total)
-        next(totals)  # what was said before
+        next(totals)  # skip the total before the first message
         brought = enumerate(zip(given.nodes, given.messages, totals, strict=True), depth)
         yield [
             _BranchMessage(position=at, node=name, message=message, total=so_far)
@@ -212,11 +212,11 @@ async def _portions(store: Store, work: Work, count: CountAll) -> AsyncIterator[
 
 
 class Spending(Struct, kw_only=True):
-    """What all requests for one summary took together."""
+    """The usage of all requests for one summary together."""
 
-    tries: int = 0
-    usage: dict[str, Any] | None = None  # the sum of the reported numbers; None where none were reported
-    cost: float | None = None  # dollars; None where no price is known
+    tries: int = 0  # number of requests
+    usage: dict[str, Any] | None = None  # the sum of the reported numbers; None if none were reported
+    cost: float | None = None  # dollars; None if no price is known
 
     def add(self, usage: Mapping[str, Any] | None, spent: float | None) -> None:
         """Add one request."""
@@ -227,14 +227,14 @@ class Spending(Struct, kw_only=True):
 
 
 class _Ground(Struct, frozen=True, kw_only=True):
-    """What code takes from the messages before a model is asked."""
+    """The inputs that code takes from the messages before the model is asked."""
 
-    facts: CoveredFacts  # of all messages that the summary covers
+    facts: CoveredFacts  # facts about all messages that the summary covers
     own: Sequence[str]  # the user's words in them
     source: CoveredText
     language: Language
-    previous: str  # the narrative of the summary before
-    tokens: int  # tokens of what the summary replaces: the messages, and the summary before
+    previous: str  # the narrative of the predecessor; empty without one
+    tokens: int  # tokens that the summary replaces: the new messages and the predecessor
 
 
 class _RefusedAnswer(PalimpsestError):
@@ -242,12 +242,12 @@ class _RefusedAnswer(PalimpsestError):
 
 
 class Writer:
-    """Writes summaries, several at a time. One for the life of the process."""
+    """Writes summaries, several at a time. One instance per process."""
 
     def __init__(
         self, summarizer: Summarizer, counter: TokenCounter, facts: FactsOf, clock: Callable[[], float] = time.time
     ) -> None:
-        """Ask `summarizer`; count with `counter`; `facts` gives context windows and prices."""
+        """Store the dependencies. `facts` gives context windows and prices of models."""
         self._summarizer = summarizer
         self._counter = counter
         self._facts = facts
@@ -255,7 +255,7 @@ class Writer:
         self._thread = anyio.CapacityLimiter(1)  # slow work runs in one thread, so that requests keep theirs
 
     async def write(self, stretch: Stretch, work: Work, target: SummarizerTarget) -> SummaryRow:
-        """Write the summary of a stretch; the row says why there is no text. Log the outcome without content."""
+        """Write the summary of a stretch and log the outcome without content. A row without text holds the reason."""
         started, spending, predecessor = time.monotonic(), Spending(), stretch.predecessor
         outcome: dict[str, Any] = {"reason": "", "model": target.model, "text": "", "tokens": 0, "state": {}}
         try:
@@ -327,7 +327,7 @@ class Writer:
     async def _narrative(
         self, stretch: Stretch, ground: _Ground, work: Work, target: SummarizerTarget, spending: Spending
     ) -> tuple[str, str]:
-        """Return the narrative and the model that wrote it; send shorter parts where the model asks for it."""
+        """Return the narrative and the model that wrote it. Retry with shorter parts if they are too long for it."""
         window = self._model(target).context_window
         limit = UNKNOWN_WINDOW if window is None else min(int(window * _SHARE), _LONGEST_PART)
         count = partial(self._counter.text, model=target.model)
@@ -346,7 +346,7 @@ class Writer:
     async def _ask_parts(
         self, transcript: Sequence[Part], ground: _Ground, work: Work, target: SummarizerTarget, spending: Spending
     ) -> tuple[str, str]:
-        """Send one part after the other, each with the narrative of the parts before."""
+        """Send the parts one after another, each with the narrative of the parts before it."""
         narrative, model = ground.previous, target.model
         for part in transcript:
             refused = ""
@@ -372,7 +372,7 @@ class Writer:
         return narrative, model
 
     def _refusal(self, answer: ModelAnswer, text: str, ground: _Ground, work: Work) -> str:
-        """Return why an answer cannot be used; empty where it can."""
+        """Return why an answer cannot be used; empty if it can."""
         if answer.calls:
             return "it called a tool instead of writing"
         if answer.finish in _CUT_OFF:
@@ -398,7 +398,7 @@ class Writer:
         )
         if not text:
             raise _RefusedAnswer(f"nothing but its heading fits within {room} tokens")
-        text = sanitize(text)  # as it is stored, so that every worker sends the same bytes
+        text = sanitize(text)  # the same as the store does, so that every worker sends the same bytes
         tokens = self._counter.message(stretch.messages[0].dialect.spoken("system", text), work.model)
         if tokens >= ground.tokens:
             raise _RefusedAnswer(f"it would have {tokens} tokens, and what it replaces {ground.tokens}")
@@ -416,25 +416,25 @@ class Writer:
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """How leases are held: short, and renewed, so that the lease of a dead worker ends soon. In seconds."""
+    """The timing of leases. They are short and renewed, so that the lease of a dead worker expires soon."""
 
-    seconds: float = 15.0  # how long a lease holds unless it is renewed
-    renewed_after: float = 5.0
-    clock: Callable[[], float] = time.time  # workers on several hosts compare it
+    seconds: float = 15.0  # lifetime of a lease unless it is renewed
+    renewed_after: float = 5.0  # seconds between renewals
+    clock: Callable[[], float] = time.time  # wall clock, since workers on several hosts compare times
 
 
 @asynccontextmanager
 async def held(
     store: Store, key: str, name: str, holder: str, terms: Terms, *, patience: float = 0.0
 ) -> AsyncGenerator[bool]:
-    """Hold a session's lease while the block runs, waiting `patience` seconds for it; yield whether it was obtained."""
+    """Hold a session's lease during the block; wait up to `patience` seconds for it. Yield whether it was obtained."""
 
     async def take() -> bool:
         now = terms.clock()
         return await store.lease(key, name, holder, int(now * 1000), int((now + terms.seconds) * 1000))
 
     async def renew() -> None:
-        while True:  # even after it ended: the store keeps only one summary
+        while True:  # even if the lease expired meanwhile: the store keeps only one summary
             await asyncio.sleep(terms.renewed_after)
             with suppress(StoreUnavailable):
                 await take()
@@ -453,7 +453,7 @@ async def held(
             yield True
             renewing.cancel()
     finally:
-        with suppress(StoreUnavailable):  # it ends by itself
+        with suppress(StoreUnavailable):  # the lease then expires by itself
             await store.release(key, name, holder)
 
 
@@ -461,12 +461,12 @@ async def held(
 
 
 class Summaries:
-    """Makes summaries. One for the life of the process.
+    """Makes summaries. One instance per process.
 
-    The end of the process awaits `aclose` before it waits for background tasks.
+    Shutdown awaits `aclose` before it waits for background tasks.
     """
 
-    def __init__(  # noqa: PLR0913 - what is open, and three limits
+    def __init__(  # noqa: PLR0913 - dependencies and three limits
         self,
         store: Store,
         summarizer: Summarizer,
@@ -480,7 +480,7 @@ class Summaries:
         grace: float = GRACE,
         at_once: int = _AT_ONCE,
     ) -> None:
-        """Make at most `at_once` summaries at the same time; `aclose` waits `grace` seconds.
+        """Store the dependencies and limits: at most `at_once` concurrent summaries; `aclose` waits `grace` seconds.
 
         Without `later`, a summary that cannot be stored is lost.
         """
@@ -499,19 +499,22 @@ class Summaries:
         self._closing = False
 
     def begin(self, work: Work) -> None:
-        """Make a summary in the background, unless one is being made or a refusal still holds."""
+        """Make a summary in the background, unless one is being made already or a refusal still holds."""
         if (work.key, work.edit.recipe) in self._running or self._reason_not_to(work):
             return
         self._start_task(work, 0.0)
 
     def none_begins(self, model: str, caller: Caller) -> str:
-        """Return why no summary can be started now for sessions of `model`; empty where one can."""
+        """Return why no summary can be started now for sessions with `model`; empty if one can."""
         if self._closing:
             return _CLOSING
         return _PAUSED if self._summarizer.pause(self._summarizer.target(model, caller)) > 0 else ""
 
     async def make(self, work: Work, patience: float | None = None) -> SummaryAttempt:
-        """Make a summary and wait for it, by default as long as one answer may take; afterwards it goes on alone."""
+        """Make a summary and wait up to `patience` seconds for it, by default the time limit of one answer.
+
+        If it takes longer, it continues in the background.
+        """
         if patience is None:
             patience = self._summarizer.settings.timeout
         ends = time.monotonic() + patience
@@ -526,7 +529,7 @@ class Summaries:
         return SummaryAttempt(row=None, reason=NOT_YET)
 
     async def aclose(self) -> None:
-        """Start no more summaries; cancel those that do not end in time."""
+        """Start no more summaries, wait for the running ones, and cancel those that do not end in time."""
         self._closing = True
         running = set(self._running.values())
         if running:
@@ -542,13 +545,13 @@ class Summaries:
     def _start_task(self, work: Work, patience: float) -> asyncio.Task[SummaryAttempt]:
         name = work.key, work.edit.recipe
         task = self._running[name] = self._start(self._attempt(work, patience))
-        # A callback, because a coroutine that is cancelled at once never begins.
+        # A callback, because a task that is cancelled at once never runs its coroutine, not even `finally`.
         task.add_done_callback(lambda _: self._running.pop(name, None))
         return task
 
     async def _attempt(self, work: Work, patience: float) -> SummaryAttempt:
         async with self._slots:
-            if reason := self.none_begins(work.model, work.caller):  # the summarizer may have failed meanwhile
+            if reason := self.none_begins(work.model, work.caller):  # it may have failed while this waited
                 return SummaryAttempt(row=None, reason=reason)
             return await _without_raising(work, self._make_leased(work, patience))
 
@@ -579,7 +582,7 @@ class Summaries:
         if self.used_by is not None and row.cost is not None:
             self.used_by(work.caller.tenant, work.caller.key, 0, row.cost)
         try:
-            # It may have been deleted meanwhile; there may be a new session of the same name.
+            # The session may have been deleted meanwhile, and a new one may have the same name.
             if await _created_at(self._store, work) != born:
                 return SummaryAttempt(row=None, reason=_GONE)
             is_kept = await self._store.keep_summary(work.key, row, work.policy)
@@ -588,10 +591,10 @@ class Summaries:
                 raise
             masker = self._store.masker
             row = row if masker is None else masker.summary(row)
-            self._later(partial(_keep, work, row, born))  # it was paid for
+            self._later(partial(_keep, work, row, born))  # the summary was paid for, so it is not thrown away
             return SummaryAttempt(row=None, reason=row.reason or KEPT_LATER)
         if not is_kept and row.status is SummaryStatus.READY:
-            # The lease ended and another worker was faster, or the session is gone.
+            # The lease expired and another worker was faster, or the session is gone.
             faster = (await read_branch(self._store, work, count)).newest
             return SummaryAttempt(row=faster if faster is not None and faster.until >= row.until else row)
         return SummaryAttempt(row=row, reason=row.reason)
@@ -603,13 +606,13 @@ async def _created_at(store: Store, work: Work) -> int | None:
 
 
 async def _keep(work: Work, row: SummaryRow, born: int | None, store: Store) -> None:
-    """Keep a summary that was made while the store was away, unless its session was deleted."""
+    """Store a summary that was made while the store was unavailable, unless its session was deleted."""
     if await _created_at(store, work) == born:
         await store.keep_summary(work.key, row, work.policy)
 
 
 async def _without_raising(work: Work, making: Awaitable[SummaryAttempt]) -> SummaryAttempt:
-    """Return the attempt; an error becomes its reason, since no request may fail by it."""
+    """Return the attempt. An error becomes its reason, so that it fails no request."""
     try:
         return await making
     except PalimpsestError as why:
@@ -621,7 +624,7 @@ async def _without_raising(work: Work, making: Awaitable[SummaryAttempt]) -> Sum
 
 
 def _refusal(work: Work) -> str:
-    """Return why the newest attempt was refused, while few messages were added since; else an empty string."""
+    """Return the reason of a newest attempt that was refused if few messages were added since; else empty."""
     newest = work.attempt
     if work.asked or newest is None or newest.status is not SummaryStatus.REFUSED:
         return ""
@@ -630,7 +633,7 @@ def _refusal(work: Work) -> str:
 
 
 def _is_nearly_reached(newest: SummaryRow, stretch: Stretch, work: Work) -> bool:
-    """Tell whether a summary that became ready since this one was planned leaves too little for it."""
+    """Tell whether a summary that became ready meanwhile leaves too little for this one to add."""
     added = stretch.tokens - newest.covered_tokens
     few = stretch.stop - newest.until < work.edit.min_new_messages or added <= work.edit.growth_ratio * newest.tokens
     return few and not work.asked

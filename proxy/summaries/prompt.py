@@ -1,9 +1,9 @@
 """The prompt for a summary, and the transcript in it.
 
-The transcript is data. It stands between tags with a token that is made from the messages and that none of them
-contains, so no message can fake the end of the transcript or one of its lines. The task is repeated after it.
-Tool results are cut to head and tail, the shorter the less room there is; the words of user and assistant are cut
-only where they are very long. Reasoning and media are left out.
+The transcript is data. It stands between tags with a token that is derived from the messages and occurs in none of
+them, so no message can fake the end of the transcript or one of its lines. The task is repeated after it. The less
+room there is, the more tool results are cut, to head and tail. Messages of user and assistant are cut only if they are
+very long. Reasoning is left out; media are only named.
 """
 
 from __future__ import annotations
@@ -96,19 +96,19 @@ _WORDS: Final[Mapping[Language, Mapping[str, str]]] = {
     },
 }
 _READ: Final = 50_000  # characters of a transcript that are read to detect its language
-_WORDS_PER_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}  # low: models count badly
-_TOKEN: Final = 8  # hexadecimal digits of a token
+_WORDS_PER_TOKEN: Final[Mapping[Language, float]] = {"en": 0.6, "zh": 0.8}  # low on purpose: models count badly
+_TOKEN: Final = 8  # hexadecimal digits of a tag's token
 _DETAILS: Final = ((16_000, 4_000, 6_000), (8_000, 1_500, 2_000), (4_000, 600, 800), (2_000, 300, 300))
-"""Characters of a spoken text, of a call's arguments and of a tool result; the first that fit are used."""
+"""Maximum characters of a spoken text, of a call's arguments and of a tool result. The first row that fits is used."""
 _HEAD: Final = 2 / 3  # part of a shortened text that is its beginning
-_CHARACTERS: Final = 8  # per token, never exceeded in practice: a longer transcript need not be counted
+_CHARACTERS: Final = 8  # upper bound of characters per token in practice: a longer transcript need not be counted
 
 
 class Part(Struct, frozen=True, kw_only=True):
     """A transcript, or a part of one."""
 
     text: str
-    token: str  # the token of its lines and tags; no message contains it
+    token: str  # the token in its lines and tags; no message contains it
 
     @property
     def fenced(self) -> str:
@@ -119,21 +119,21 @@ class Part(Struct, frozen=True, kw_only=True):
 def prompt_of(
     transcript: Part, *, previous: str, language: Language, custom: str | None, max_tokens: int, refused: str = ""
 ) -> Prompt:
-    """Return the prompt, in `language`, for a summary of a transcript, of about `max_tokens`.
+    """Return the prompt in `language` for a summary of a transcript in at most about `max_tokens`.
 
-    `previous` is the narrative of the messages before; `custom` is the task, in place of the default sections;
-    `refused` says why the last answer could not be used.
+    `previous` is the narrative of the earlier messages. `custom` is a task instead of the default sections. `refused`
+    is the reason why the last answer could not be used.
     """
     words = _WORDS[language]
     wanted = words["language"]
     if language == "en" and language_of(scripts_of(transcript.text[:_READ])) == "zh":
-        wanted = "Write in English."  # the operator asked for it
+        wanted = "Write in English."  # the operator's setting
     rules = words["rules"].format(wanted)
     task = custom.strip() if custom else words["task"]
     length = words["length"].format(max(int(max_tokens * _WORDS_PER_TOKEN[language]), 1))
     shown: list[str] = []
     if previous:
-        # Its own token: `previous` may contain the transcript's.
+        # It has its own token, since `previous` may contain the transcript's.
         shown += [words["previous"], fenced("summary", token_of((previous, transcript.text)), previous)]
     shown += [words["transcript"], transcript.fenced, words["again"], f"{task}\n\n{rules}"]
     if refused:
@@ -159,14 +159,14 @@ def parts(messages: Sequence[Message], limit: int, count: Callable[[str], int]) 
         if not groups or tokens > left:
             groups.append([])
             left = limit
-        # A message that is too long for a part is cut further.
+        # A message that is too long for one part is cut further.
         groups[-1].append(text if tokens <= limit else _cut(text, max(len(text) * limit // (2 * tokens), 1)))
         left -= tokens
     return tuple([Part(text="\n".join(group), token=token) for group in groups])
 
 
 def token_of(texts: Iterable[str]) -> str:
-    """Return a token that is made from texts and that none of them contains."""
+    """Return a token that is derived from texts and occurs in none of them."""
     read = list(texts)
     digest = blake2b(digest_size=_TOKEN // 2)
     for text in read:
@@ -194,7 +194,7 @@ def _shown(message: Message, token: str, spoken: int, arguments: int, result: in
 
 
 def _cut(text: str, most: int) -> str:
-    """Return a text, or head and tail of a longer one with a mark between."""
+    """Return a text; if it is too long, its head and tail with a mark between them."""
     if len(text) <= most:
         return text
     head = int(most * _HEAD)

@@ -1,13 +1,13 @@
-"""The text of a summary, within a number of tokens.
+"""Renders the text of a summary within a number of tokens.
 
     heading
-    preface: a record made by a machine, and how many messages it stands for
+    preface: says that a machine made this, and how many messages it replaces
     the user's own messages, verbatim, oldest first
     identifiers that recur
     the narrative that the model wrote, between tags that it cannot close
 
-The user's words get their room first, then the narrative, then identifiers. The user's words are read from the
-stored log every time, so no summary can lose or reword them. Identifiers are counted once and handed on from
+Room is given to the user's messages first, then to the narrative, then to identifiers. The user's messages are read
+from the stored log every time, so no summary can lose or reword them. Identifiers are counted once and passed on from
 summary to summary (`CoveredFacts`).
 """
 
@@ -26,25 +26,25 @@ from proxy.summaries.prompt import fenced, token_of
 from proxy.textscan import CJK, IDENTIFYING, occurs, values_of
 from proxy.trimming import BUILT_IN, Language, broadcast_digest, broadcast_of
 
-_NARRATIVE_SHARE: Final = 1 / 3  # part of its limit that is kept free for the narrative
+_NARRATIVE_SHARE: Final = 1 / 3  # part of the narrative's limit that is reserved for it
 _SMALLER: Final = 0.9
-_COUNTED: Final = 4096  # texts whose token counts are remembered while a summary is rendered
+_COUNTED: Final = 4096  # size of the cache of token counts while a summary is rendered
 
-SHORT: Final = 40  # tokens up to which a user's message is kept whole first; longer ones are first cut to this
+SHORT: Final = 40  # a user's message of up to so many tokens is short; longer ones are first cut to this
 _LEAST_COST: Final = 2  # tokens of the shortest message, with its line end
 _HEAD: Final = 2 / 3  # part of a shortened text that is its beginning
 _GAP: Final = " […] "
-_CHARACTERS: Final = 12  # characters per token that are not exceeded in practice: a longer text need not be counted
+_CHARACTERS: Final = 12  # upper bound of characters per token in practice: a longer text is too long without counting
 _START_CHARACTERS: Final = 6
 _LEAST: Final = 8  # characters of the shortest shortened text
-_JOINED: Final = re.compile(rf"[^\s{CJK}]{{2}}")  # two characters between which a text is not cut, if possible
+_JOINED: Final = re.compile(rf"[^\s{CJK}]{{2}}")  # two characters inside a word: no cut between them, if possible
 _PATTERNS: Final = tuple(BUILT_IN)
 _USERS: Final = frozenset({"user", "human", "用户"})  # values of the field `agent` that mean the user
 
-_KEPT: Final = 600  # identifiers that are handed on
+_KEPT: Final = 600  # identifiers that are passed on to the next summary
 _SHOWN: Final = 200  # identifiers in a summary; each costs tokens in every request
-_SHOWN_WORDS: Final = 60  # identifiers in a summary that are made of words (`parse_args`)
-_OFTEN: Final = 4  # messages with an identifier from which on more make no difference
+_SHOWN_WORDS: Final = 60  # of these, at most so many made of words (`parse_args`)
+_OFTEN: Final = 4  # more messages with an identifier than this do not raise its rank
 _LONG_NUMBER: Final = re.compile(r"\d{5,}")  # a number that identifies something
 _QUANTITY: Final = re.compile(r"\d{1,3}-[A-Za-z]+(?:-[a-z]+)*")  # 24-hour: identifies nothing
 _CERTAIN: Final = re.compile(r"[\d/@]")  # characters that names made of words lack
@@ -67,7 +67,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     room: int  # the whole summary
     own: int  # the user's own messages
-    own_short: int  # the short ones of these; may be more than `own`
+    own_short: int  # the limit while short messages are added; may be more than `own`
     narrative: int
 
 
@@ -99,14 +99,14 @@ _HEADINGS: Final[Mapping[Language, Mapping[str, str]]] = {
 
 
 def render(content: Content, limits: Limits, count: Count) -> str:
-    """Return a summary; empty where nothing but its heading would fit."""
+    """Return the text of a summary; empty if nothing but its heading would fit."""
     counted = lru_cache(_COUNTED)(count)
     room = limits.room
     while room > 0:
         text = _rendered(content, limits, room, counted)
         if not text or count(text) <= limits.room:
             return text
-        room = int(room * _SMALLER)  # the whole may have more tokens than its parts
+        room = int(room * _SMALLER)  # the whole text may have more tokens than its parts together
     return ""
 
 
@@ -145,7 +145,7 @@ def _rendered(content: Content, limits: Limits, room: int, count: Count) -> str:
 
 
 def user_text(message: Message) -> str:
-    """Return what the user said, or the operator inside the log; nothing for messages of agents and tools."""
+    """Return the words of the user, or of a system message inside the log; empty for messages of agents and tools."""
     role = message.role
     if message.is_result:
         return message.beside.strip()
@@ -162,27 +162,27 @@ def user_text(message: Message) -> str:
 
 
 def user_texts(messages: Iterable[Message]) -> list[str]:
-    """Return what the user said in messages."""
+    """Return the user's words in each message that has any."""
     return list(filter(None, map(user_text, messages)))
 
 
 def own_words(texts: Sequence[str], budget: int, most_short: int, count: Count) -> list[str]:
     """Return the user's messages that fit into `budget` tokens, oldest first, each text once.
 
-    Short messages come before the middles of long ones: a constraint is mostly short, and a long message is
-    mostly pasted. The room is given in this order:
+    Short messages have priority over the middles of long ones, since constraints tend to be short and long messages
+    tend to be pasted. Room is given in this order:
 
-    1. the first message, which states the task, by head and tail where it is long
+    1. the first message, which states the task; head and tail in 40 tokens if it is long
     2. messages of up to 40 tokens, whole, newest first, until all together have `most_short` tokens
-    3. longer ones in 40 tokens each, by head and tail, newest first
-    4. more of the longer ones: of the first message, then newest first
+    3. head and tail of longer messages in 40 tokens each, newest first
+    4. more of the longer messages: first of the first one, then newest first
     """
     said = [text for text in texts if text]
     if not said:
         return []
-    # A text that was said again has the place of its last time; the first message stays the first.
+    # A repeated text takes the place of its last occurrence, except that the first message stays first.
     newest = [*dict.fromkeys(text for text in reversed(said) if text != said[0]), said[0]]
-    most = max(budget, most_short) // _LEAST_COST  # more cannot fit: they need not be counted
+    most = max(budget, most_short) // _LEAST_COST  # more messages cannot fit, so they are not counted
     newest = newest if len(newest) <= most + 1 else [*newest[: max(0, most)], newest[-1]]
     shown: dict[int, str] = {}
     spent = 0
@@ -215,7 +215,7 @@ def item(text: str) -> str:
 
 
 def shortened(text: str, most: int, count: Count) -> str:
-    """Return a text, or head and tail of it in `most` tokens, cut between words; empty if hardly any is left."""
+    """Return a text, or its head and tail in `most` tokens, cut between words; empty if hardly anything is left."""
     if len(text) <= most * _CHARACTERS and count(text) <= most:
         return text
     size = min(len(text) - 1, most * _START_CHARACTERS)
@@ -229,7 +229,7 @@ def shortened(text: str, most: int, count: Count) -> str:
 
 
 def _head_and_tail(text: str, size: int) -> str:
-    """Return about `size` characters of a text; move the cuts to the edges of words where these are near."""
+    """Return head and tail of a text, about `size` characters. Cuts move to the edges of words if these are near."""
     head = end = int(size * _HEAD)
     tail = start = len(text) - (size - head)
     last = len(text) - (size - head) // 2
@@ -253,25 +253,25 @@ class Name(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CoveredFacts(Struct, frozen=True, kw_only=True):
-    """What is known of the messages that a summary covers."""
+    """Facts about the messages that a summary covers."""
 
     messages: int = 0
     names: tuple[Name, ...] = ()  # in the order of their newest mention
 
     def and_then(self, newer: CoveredFacts) -> CoveredFacts:
-        """Return the facts of these messages and the `newer` ones after them."""
+        """Return the facts about these messages and the `newer` ones together."""
         return CoveredFacts(messages=self.messages + newer.messages, names=_merged((*self.names, *newer.names)))
 
 
 class SummaryState(Struct, frozen=True, kw_only=True):
-    """What a summary hands to the next one. It is stored as JSON; unknown members are ignored."""
+    """The data that a summary passes on to the next one. It is stored as JSON; unknown members are ignored."""
 
     facts: CoveredFacts
     told: str  # the narrative
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> SummaryState | None:
-        """Return the state of a stored summary; None where it cannot be read."""
+        """Return the state of a stored summary; None if it cannot be parsed."""
         try:
             return msgspec.convert(stored, cls)
         except msgspec.ValidationError:
@@ -283,7 +283,7 @@ class SummaryState(Struct, frozen=True, kw_only=True):
 
 
 def facts_of(messages: Sequence[Message]) -> CoveredFacts:
-    """Return the facts of messages."""
+    """Return the facts about messages."""
     names: list[Name] = []
     for message in messages:
         said = bool(user_text(message))
@@ -299,11 +299,14 @@ def identifiers_in(text: str) -> Iterator[str]:
     for value in values_of(text, "none"):
         named = value.kind in IDENTIFYING and not _QUANTITY.fullmatch(value.text)
         if named or (value.kind == "number" and _LONG_NUMBER.fullmatch(value.text)):
-            yield str(value.text)  # a number of a JSON document is of a class of its own, which is not stored
+            yield str(value.text)  # numbers of JSON documents have a class of their own, which cannot be stored
 
 
 def shown_names(facts: CoveredFacts, room: int, known: str, count: Count) -> list[str]:
-    """Return the best identifiers that recur or that the user said, that fit into `room` and are not `known`."""
+    """Return the best identifiers that fit into `room`.
+
+    Only those that recur or that the user said are shown, and none that the text `known` contains.
+    """
     shown: list[str] = []
     words = 0
     for name in _ranked(facts.names):
@@ -320,7 +323,7 @@ def shown_names(facts: CoveredFacts, room: int, known: str, count: Count) -> lis
 
 
 def _merged(names: Iterable[Name]) -> tuple[Name, ...]:
-    """Return each name once, in the order of the newest mention; of very many the most important ones."""
+    """Return each name once, in the order of the newest mention; at most the `_KEPT` most important ones."""
     found: dict[str, Name] = {}
     for name in names:
         before = found.pop(name.text, None)
@@ -334,7 +337,7 @@ def _merged(names: Iterable[Name]) -> tuple[Name, ...]:
 
 
 def _ranked(names: Iterable[Name]) -> list[Name]:
-    """Return names, the most important ones first, then the newest ones."""
+    """Return names, the most important first; among equals, the newest first."""
 
     def rank(name: Name) -> tuple[bool, bool, bool, int]:
         matters, certain = name.times > 1 or name.said, _CERTAIN.search(name.text) is not None

@@ -1,7 +1,8 @@
 """The model that writes summaries: the target, the request, the answer, and the breaker.
 
-Each request is one Chat Completions request with a time limit; a session in the Messages API is summed up by its own
-provider, in that API. Content is neither logged nor part of an error.
+Each request is one Chat Completions request with a time limit. A session in the Messages API is summarized by its own
+provider in that API, unless the summarizer has an address or a key of its own. Content is neither logged nor part of
+an error.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from proxy.summaries.prompt import Prompt
 from proxy.upstream import Answer, Destination, Upstream
 
 _LONGEST_ANSWER: Final = 4 * 1024 * 1024  # bytes of the longest answer that is read
-_LONGEST_WAIT: Final = 20.0  # seconds of the longest `Retry-After` that is waited for
-_CHAT: Final = dialect_named("chat")  # what a summarizer with an address or a key of its own is asked in
-_NATIVE: Final = frozenset({"messages"})  # dialects whose provider need not know Chat Completions
+_LONGEST_WAIT: Final = 20.0  # seconds; a longer `Retry-After` is not waited for
+_CHAT: Final = dialect_named("chat")  # the dialect of a summarizer with an address or a key of its own
+_NATIVE: Final = frozenset({"messages"})  # dialects whose providers may not support Chat Completions
 _BUSY: Final = frozenset({429, 503, 529})  # statuses of a summarizer that is busy
 _OWN_HEADERS: Final = (
     (b"content-type", b"application/json"),
@@ -41,13 +42,13 @@ _FORWARDED: Final = frozenset(
         *(b"openai-organization", b"openai-project", b"http-referer", b"x-title"),
     }
 )
-"""Headers of the client that identify it; its other headers belong to its own request."""
+"""Headers that identify the client and are forwarded; its other headers belong to its own request."""
 _THINK: Final = "<think>"  # begins the reasoning that some servers send before the text
 _CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
-FAILURES: Final = 3  # failures in a row that open the breaker
+FAILURES: Final = 3  # consecutive failures that open the breaker
 PAUSE: Final = 30.0  # seconds of the first pause
-LONGEST_PAUSE: Final = 600.0
-_TARGETS: Final = 1024  # targets that the breaker remembers: they contain model names, which come from clients
+LONGEST_PAUSE: Final = 600.0  # seconds
+_TARGETS: Final = 1024  # targets that the breaker remembers; limited, since clients choose the model names in them
 
 
 class Caller(Struct, frozen=True, kw_only=True):
@@ -55,22 +56,22 @@ class Caller(Struct, frozen=True, kw_only=True):
 
     tenant: str
     key: str | None = None  # the name of the key that it used, if it has one
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # those that identify it go where its requests go, and nowhere else
-    query: bytes = b""  # query string of the client's request; some providers want one with each
-    dialect: str = "chat"  # what the session speaks
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # `_FORWARDED` ones are sent only to where its own requests go
+    query: bytes = b""  # query string of the client's request; some providers require it with each request
+    dialect: str = "chat"  # the dialect of the session
 
     def __repr__(self) -> str:
         return f"Caller(tenant={self.tenant!r})"
 
 
 class SummarizerTarget(Struct, frozen=True, kw_only=True):
-    """The model that writes a summary, and the way to it."""
+    """The model that writes a summary, and how to reach it."""
 
     model: str
     destination: Destination
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
-    dialect: Dialect = _CHAT  # what it is asked in
+    dialect: Dialect = _CHAT  # the dialect of the request
     name: Hashable  # the breaker's key
 
     def __repr__(self) -> str:
@@ -81,23 +82,23 @@ class ModelAnswer(Struct, frozen=True, kw_only=True):
     """The summarizer's answer."""
 
     text: str  # without reasoning; may be empty
-    finish: str | None  # why it ended (`stop`, `length`, …), if it says so
-    calls: bool  # whether it calls tools, though it was offered none
+    finish: str | None  # the finish reason (`stop`, `length`, …), if there is one
+    calls: bool  # whether it calls tools although none were offered
     usage: Mapping[str, Any] | None
     model: str  # the model's name in the answer
 
 
 class _BreakerState(Struct, kw_only=True):
-    failures: int = 0  # failures in a row
-    pauses: int = 0  # pauses in a row
-    until: float = 0.0  # the end of the pause
-    trying: bool = False  # whether the one request after a pause is under way
+    failures: int = 0  # consecutive failures
+    pauses: int = 0  # consecutive pauses
+    until: float = 0.0  # the end of the pause, by the breaker's clock
+    trying: bool = False  # whether the one request after a pause is in flight
 
 
 class Breaker:
     """Stops requests to a target after repeated failures.
 
-    closed      all requests pass; failures in a row are counted
+    closed      all requests pass; consecutive failures are counted
     open        no request passes until the pause is over; each further pause is twice as long
     half open   one request passes: its success closes the breaker, its failure opens it again
     """
@@ -107,7 +108,7 @@ class Breaker:
         self._states: LRUCache[Hashable, _BreakerState] = LRUCache(_TARGETS)
 
     def pause(self, name: Hashable) -> float:
-        """Return the seconds for which no request passes; 0 if one may."""
+        """Return for how many seconds no request may pass; 0 if one may pass now."""
         state = self._states.get(name)
         if state is None:
             return 0.0
@@ -140,13 +141,13 @@ class Breaker:
         state.until = max(state.until, self._clock() + pause)
 
     def abandoned(self, name: Hashable) -> None:
-        """Take back a request that was cancelled."""
+        """Report that an admitted request was cancelled: it counts neither as success nor as failure."""
         if name in self._states:
             self._states[name].trying = False
 
 
 class Summarizer:
-    """Sends requests to the model that writes summaries. One for the life of the process."""
+    """Sends requests to the model that writes summaries. One instance per process."""
 
     def __init__(self, settings: SummarizerSettings, upstream: Upstream, breaker: Breaker | None = None) -> None:
         self.settings = settings
@@ -154,9 +155,9 @@ class Summarizer:
         self._breaker = Breaker() if breaker is None else breaker
 
     def target(self, model: str, caller: Caller) -> SummarizerTarget:
-        """Return the target for a session whose requests ask for `model`.
+        """Return the target for a session whose requests name `model`.
 
-        The client's own key goes only where its own requests go with it.
+        The client's own key is sent only to where its own requests go with this key.
         """
         settings = self.settings
         asking, model = model, settings.model or model
@@ -171,10 +172,10 @@ class Summarizer:
                 forwards_credentials=False,
             )
         asked = self._upstream.destination(asking, caller.dialect)
-        # A key that a client has for one provider is not shown to another.
+        # A client's key for one provider must not be sent to another.
         forwards = destination.forwards_credentials and (dialect is not _CHAT or caller.dialect not in _NATIVE)
         headers = [pair for pair in caller.headers if forwards and pair[0].lower() in _FORWARDED]
-        # Some providers want the query with each request (Azure's `api-version`). It may contain a key, too.
+        # Some providers require the query with each request (Azure's `api-version`). It may contain a key too.
         forwards_query = destination.forwards_query and asked.forwards_query
         query = f"?{caller.query.decode('latin-1')}" if forwards_query and caller.query else ""
         return SummarizerTarget(
@@ -183,16 +184,16 @@ class Summarizer:
             path=f"{dialect.requests.path}{query}",
             headers=(*headers, *_OWN_HEADERS, *dialect.requests.headers),
             dialect=dialect,
-            # A client whose key is refused must not keep others from their summaries.
+            # One client with a refused key must not open the breaker for the others.
             name=(destination.base_url, model, caller.tenant if forwards else None),
         )
 
     def pause(self, target: SummarizerTarget) -> float:
-        """Return the seconds for which the breaker is open; 0 where the model may be asked."""
+        """Return for how many seconds the breaker is open; 0 if a request may be sent."""
         return self._breaker.pause(target.name)
 
     async def ask(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
-        """Return the whole answer; raise `NoAnswer` where there is none, or the breaker is open."""
+        """Return the whole answer; raise `NoAnswer` if there is none or the breaker is open."""
         name = target.name
         if not self._breaker.admits(name):
             raise NoAnswer("the summarizer failed repeatedly and is paused")
@@ -200,18 +201,18 @@ class Summarizer:
             answer = await self._ask_in_time(target, prompt)
         except NoAnswer as why:
             if why.too_long:
-                self._breaker.succeeded(name)  # it works, and the next request may be shorter
+                self._breaker.succeeded(name)  # the target works, and the next request may be shorter
             else:
                 self._breaker.failed(name, why.wait)
             raise
-        except BaseException:  # cancelled, above all
+        except BaseException:  # mostly cancellation
             self._breaker.abandoned(name)
             raise
         self._breaker.succeeded(name)
         return answer
 
     async def _ask_in_time(self, target: SummarizerTarget, prompt: Prompt) -> ModelAnswer:
-        """Ask within the time limit, and once more if the summarizer is busy for a moment."""
+        """Ask within the time limit. Retry once if the summarizer is busy and names a short wait."""
         seconds = self.settings.timeout
         ends = time.monotonic() + seconds
         try:
@@ -244,7 +245,7 @@ class Summarizer:
 
 
 async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswer:
-    """Read an answer; raise `NoAnswer` where it is an error or no completion."""
+    """Read an answer; raise `NoAnswer` if it is an error or not a completion."""
     body = bytearray()
     async for part in response.chunks(plain=response.readable):
         body += part
@@ -271,7 +272,7 @@ async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswe
     reply = found.messages[0]
     said = answer_of(reply.text).strip()
     return ModelAnswer(
-        text="" if said.startswith(_THINK) else said,  # reasoning that never ends is no summary
+        text="" if said.startswith(_THINK) else said,  # unclosed reasoning is not a summary
         finish=found.finish_reasons[0],
         calls=bool(reply.calls),
         usage=found.usage,
@@ -280,14 +281,14 @@ async def _read_answer(response: Answer, target: SummarizerTarget) -> ModelAnswe
 
 
 def _code_in(data: Any) -> str:
-    """Return an error's code in brackets, if it is one word. The error's message may contain a part of a key."""
+    """Return an error's code in brackets if it is one word. Its message is not used: it may hold a part of a key."""
     error = data.get("error") if is_object(data) else None
     codes = [error.get("code"), error.get("type")] if is_object(error) else []
     return next((f" ({code})" for code in codes if isinstance(code, str) and _CODE.fullmatch(code)), "")
 
 
 def _wait_of(response: Answer) -> float | None:
-    """Return the seconds of `retry-after-ms`, or of `Retry-After` (RFC 9110, section 10.2.3)."""
+    """Return the seconds of `retry-after-ms`, or of `Retry-After` (RFC 9110, section 10.2.3); None without either."""
     value = ""
     for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
         value = (response.header(name) or b"").strip().decode("latin-1")

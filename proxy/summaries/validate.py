@@ -1,10 +1,10 @@
 """Checks of the narrative that a model wrote.
 
-not empty               without the fence that a model may put around it
+not empty               after a code fence around it is removed
 shorter                 fewer tokens than what it replaces
-no control tokens       of chat templates, and no line that imitates a turn
-in the language         in a script that the conversation uses, or that was asked for
-grounded                every identifier, and every number from 10 on, stands in the conversation
+no imitation            no control tokens of chat templates, no line that imitates a turn
+in the language         in a script that the conversation uses or the prompt asked for
+grounded                every identifier, and every number from 10 on, occurs in the conversation
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
     "Devanagari": re.compile("[\u0900-\u097f]{2,}"),
     "Thai": re.compile("[\u0e00-\u0e7f]"),
 }
-"""A word of each script, or a character where it has no spaces."""
+"""A word of each script; a character if the script has no spaces."""
 _SPACELESS_WORD: Final = 2  # characters of a script without spaces that count as a word
 _SPACELESS: Final = frozenset({"Chinese", "Japanese", "Thai"})
 _ASKED: Final[Mapping[Language, str]] = {"zh": "Chinese", "en": "Latin"}
-_USED: Final = 0.5  # a script is used if it has this part of the words of the main script
-_LEAST_WORDS: Final = 5  # words of the shortest text whose script is checked
-_CHINESE_SHARE: Final = 0.2  # a conversation is Chinese from this share on: it often contains much English
+_USED: Final = 0.5  # a script counts as used if it has this part of the main script's number of words
+_LEAST_WORDS: Final = 5  # the script of texts with fewer words is not checked
+_CHINESE_SHARE: Final = 0.2  # above this share a conversation is Chinese; low, since it often contains much English
 _SPOKEN: Final = 20_000  # characters of a message that are read to detect its script
 _CODE: Final = re.compile(r"`[^`\n]{1,200}`")
 _ASCII_RUN: Final = re.compile("[!-~]+")
@@ -57,23 +57,23 @@ _RUN: Final = re.compile(r"\d+")
 _SCALED: Final = re.compile(r"(?<![\d,.])(\d[\d,]{0,20}+(?:\.\d{1,9}+)?+)\s?([kKmMbB千万亿]|百万)(?![a-zA-Z])")
 _SCALES: Final = {"k": 1e3, "m": 1e6, "b": 1e9, "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8}
 _DATE: Final = re.compile(r"\b(\d{4}[-/.])\d{1,2}([-/.]\d{1,2})\b|\b\d{1,2}:(\d{2})\b")
-"""The month of a date may be spelled out elsewhere; the hour may be counted otherwise."""
+"""A date or a time. Its month may be spelled out in the source, and its hour may be in another format or time zone."""
 _ITEM: Final = re.compile(r"^[^\S\n]*(?:[-*+•]|#{1,6}|\(?\d{1,3}[.)、:：])\s*", re.MULTILINE)
-"""The bullet or number of a line."""
+"""The bullet or number at the beginning of a line."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _QUANTITY: Final = re.compile(r"\d+(?:\.\d+)?(?:[-–]?[a-z]++)++|[a-z]+(?:[-–][a-z]+)*[-–]\d+")
 """A number with its unit, or words with a number (24-hour, 5GB, step-2)."""
-_SHORTEST: Final = 3  # characters of the shortest identifier that is checked (Q3 is not)
+_SHORTEST: Final = 3  # identifiers with fewer characters (Q3) are not checked
 _JOINTS: Final = re.compile(r"[\s\-–—_./\\:#'\"`,()\[\]]+")
 """Characters inside an identifier that may differ between two texts."""
 _STEP: Final = re.compile(r"[^/\\?&=#:\s]+")
 _WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # full-width characters and their ordinary forms
-_SHOWN: Final = 3  # ungrounded identifiers and numbers that a reason names
-_REASON: Final = 60  # characters of each
+_SHOWN: Final = 3  # ungrounded identifiers and numbers that a reason names at most
+_REASON: Final = 60  # maximum characters of each
 
 
 def bare(answer: str) -> str:
-    """Return an answer without the fence, or the tags of the prompt, that a model may put around it."""
+    """Return an answer without a code fence around it and without the prompt's tags in it."""
     text = answer.strip()
     if found := _FENCE.match(text):
         text = found[1]
@@ -81,10 +81,10 @@ def bare(answer: str) -> str:
 
 
 def refusal(text: str, source: CoveredText, *, tokens: int, replaced: int, language: Language) -> str:
-    """Return why a bare answer cannot be used as the narrative; empty where it can.
+    """Return why a bare answer cannot be used as the narrative; empty if it can.
 
-    It has `tokens` tokens, and what it replaces has `replaced`. `language` is what it was asked to be written in;
-    the conversation's own is accepted as well.
+    `tokens` is its size, `replaced` the size of what it replaces. `language` is the language that the prompt asked
+    for; the conversation's own is accepted too.
     """
     if not text:
         return "it is empty"
@@ -117,7 +117,7 @@ def scripts_of(text: str) -> dict[str, int]:
 
 
 def language_of(scripts: Mapping[str, int]) -> Language:
-    """Return the language of the prompt for a conversation: Chinese where it is spoken, else English."""
+    """Return the language of the prompt for a conversation: Chinese for a Chinese one, else English."""
     chinese = scripts.get("Chinese", 0) - scripts.get("Japanese", 0)
     return "zh" if chinese > _CHINESE_SHARE * sum(scripts.values()) else "en"
 
@@ -130,7 +130,8 @@ def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) ->
     script = max(written, key=lambda each: written[each])
     main = max(spoken, key=lambda each: spoken[each])
     used = spoken.get(script, 0) >= _USED * spoken[main]
-    # The prompt is English for every language but Chinese, so English was asked for only if the talk is Chinese.
+    # The prompt is English for all languages but Chinese, so it counts as a request for English only in a Chinese
+    # conversation.
     asked = script == _ASKED[language] and (language == "zh" or main == "Chinese")
     return "" if used or asked else script
 
@@ -139,7 +140,7 @@ def _foreign_script(text: str, spoken: Mapping[str, int], language: Language) ->
 
 
 class CoveredText:
-    """The texts that a summary may use: all that stands in the messages that it covers."""
+    """The texts that a summary may use: everything in the messages that it covers."""
 
     def __init__(
         self,
@@ -149,20 +150,21 @@ class CoveredText:
         names: Iterable[str] = (),
         messages_before: int = 0,
     ) -> None:
-        """Read the messages, which is slow.
+        """Read the messages. This is slow.
 
-        Of the `messages_before` them, the user's words and the narrative (`before`) and the `names` count, too.
+        The number of earlier messages is `messages_before`. Of them, only the user's words and the narrative (`before`)
+        and the identifiers (`names`) are known.
         """
         texts = [*before, *(text for message in messages for text in _texts(message))]
         spoken = [message.text[:_SPOKEN] for message in messages if message.role in {"user", "assistant"}]
         self.scripts: Final = scripts_of("\n".join([*spoken, *before])) or scripts_of("\n".join(texts))
-        """Number of words in each script that user and assistant used."""
+        """The number of words in each script that user and assistant used."""
         self._messages = len(messages) + messages_before
         texts += names
         self._text = _plain("\n".join(texts))
 
     def has(self, identifier: str) -> bool:
-        """Tell whether the texts contain an identifier, or all steps of a path; ignore case and punctuation."""
+        """Tell whether the texts contain an identifier, or all steps of a path. Case and punctuation are ignored."""
         wanted = _plain(identifier)
         if wanted in self._text:
             return True
@@ -175,7 +177,7 @@ class CoveredText:
         return all(step in self._text for step in steps) and any(kind_of(step) for step in steps)
 
     def has_number(self, number: str) -> bool:
-        """Tell whether the texts contain a number, however it is written (3k, 3,000, 3000.0)."""
+        """Tell whether the texts contain a number in any notation (3k, 3,000, 3000.0)."""
         return _value(number) in self._numbers
 
     @cached_property
@@ -190,7 +192,7 @@ class CoveredText:
 
 
 def ungrounded(text: str, source: CoveredText) -> Iterator[str]:
-    """Yield the identifiers of a text that the source lacks, then its numbers from 10 on and decimals."""
+    """Yield what a text holds and the source lacks: identifiers, then decimals and numbers from 10 on."""
     rest = _ITEM.sub("", text)
     for value in values_of(rest, "none"):
         name = value.text
@@ -219,19 +221,19 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _scaled_in(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of the form 3k or 3万: the value, and the text."""
+    """Yield (value, text) of the numbers of the form 3k or 3万."""
     for found in _SCALED.finditer(text):
         value = float(found[1].replace(",", "")) * _SCALES[found[2].lower()]
         yield _value(f"{value:.6f}"), found[0]
 
 
 def _value(number: str) -> str:
-    """Return a number without commas, leading zeros, and zeros at the end of decimals."""
+    """Return a number without commas, leading zeros, and trailing zeros of decimals."""
     whole, dot, decimals = number.replace(",", "").partition(".")
     decimals = decimals.rstrip("0")
     return (whole.lstrip("0") or "0") + (dot + decimals if decimals else "")
 
 
 def _plain(text: str) -> str:
-    """Return a text in lower case, with ordinary in place of full-width characters."""
+    """Return a text in lower case, with full-width characters replaced by ordinary ones."""
     return (text if text.isascii() else text.translate(_WIDE)).lower()

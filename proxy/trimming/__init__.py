@@ -1,18 +1,18 @@
-"""What is sent of a history, and why: `history + policy + context -> plan -> view`. Pure.
+"""Decides what is sent of a history: `history + policy + context -> plan -> view`. Pure.
 
-    planner     `plan`, the entry point: what is sent for one request; also `bypass`, `untrimmed`, `compaction`
-    extend      the same for a log that begins like the one before it
+    planner     `plan`, the entry point: plans one request; also `bypass`, `untrimmed`, `compaction`
+    extend      a fast path for a log that extends the one planned before
     model       the records: entry, change, gap, summary, cut, context, plan, prices
     policy      a policy as the operator writes it: match, trigger, target, keep, pin, edits
-    settings    what its settings are made of: numbers, patterns, triggers, targets
+    settings    the types of its settings: numbers, patterns, triggers, targets
     history     the log as earlier requests left it: decisions on arrival, gaps, the current cut
-    trim        one trim: the edits run over that, and what they change
+    trim        one trim: runs the edits over that log and collects their changes
     draft       the log as an edit sees it
     edits/      the edits
     cost        the cost model: whether a trim pays
-    statistics  a part of a conversation in numbers and quotes
+    statistics  summarizes a part of a conversation in numbers and quotes
 
-An edit looks at a draft and returns changes; each edit sees the draft that the one before it left.
+An edit reads a draft and returns changes. Each edit sees the draft that the edit before it left.
 """
 
 from __future__ import annotations

@@ -1,29 +1,28 @@
-"""The cost model: whether a trim pays, what it rewrites in the provider's cache against what it frees.
+"""The cost model: whether a trim pays. It compares what the trim rewrites in the provider's cache with what it frees.
 
-A token that is read from the cache costs `read`, one that is sent anew costs `write` (uncached input = 1).
-A trim makes every later request cheaper and this one dearer: from its first change on, everything must be
-written to the cache again. When is it time?
+A token that is read from the cache costs `read`; one that is written to it costs `write` (uncached input = 1).
+A trim makes every later request cheaper and this one more expensive: everything from its first change on must be
+written to the cache again. A trim must pass these rules:
 
-    interval    Each request since the last trim paid for reading what could have been freed. When these
-                payments add up to what the trim costs, it is time. Where a log grows by `g` tokens a turn,
-                that is when it has grown by sqrt(2 * g * K / read), K being what the trim costs: the cheapest
-                interval in the long run.
+    interval    Each request since the last trim paid for reading tokens that could have been freed. The trim is due
+                when these payments add up to its own cost K. If a log grows by `g` tokens per turn, that is when it
+                has grown by sqrt(2 * g * K / read): the cheapest interval in the long run.
     edits       Each edit must pay for what it rewrites itself, within as many turns as there were so far.
-    risk        The session may end with this request. So what trims have cost beyond what they have saved
-                stays a small part of what the session would have cost without any. More is risked only where
-                it comes back within few requests, compared with those there were: long sessions last. It is never
-                more than `HIGHEST_RISK`, or `HIGHEST_KNOWN` where nothing can be worse than the known prices.
-    doubt       The prices may be wrong. So the same must hold where cached tokens are as cheap, and writing them
-                is as dear, as at any provider: there a trim gains least and costs most. Where those prices are far
-                from the known ones, a session risks more once its user has come back, and less the farther off they
-                are. Before that it may end with its first task.
-    short       Where cached tokens are dear, the first trims of a short view cost nothing at all at the known prices.
-                These must pass the doubt, too: a session that stays short has little to save, and much to lose.
-    minimum     A prefix shorter than the provider's shortest cached one is paid in full each time. So no trim
-                makes a view so short, unless even that is cheaper than reading it whole.
+    risk        The session may end with this request. So the net loss of all trims stays a small part of what the
+                session would have cost without trims. More is risked only if it is paid back within few requests,
+                compared with those so far, since long sessions tend to last. The limit is `HIGHEST_RISK`, or
+                `HIGHEST_KNOWN` if the known prices already are the worst.
+    doubt       The prices may be wrong. So the risk rule must also hold at the worst prices, where cached tokens are
+                as cheap, and writing them is as expensive, as at any provider: there a trim gains least and costs
+                most. If the worst prices are far from the known ones, a session may risk more once its user has come
+                back (before, it may end with its first task). The farther off they are, the less it may risk.
+    short       If cached tokens are expensive, the first trims of a short view cost nothing at the known prices.
+                These must pass the doubt rule too: a session that stays short has little to save and much to lose.
+    minimum     A prefix below the provider's minimum is never cached and is paid in full each time. So no trim makes
+                a view so short, unless that is still cheaper than reading the whole view from the cache.
 
-Costs are in tokens of uncached input. The cache counts as warm if the session was not idle for longer than it
-lives.
+Costs are in tokens of uncached input. The cache counts as warm if the session was not idle for longer than the
+cache's lifetime.
 """
 
 from __future__ import annotations
@@ -41,36 +40,37 @@ from proxy.dialects import Message
 from proxy.trimming.draft import Draft
 from proxy.trimming.model import ASSUMED, Account, Cut, Entry, Outlay, PlanningContext, Prices, Summary
 
-RISK: Final = 0.018  # what trimming may cost beyond what it saved, as a part of what the input costs without it,
-RISK_IN_DOUBT: Final = 0.03  # and the same at the worst prices
-SOON: Final = 0.17  # more is risked if the rest is paid back within this part of the requests so far;
-HIGHEST_RISK: Final = 0.035  # never more than this,
-HIGHEST_KNOWN: Final = 0.04  # or this where the known prices are the worst, so that there is no doubt,
-HIGHEST_IN_DOUBT: Final = 0.1  # nor more than this at the worst prices
-_FAR_OFF: Final = 4  # times the worst price of a cached token: the worst prices are far off the known ones then,
-HIGHEST_FAR_OFF: Final = 0.2  # and never more than this is risked at them
-_WORST_READ, _WORST_WRITE = 0.05, 1.25  # what a cached token costs at least, and one written to the cache at most
-EXPECTED_TURNS: Final = 8  # turns to be expected at least of a session that has just begun
+# Limits of the net loss of all trims (cost minus savings), as a part of what the input costs without trims:
+RISK: Final = 0.018  # the usual limit
+RISK_IN_DOUBT: Final = 0.03  # the usual limit at the worst prices
+SOON: Final = 0.17  # more is allowed if it is paid back within this part of the number of requests so far
+HIGHEST_RISK: Final = 0.035  # the limit of that
+HIGHEST_KNOWN: Final = 0.04  # the same if the known prices are the worst ones, so that there is no doubt
+HIGHEST_IN_DOUBT: Final = 0.1  # the same at the worst prices
+_FAR_OFF: Final = 4  # the worst prices are far off if the known price of a cached token is so many times the worst one
+HIGHEST_FAR_OFF: Final = 0.2  # the limit at worst prices that are far off
+_WORST_READ, _WORST_WRITE = 0.05, 1.25  # lowest price of a cached token; highest price of one written to the cache
+EXPECTED_TURNS: Final = 8  # turns that are expected to follow at least, even in a new session
 
-HIGHEST_READ: Final = 0.46  # what a cached token is taken to cost at most: above, more trims save hardly more
-DEAR: Final = 0.25  # price of a cached token from which trims keep more: what they lose is missed most
-SHORT: Final = 20_000  # a view of fewer tokens is short: where cached ones are dear, it may not be worth a trim
+HIGHEST_READ: Final = 0.46  # upper limit of `read` in the model: above it, trimming more often saves hardly more
+DEAR: Final = 0.25  # price of a cached token from which trims keep more, since losing content costs most there
+SHORT: Final = 20_000  # a view of fewer tokens is short; if cached tokens are expensive, a trim may not be worth it
 
 
 class Balance(Struct, frozen=True, kw_only=True):
-    """What a trim changes in cost."""
+    """How a trim changes costs."""
 
-    loss: float  # by how much this request becomes dearer; negative where it becomes cheaper
-    gain: float  # by how much each later one becomes cheaper
-    freed: int  # tokens that are not sent any more
-    rewritten: int  # tokens of this request that the cache does not hold then
+    loss: float  # how much more this request costs; negative if it costs less
+    gain: float  # how much less each later request costs
+    freed: int  # tokens that are no longer sent
+    rewritten: int  # tokens of this request that are not read from the cache
 
     def pays_within(self, turns: float) -> bool:
-        """Tell whether it costs less in the end, if so many turns follow."""
+        """Tell whether the trim has paid for itself after so many turns."""
         return self.freed > 0 and self.loss <= self.gain * turns
 
     def since(self, other: Balance) -> Balance:
-        """Return what this one changes in cost beyond the other."""
+        """Return the difference to another balance, one of fewer changes."""
         return Balance(
             loss=self.loss - other.loss,
             gain=self.gain - other.gain,
@@ -79,22 +79,22 @@ class Balance(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)  # what a trim that changes nothing changes in cost
+NO_CHANGE: Final = Balance(loss=0, gain=0, freed=0, rewritten=0)  # the balance of a trim that changes nothing
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """What is known of a branch when a trim is judged."""
+    """The state of a branch by which the cost of a trim is judged."""
 
     prices: Prices
     warm: bool  # whether the provider's cache still holds what the last request sent
-    messages: tuple[Message | None, ...]  # what would be sent without the trim, by place; None where nothing is
-    tokens: tuple[int, ...]  # tokens of that
-    summary: Summary | None  # what would be sent before it
+    messages: tuple[Message | None, ...]  # by place the message sent without the trim; None if there is none
+    tokens: tuple[int, ...]  # tokens of these messages
+    summary: Summary | None  # the summary sent without the trim
     fixed: int  # tokens of instructions and tools
-    cached: int  # how many places the last request spoke of
-    account: Account  # what input has cost before this request
-    earlier: int  # how many requests there were before the newest user message
-    reads: tuple[int, ...]  # for each place how many requests there have been since it came, or since the last trim
+    cached: int  # number of places that the last request covered
+    account: Account  # cost of input before this request
+    earlier: int  # number of requests before the newest user message
+    reads: tuple[int, ...]  # for each place the number of requests since it was added, or since the last trim
 
     @property
     def worst(self) -> Prices:
@@ -103,26 +103,26 @@ class Costs(Struct, frozen=True, kw_only=True):
 
     @property
     def _is_far_off(self) -> bool:
-        """Whether the worst prices are so far off that a trim may lose much there that saves much here."""
+        """Whether the worst prices are far off: a trim that saves much at the known prices may lose much at them."""
         return self.prices.read >= _FAR_OFF * self.worst.read > 0
 
     @property
     def _is_dear_and_short(self) -> bool:
-        """Whether cached tokens are dear, and the view is short."""
+        """Whether cached tokens are expensive and the view is short."""
         return self.prices.read >= DEAR and self.stays < SHORT
 
     @property
     def stays(self) -> int:
-        """Tokens of this request without the trim."""
+        """The tokens of this request without the trim."""
         return self.fixed + summary_tokens(self.summary) + sum(self.tokens)
 
     @property
     def held(self) -> int:
-        """How many of these the cache holds."""
+        """The number of these tokens that the cache holds."""
         return self.fixed + summary_tokens(self.summary) + sum(self.tokens[: self.cached]) if self.warm else 0
 
     def balance(self, draft: Draft) -> Balance:
-        """Return what changes in cost if what stands in `draft` is sent instead, place by place."""
+        """Return the balance of sending `draft` instead. Its places are those of `messages`."""
         left = 0
         if self.warm:
             left = self.fixed
@@ -131,14 +131,14 @@ class Costs(Struct, frozen=True, kw_only=True):
         return self._balance(draft.total, left, self.prices)
 
     def timely(self, balance: Balance, tokens: Sequence[int]) -> bool:
-        """Tell whether waiting cost as much as the trim to these `tokens`, and whether the session can afford it."""
+        """Tell whether a trim that leaves `tokens` is due (waiting has cost as much as the trim) and affordable."""
         return self._timely(balance, sum(map(mul, map(sub, self.tokens, tokens), self.reads)))
 
     def first_place(self, starts: Iterable[int], draft: Draft) -> int | None:
-        """Return from which of `starts` on the changes save most, where that is timely; None where it never is.
+        """Return the start from which on the draft's changes save most, among those that are due and affordable.
 
-        Where prices may be far off, a trim that saves less does not take the place of the best one as long as that
-        cannot be afforded: little trims would use up what may be lost, and the best one would wait for long.
+        Returns None if there is none. If the worst prices are far off and the best start is due but not affordable
+        yet, the result is None too: smaller trims would use up the allowed loss and delay the best one.
         """
         best: tuple[float, int, bool] | None = None
         waits = self._is_far_off
@@ -151,9 +151,10 @@ class Costs(Struct, frozen=True, kw_only=True):
         return best[1] if best is not None and best[2] else None
 
     def may_pay(self, starts: Iterable[int], tokens: Sequence[int]) -> bool:
-        """Tell whether changes from one of `starts` on may be timely that leave no fewer than these tokens.
+        """Tell whether a trim from one of `starts` on may be due and affordable if it leaves at least these `tokens`.
 
-        Below the shortest prefix that is cached, fewer tokens may cost more: there it is not known.
+        True if the trim may leave less than the shortest cached prefix. There fewer tokens can cost more, so that no
+        bound is known.
         """
         stays, minimum = self.stays, self.prices.minimum
         return any(
@@ -162,14 +163,14 @@ class Costs(Struct, frozen=True, kw_only=True):
         )
 
     def summary_pays(self, draft: Draft, imagined: Draft, before: Balance) -> bool:
-        """Tell whether making a summary and trimming for it pays; `before` is the balance of what was done already."""
+        """Tell whether it pays to make a summary and trim with it; `before` is the balance of the changes so far."""
         written = summary_tokens(imagined.summary)
         balance = self.balance(imagined).since(before)
         making = draft.total - imagined.total + written + self.prices.output * written
         return replace(balance, loss=balance.loss + making).pays_within(self.expected)
 
     def affordable(self, balance: Balance) -> bool:
-        """Tell whether what trims have cost beyond what they saved, this one too, is little, or soon paid back."""
+        """Tell whether the net loss of all trims, including this one, is small or soon paid back (`RISK`, `SOON`)."""
         account, turns = self.account, self.account.turns
         if balance.loss <= 0 and not self._is_dear_and_short:
             return True
@@ -180,52 +181,55 @@ class Costs(Struct, frozen=True, kw_only=True):
         doubted = self._balance(sent, sent - balance.rewritten, worst)
         soon, most = SOON * turns, HIGHEST_IN_DOUBT
         if self._is_far_off:
-            # The farther off they are, the fewer of those requests count.
+            # The farther off the worst prices are, the fewer of the earlier requests count.
             soon, most = max(soon, self.earlier * _FAR_OFF * worst.read / self.prices.read), HIGHEST_FAR_OFF
         return _is_borne(doubted, account.worst or account, RISK_IN_DOUBT, soon, most)
 
     def paid_back(self, balance: Balance) -> int:
-        """Return after how many requests a trim has paid for itself."""
+        """Return the number of requests after which a trim has paid for itself."""
         return max(0, ceil(balance.loss / balance.gain)) if balance.gain > 0 else 0
 
     @property
     def expected(self) -> int:
-        """How many more turns are to be expected."""
+        """The number of turns that are expected to follow."""
         return max(self.account.turns, EXPECTED_TURNS)
 
     def _timely(self, balance: Balance, waited: int) -> bool:
-        """Tell whether a trim is due, and the session can afford it."""
+        """Tell whether a trim is due and affordable; `waited` counts the tokens read that it would have freed."""
         return self._is_due(balance, waited) and self.affordable(balance)
 
     def _changed_from(self, starts: Iterable[int], tokens: Sequence[int]) -> Iterator[tuple[int, Balance, int]]:
-        """Yield each start with what changes in cost if from there on `tokens` are left, and how many waited."""
+        """Yield (start, balance, waited) for a trim that leaves `tokens` from each start on.
+
+        `waited` counts the tokens that requests have read so far and that this trim frees.
+        """
         ahead = [0, *accumulate(self.tokens)]
         less = list(map(sub, self.tokens, tokens))
         freed, waited = [0, *accumulate(less)], [0, *accumulate(map(mul, less, self.reads))]
         stays, lead = self.stays, self.fixed + summary_tokens(self.summary)
         for start, following in pairwise([*starts, len(less)]):
             if freed[start] == freed[following]:
-                continue  # to begin there changes no more than to begin with the next one, and rewrites more
+                continue  # nothing is freed before the next start: that one frees as much and rewrites less
             left = lead + ahead[min(start, self.cached)] if self.warm else 0
             balance = self._balance(stays - freed[-1] + freed[start], left, self.prices)
             yield start, balance, waited[-1] - waited[start]
 
     def _is_due(self, balance: Balance, waited: int) -> bool:
-        """Tell whether waiting cost as much as a trim, and the cache will take what is left."""
+        """Tell whether waiting has cost as much as the trim, and the trimmed view can be cached."""
         stays, prices = self.stays, self.prices
         if not self._has_waited(balance, waited):
             return False
-        # Until a view has grown to the shortest prefix that is cached, each request writes all of it.
+        # A view below the minimum is not cached: each request pays for all of it.
         is_cached = stays - balance.freed >= prices.minimum
         return is_cached or prices.write * prices.minimum <= prices.read * stays
 
     def _has_waited(self, balance: Balance, waited: int) -> bool:
-        """Tell whether waiting cost as much as a trim, where `waited` tokens were read that need not have been."""
+        """Tell whether waiting has cost as much as the trim: requests read `waited` tokens that it would have freed."""
         rate = self.prices.factor(self.stays) * self.prices.read
         return balance.freed > 0 and balance.loss <= rate * waited
 
     def _balance(self, sent: int, left: int, prices: Prices) -> Balance:
-        """Return what changes in cost if `sent` tokens are sent, the first `left` of them from the cache."""
+        """Return the balance of sending `sent` tokens, the first `left` of them from the cache."""
         stays = self.stays
         left = left if left >= prices.minimum else 0
         loss = _once(prices, sent, left) - _once(prices, stays, self.held)
@@ -233,38 +237,39 @@ class Costs(Struct, frozen=True, kw_only=True):
         return Balance(loss=loss, gain=gain, freed=stays - sent, rewritten=sent - left)
 
     def _first_change(self, draft: Draft) -> int:
-        """Return the first place whose message the draft changes, or the first that was not sent before."""
+        """Return the first place that the draft changes; if it changes none that was sent before, `cached`."""
         pairs = zip(self.messages[: self.cached], draft.messages, strict=False)
         differing = (at for at, (sent, now) in enumerate(pairs) if sent is not now and sent != now)
         first = next(differing, self.cached)
-        # Where only what the client was not shown went, the message is the same.
+        # If only hidden rounds were dropped, the message is the same but its tokens are fewer.
         counts = zip(self.tokens[:first], draft.tokens, strict=False)
         return next((at for at, (sent, now) in enumerate(counts) if sent != now), first)
 
 
 def _is_borne(balance: Balance, spent: Outlay, risk: float, turns: float, most: float) -> bool:
-    """Tell whether a session bears what would be lost in all: it is this part of all, or will be in so many turns.
+    """Tell whether the net loss of all trims stays within its limit.
 
-    It is never more than the part `most` of all.
+    The limit is the part `risk` of the untrimmed cost, plus what the trim gains in `turns` turns, but at most the part
+    `most` of the untrimmed cost.
     """
     borne = min(risk * spent.untrimmed + balance.gain * turns, most * spent.untrimmed)
     return balance.loss - spent.saved <= borne
 
 
 def _once(prices: Prices, tokens: int, cached: int) -> float:
-    """Return what one request costs of which so many tokens are in the cache."""
+    """Return the cost of one request with so many `tokens`, of which `cached` are in the cache."""
     if cached < prices.minimum:
         cached = 0
     return prices.factor(tokens) * (prices.read * cached + prices.write * (tokens - cached))
 
 
 def summary_tokens(summary: Summary | None) -> int:
-    """Return the tokens of a summary, 0 without one."""
+    """Return the tokens of a summary; 0 if there is none."""
     return summary.tokens if summary is not None else 0
 
 
 def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
-    """Return for each message how many requests there have been since it came, that one included.
+    """Return for each message the number of requests so far that sent it: the assistant messages after it.
 
     Assistant messages before position `start` do not count.
     """
@@ -277,7 +282,7 @@ def reads_of(entries: Sequence[Entry], start: int) -> tuple[int, ...]:
 
 
 def prices_of(context: PlanningContext) -> Prices:
-    """Return the prices to reckon with (`HIGHEST_READ`), what they say of sizes in tokens as they are counted here."""
+    """Return the prices for the cost model: `read` is at most `HIGHEST_READ`, and sizes are in tokens counted here."""
     prices, scale = context.prices or ASSUMED, context.scale
     read = min(prices.read, HIGHEST_READ) * prices.served + (1 - prices.served) if prices.read < 1 else prices.read
     if scale == 1 and read == prices.read:
@@ -287,7 +292,7 @@ def prices_of(context: PlanningContext) -> Prices:
 
 
 def worst_of(prices: Prices) -> Prices:
-    """Return the prices that they may be at the worst, if there is a cache at all."""
+    """Return the worst prices that a provider may have; without a cache (`read` of 1) the prices themselves."""
     if prices.read >= 1:
         return prices
     read = _WORST_READ * prices.served + (1 - prices.served)
@@ -295,9 +300,9 @@ def worst_of(prices: Prices) -> Prices:
 
 
 def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningContext, before: int) -> Account:
-    """Return what the input of a branch has cost before this request, which has `before` tokens untrimmed.
+    """Return the cost of a branch's input before this request; `before` are the tokens of this request untrimmed.
 
-    There was a request before each assistant message. What lies before the cut is in the cut's account.
+    Each assistant message stands for one request. The requests before the cut are in the cut's account.
     """
     prices = prices_of(context)
     start = cut.position if cut is not None else 0
@@ -308,7 +313,7 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
     if cut is not None:
         freed = max(0, prefix - cut.tokens)
         if cut.account is not None:
-            # The request that trimmed is in its account already.
+            # The account already includes the request that trimmed.
             account, counted, sent = cut.account, True, prefix
     turns, requests = account.turns, list[tuple[int, int]]()
     for entry in new:
@@ -325,19 +330,19 @@ def account_of(entries: Sequence[Entry], cut: Cut | None, context: PlanningConte
 
 
 def _spent(before: Outlay, prices: Prices, requests: Iterable[tuple[int, int]], freed: int) -> Outlay:
-    """Return what was spent after requests of so many tokens untrimmed, so many of them in the cache."""
+    """Return `before` plus the cost of requests, each given as (tokens untrimmed, tokens of them in the cache)."""
     untrimmed, saved = before.untrimmed, before.saved
     for tokens, cached in requests:
         cost = _once(prices, tokens, cached)
         untrimmed += cost
         if cached:
-            # What the request saved or lost that trimmed without an account is not known.
+            # 0 is cached at the first request, and at one that trimmed without an account: what it saved is unknown.
             saved += cost - _once(prices, tokens - freed, cached - freed)
     return Outlay(untrimmed=untrimmed, saved=saved)
 
 
 def account_after(costs: Costs, balance: Balance, before: int) -> Account:
-    """Return the account with the request that a trim is made at; `before` are its tokens untrimmed."""
+    """Return the account including the request that is trimmed; `before` are its tokens untrimmed."""
     account, stays, held, prices, worst = costs.account, costs.stays, costs.held, costs.prices, costs.worst
     kept, sent = held + before - stays if costs.warm else 0, stays - balance.freed
     paid = _once(prices, stays, held) + balance.loss

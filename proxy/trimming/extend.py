@@ -1,8 +1,8 @@
-"""The plan of a log that begins like the one before it and to which nothing happens, without planning that again.
+"""A fast path for `plan`: extends the last plan when a log only grew and no trim is due.
 
-Between two trims each view begins with the last one. So what is sent of the beginning is known, and only the messages
-after it are looked at: whether the trigger fires with them, and whether they keep the protocol. Where anything is to be
-decided, or is not certain, `plan` decides, which gives the same plan.
+Between two trims each view begins with the last one. So only the new messages are checked: whether the trigger fires
+with them, and whether they keep the protocol. If there is anything to decide, or any doubt, `extended` returns None and
+the caller uses `plan`. Both give the same plan.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from proxy.trimming.settings import UNKNOWN_WINDOW
 class PlannedStart(Struct, frozen=True, kw_only=True):
     """The beginning of a log, as it was planned."""
 
-    entries: tuple[Entry, ...]  # up to where no call waits for its result, and beyond the cut
-    view: tuple[Message, ...]  # what is sent of them
-    tokens: int  # of that view, those of a summary among them; of instructions and tools none
-    tokens_before: int  # of `entries`, if nothing were trimmed
+    entries: tuple[Entry, ...]  # they end beyond the cut, at a place where no call waits for its result
+    view: tuple[Message, ...]  # the part of the view that is sent for them
+    tokens: int  # tokens of that view with its summary, without instructions and tools
+    tokens_before: int  # tokens of `entries` if nothing were trimmed
     window: int | None  # the context window
     plan: Plan  # the plan of the whole log
-    after: int  # how many messages came after `entries` in that log
+    after: int  # number of messages after `entries` in that log
 
 
 def planned_start(
     entries: Sequence[Entry], stored: int, plan: Plan, policy: Policy, context: PlanningContext
 ) -> PlannedStart | None:
-    """Return what of a plan holds for a log that goes on after the first `stored` entries; None where that is unknown.
+    """Return the part of a plan that can be reused when the log goes on after its first `stored` entries.
 
-    The arguments are those of `plan`, which gave `plan`. The log was given whole.
+    Returns None if no part can be reused for certain. The other arguments are those of the call of `plan` that
+    returned `plan`. The entries must be the whole log.
     """
     if plan.trimmed or plan.needs_whole or policy.on_arrival or policy.summarizer is not None:
         return None
@@ -70,9 +71,10 @@ def extended(
     context: PlanningContext,
     current: Cut | None,
 ) -> Plan | None:
-    """Return what `plan` would for a log that begins like `start`, if nothing is to be done; None where that is unsure.
+    """Return the plan that `plan` would return for a log that begins like `start` and needs no trim.
 
-    The arguments are those of `plan`; the log is given whole.
+    Returns None if that is not certain; then call `plan`. The other arguments are those of `plan`. The entries must be
+    the whole log.
     """
     before, count = start.plan, len(start.entries)
     after = tuple(entries[count:])
@@ -85,7 +87,7 @@ def extended(
     ):
         return None
     messages = tuple([entry.message for entry in after])
-    # Whatever the plan changed of the beginning, or put in, it repairs with what comes after.
+    # If the plan changed the beginning, `plan` would check the whole view and repair it. Check the new messages here.
     is_repaired = current is not None or before.arrivals or before.messages_before > count + start.after
     if is_repaired and messages and not _is_sound(messages):
         return None
@@ -100,7 +102,7 @@ def extended(
         if policy.trigger.cost is not None and context.keeps:
             reply = last_reply(entries)
             rest = entries[reply:] if reply is not None else ()
-            if not rest or view[-len(rest) :] != tuple([entry.message for entry in rest]):  # it was trimmed itself
+            if not rest or view[-len(rest) :] != tuple([entry.message for entry in rest]):  # `rest` itself was trimmed
                 return None
             if is_due(rest, [entry.tokens for entry in rest], context, sent):
                 return None
@@ -115,12 +117,12 @@ def extended(
 
 
 def _is_changed(entry: Entry) -> bool:
-    """Tell whether something else than the message is sent of an entry."""
+    """Tell whether anything but the entry's own message is sent for it."""
     return bool(entry.arrival) or entry.hidden is not None
 
 
 def _is_sound(messages: Sequence[Message]) -> bool:
-    """Tell whether messages after what keeps the protocol keep it, too."""
+    """Tell whether these messages keep the protocol when they follow a view that keeps it."""
     dialect = messages[0].dialect
     if not dialect.repairs_blocks_alone or messages[0].is_result:
         return False

@@ -1,9 +1,9 @@
-"""The log as earlier requests left it: what `on_arrival` made of each message, then what the cut left out.
+"""The log as earlier requests left it: first the decisions of `on_arrival` are applied, then the current cut.
 
-The first time that a tool result is sent, the `on_arrival` edits decide about it. The decision is recorded
-and repeated from then on, so that a message keeps its bytes.
+The `on_arrival` edits decide about a tool result the first time it is sent. The decision is recorded and repeated
+from then on, so that a message keeps its bytes.
 
-What a trim drops is summed up in gaps: whole spans, ordered by position, without overlap.
+Dropped messages are recorded as gaps: whole spans, ordered by position, without overlap.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from proxy.trimming.policy import Policy
 
 _Item = TypeVar("_Item")
 
-KEPT_APART: Final = 8  # adjacent gaps that are kept apart, each with its own reason; of more, the oldest become one
+KEPT_APART: Final = 8  # so many adjacent gaps keep their own reasons; if there are more, the oldest are merged
 
 _POSITION: Final[Callable[[Entry], int]] = attrgetter("position")
-_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))  # what is missing after the last of it
+_NOTHING: Final = (float("inf"), Size(tokens=0, messages=0, tool_calls=0))  # sentinel after the last missing part
 
 
 class Arrived(Struct, frozen=True, kw_only=True):
     """The log, or a part of it, after `on_arrival`."""
 
     entries: tuple[Entry, ...]  # the messages as they would be sent if nothing were trimmed, by position
-    messages: tuple[Message | None, ...]  # what stands in the place of each; None where a recorded decision removed it
-    tokens: tuple[int, ...]  # tokens of what stands there, hidden rounds included
-    decided: tuple[tuple[Change, ...], ...]  # for each message what was decided when it was first sent, or just now
+    messages: tuple[Message | None, ...]  # the message sent for each; None if a recorded decision removed it
+    tokens: tuple[int, ...]  # tokens of that message with its hidden rounds
+    decided: tuple[tuple[Change, ...], ...]  # for each entry the decisions: recorded ones, or new if it is sent first
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All that was decided, by position."""
+        """All decisions, by position."""
         return tuple([change for each in self.decided for change in each])
 
     @property
     def hidden(self) -> dict[int, Hidden]:
-        """By place what the client was not shown, whatever became of the message there."""
+        """By place the hidden rounds, even if the message there was changed or removed."""
         return {place: entry.hidden for place, entry in enumerate(self.entries) if entry.hidden is not None}
 
     def without(self, gaps: Sequence[Gap]) -> Arrived:
-        """Return what lies in none of the gaps."""
+        """Return the part of the log that is in none of the gaps."""
         if not gaps:
             return self
         entries = self.entries
@@ -63,33 +63,33 @@ class Arrived(Struct, frozen=True, kw_only=True):
 
 
 class TrimmedHistory(Struct, frozen=True, kw_only=True):
-    """The log without its gaps, and what now stands at each place of it."""
+    """The log without its gaps, and the message that is sent at each place."""
 
     log: Arrived
     messages: tuple[Message | None, ...]
     tokens: tuple[int, ...]
-    changes: tuple[Change, ...] = ()  # what earlier trims did to messages of this log, by place
+    changes: tuple[Change, ...] = ()  # changes of this log's messages by earlier trims, by place
     summary: Summary | None = None
-    hidden: Mapping[int, Hidden] = {}  # by place what is sent with messages of this log that the client was not shown
-    gaps: tuple[Gap, ...] = ()  # what earlier trims dropped: this log lies between
+    hidden: Mapping[int, Hidden] = {}  # by place the hidden rounds that are sent with this log's messages
+    gaps: tuple[Gap, ...] = ()  # messages that earlier trims dropped; `log` does not hold them
     stale: tuple[StaleRange, ...] = ()  # where reasoning is left out
-    windowed: bool = False  # whether it is a client's own window: that soon leaves the message it begins with
+    windowed: bool = False  # whether the log is the client's own window, which will soon lose its first message
 
     @property
     def touched(self) -> bool:
-        """Whether any of it is not as it arrived."""
+        """Whether any message is not sent as it arrived."""
         return bool(self.changes or self.summary or self.hidden or self.log.changes or self.stale)
 
     @property
     def made_by(self) -> tuple[tuple[str, ...], ...]:
-        """For each place the types of the edits that made what stands there, the first one first."""
+        """For each place the types of the edits that made its message, in the order in which they ran."""
         made = [tuple([change.edit for change in changes]) for changes in self.log.decided]
         for change in self.changes:
             made[change.position] += (change.edit,)
         return tuple(made)
 
     def sent_as(self, sent: TrimmedHistory) -> list[tuple[Message | None, int]]:
-        """Return for each place what of it is sent where `sent` is the history in force, with its tokens."""
+        """Return for each place of this log the (message, tokens) that `sent`, the history in force, sends for it."""
         if sent.log is self.log:
             return list(zip(sent.messages, sent.tokens, strict=True))
         places = {entry.position: place for place, entry in enumerate(sent.log.entries)}
@@ -100,7 +100,10 @@ class TrimmedHistory(Struct, frozen=True, kw_only=True):
 def arrive(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, missing: Sequence[tuple[int, Size]] = ()
 ) -> Arrived:
-    """Repeat what is recorded, and decide about the rest. `missing` is (position after it, size) of what is absent."""
+    """Repeat the recorded decisions of `on_arrival`, and decide about new messages.
+
+    `missing` lists parts of the log that `entries` lacks, each as (position after it, size).
+    """
     if policy.on_arrival and any(entry.arrival is None for entry in entries):
         decided = tuple(_decided(entries, policy, context, missing))
     else:
@@ -115,7 +118,7 @@ def arrive(
 
 
 def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> TrimmedHistory:
-    """Return what `cut` leaves of a log that is given from position `start` on."""
+    """Return the log as `cut` leaves it; the log is given from position `start` on."""
     if cut is None:
         hidden = {place: each for place, each in arrived.hidden.items() if not arrived.decided[place]}
         return TrimmedHistory(
@@ -137,7 +140,7 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
         messages=messages,
         tokens=tokens,
         changes=changes,
-        # One that ends before `start` stands for what the client left out itself.
+        # A summary that ends before `start` covers only messages that the client itself left out.
         summary=summary if summary is not None and summary.until > start else None,
         hidden=hidden,
         gaps=cut.gaps,
@@ -149,7 +152,7 @@ def trimmed_history(arrived: Arrived, cut: Cut | None, start: int = 0) -> Trimme
 def without_reasoning(
     messages: Sequence[Message | None], hidden: Mapping[int, Hidden], places: Iterable[int]
 ) -> tuple[tuple[Message | None, ...], dict[int, Hidden]]:
-    """Return messages, and what is hidden with them, without the reasoning at these places."""
+    """Return messages and hidden rounds without the reasoning at these places."""
     left, beside = list(messages), dict(hidden)
     for place in places:
         message = left[place]
@@ -169,7 +172,7 @@ def _decided(
 ) -> Iterator[tuple[Change, ...]]:
     originals = [entry.message for entry in entries]
     blocks = ResultBlocks(originals, policy)
-    # Whether a message is a result is read from its text: only where somebody asks.
+    # To count results, each message is parsed. Skipped unless an edit has a condition on `tool_calls`.
     counting = any(edit.when is not None and edit.when.tool_calls is not None for edit in policy.on_arrival)
     tokens, count, calls = context.fixed_tokens, 0, 0
     absent = iter(missing)
@@ -195,30 +198,30 @@ def _decided(
 
 
 class ResultBlocks:
-    """The blocks that results follow, asked for going forward: no message is looked at twice."""
+    """Finds the message that a block of tool results follows. Ask with rising places: no message is read twice."""
 
     def __init__(self, messages: Sequence[Message], policy: Policy) -> None:
         self._messages = messages
         self._policy = policy
-        self._known = -1  # the last place that was asked for
-        self._block = 0  # the place that the results there follow
-        self._calls: dict[str, Call] = {}  # what they could answer
-        self._looked = 0  # up to here it is known whether a pin fits anything from the block on
+        self._known = -1  # the place of the last look-up
+        self._block = 0  # the place of the message that the results there follow
+        self._calls: dict[str, Call] = {}  # its calls
+        self._looked = 0  # messages from the block up to here were checked for pins
         self._fits = False
 
     def before(self, place: int, floor: int) -> Mapping[str, Call]:
-        """Return by id the calls of the message that the results at `place` follow, not before `floor`."""
+        """Return by id the calls of the message that the results at `place` follow. The search ends at `floor`."""
         self._find(place, floor)
         return self._calls
 
     def is_pinned(self, place: int, floor: int = 0) -> bool:
-        """Tell whether a pin fits anything in the span of a tool result, up to it and not before `floor`."""
+        """Tell whether a pin matches the result at `place` or an earlier message of its span, back to `floor`."""
         if not self._policy.pin:
             return False
         self._find(place, floor)
         messages, block = self._messages, self._block
         if block < place and span_start((messages[block], messages[place]), 1):
-            return self._policy.pins(messages[place])  # it is a span of its own
+            return self._policy.pins(messages[place])  # the result is a span of its own
         self._fits = self._fits or any(self._policy.pins(messages[at]) for at in range(self._looked, place + 1))
         self._looked = place + 1
         return self._fits
@@ -236,7 +239,7 @@ class ResultBlocks:
 def _new(
     entry: Entry, calls: Mapping[str, Call], size: Size, policy: Policy, context: PlanningContext
 ) -> Iterator[Change]:
-    """Yield what the policy's edits decide about a tool result; `size` is that of the log up to it."""
+    """Yield the decisions of the policy's edits about a tool result; `size` is the size of the log up to it."""
     message, tokens = entry.message, entry.tokens
     for edit in policy.arrival_edits:
         if edit.when is not None and not edit.when.holds(size, context):
@@ -270,7 +273,7 @@ def outside_gaps(items: Sequence[_Item], gaps: Iterable[Gap], position: Callable
 
 
 def missing_of(entries: Sequence[Entry], gaps: Iterable[Gap], start: int) -> list[tuple[int, Size]]:
-    """Return (position after it, size) of what lies in gaps from `start` on and is not among the entries."""
+    """Return (position after it, size) of each part of a gap from `start` on that is not among the entries."""
     if entries and len(entries) == entries[-1].position + 1 - start:
         return []
     found: list[tuple[int, Size]] = []
@@ -285,9 +288,9 @@ def missing_of(entries: Sequence[Entry], gaps: Iterable[Gap], start: int) -> lis
 
 
 def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Change]) -> tuple[list[Gap], set[int]]:
-    """Return gaps for the spans that `changes` removed whole, and their places in the log.
+    """Return gaps for the spans that `changes` removed completely, and their places in the log.
 
-    The changes speak of places in the log, those of one place in their order; the gaps speak of positions.
+    Changes refer to places in the log; those of one place are in order. Gaps refer to positions.
     """
     last = {change.position: change for change in changes}
     removed = {place: change for place, change in last.items() if change.message is None}
@@ -315,7 +318,7 @@ def gaps_of(log: Sequence[Entry], spans: Iterable[Span], changes: Iterable[Chang
 
 
 def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    """Return gaps in order; adjacent ones with one reason become one, and all but `KEPT_APART` of many."""
+    """Return gaps in order. Adjacent ones with equal reasons are merged, and all but the last `KEPT_APART` of a run."""
     runs: list[list[Gap]] = []
     for gap in sorted(gaps, key=attrgetter("start")):
         run = runs[-1] if runs else None
@@ -329,7 +332,7 @@ def joined(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
 
 
 def _fewer(run: Sequence[Gap]) -> Iterator[Gap]:
-    """Yield adjacent gaps, the oldest as one where they are many."""
+    """Yield adjacent gaps; if they are too many, the oldest are merged into one."""
     many = len(run) - KEPT_APART
     oldest = run[0]
     for place, gap in enumerate(run[1:], 1):

@@ -1,14 +1,15 @@
-"""From a log and a policy to what is sent: `history + policy + context -> plan -> view`. Start here.
+"""Plans what is sent for one request: `history + policy + context -> plan -> view`. Start here.
 
 The view is `trim(A[:cut]) + A[cut:]`, where A is the log after `on_arrival`. The cut stays until the policy's
-trigger fires; then the log is trimmed and the cut moves to its end. Between two trims each view begins with
-the last one, byte for byte, so that the provider's prompt cache stays warm.
+trigger fires. Then the log is trimmed and the cut moves to its end. Between two trims each view begins with the
+last one, byte for byte, so that the provider's prompt cache stays warm.
 
-What a trim did stays done. The next one adds to it. A policy of another version begins again on all of A.
+A trim keeps the changes of earlier trims and adds to them. After a change of the policy's version, the next trim
+begins again with all of A.
 
-A view that was changed or put together here is checked against the protocol and repaired.
+A view that was changed or composed here is checked against the protocol and repaired.
 
-A summary by a model is requested before the trigger fires; the next trim uses it if it is ready.
+A summary by a model is requested before the trigger fires. The next trim uses it if it is ready.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ from proxy.trimming.trim import Trim, draft_of, is_above, loop_start, rescue, tr
 
 OFF: Final = "off"  # name of the policy in a plan that bypasses trimming
 
-ASKED: Final = "a summary was asked for"  # what fires where somebody asked for a summary
+ASKED: Final = "a summary was asked for"  # `fired` of a trim for a requested summary
 
-UNBOUND: Final = "upstream refused reasoning that was made behind another view"  # what is said where it was left out
+UNBOUND: Final = "upstream refused reasoning that was made behind another view"  # added to `fired` if it was left out
 
-REFUSED: Final = "upstream refused the trimmed request"  # what is said to have fired where the original went instead
+REFUSED: Final = "upstream refused the trimmed request"  # `fired` of a plan that sends the original instead
 
-_NOTHING: Final = Policy()  # it trims nothing: what a cut left stays
-_STEP: Final = log(1.05)  # by how much a view grows between two times that a trim is tried out
-_SMALLEST: Final = 2048  # tokens of a view that is never worth a thought
-_UNTIMELY: Final = 1.25  # parts of a trigger above which a trim waits for no user message
-_PATIENCE: Final = 8  # replies in one turn after which a trim that pays waits no longer: an agent may work for hours
-_THOUGHT_ANEW: Final = 4  # newest replies of a turn whose reasoning is missed when it is left out
-_BYTES: Final = 4  # bytes of reasoning to a token, about; most of it is sealed, and cannot be counted
+_NOTHING: Final = Policy()  # trims nothing beyond what the cut already does
+_STEP: Final = log(1.05)  # a trim is tried out each time that a view has grown by this factor
+_SMALLEST: Final = 2048  # views of fewer tokens are never judged by cost, unless the cache is cold
+_UNTIMELY: Final = 1.25  # at more than this multiple of a threshold, a trim does not wait for a user message
+_PATIENCE: Final = 8  # after so many replies in one turn, a trim that pays waits no longer: an agent may work for hours
+_THOUGHT_ANEW: Final = 4  # so many newest replies of a turn are assumed to need their reasoning again
+_BYTES: Final = 4  # bytes of reasoning per token, about; most reasoning is encrypted and cannot be counted
 
 UNKNOWN_PRICES: Final = "the prices of this model are not known: the most common ones are assumed"
-"""The warning where `cost: auto` decides by prices that nobody gave."""
+"""The warning if `cost: auto` decides by assumed prices."""
 
 
 def plan(
@@ -81,16 +82,16 @@ def plan(
     """Decide what is sent of a log. The same arguments always give the same plan.
 
     Args:
-        entries: The log of the branch from `start` on, oldest first, instructions not among it. What lies in
-            the gaps of `current` may be left out; if the plan then `needs_whole`, ask again with all of it.
-        policy: What decides.
+        entries: The log of the branch from `start` on, oldest first, without instructions. Entries in the gaps of
+            `current` may be missing. If the plan then `needs_whole`, plan again with all entries.
+        policy: The policy to apply.
         name: The policy's name, for the plan.
-        context: Counts, the tokens sent beside the log, the context window, prices.
-        current: The newest cut of the branch, by any policy. One that lies beyond the log is ignored.
-        composed: Whether the request was put together from the store and is no client's own.
-        start: Position of the first message that the request speaks of; older ones are not sent.
-        overflow: The most tokens that upstream takes, after it refused more: the log is trimmed to it whatever
-            the trigger says, and what is oldest is dropped though no edit says so.
+        context: Token counter, tokens of instructions and tools, context window, prices.
+        current: The newest cut of the branch, by any policy. A cut beyond the end of the log is ignored.
+        composed: Whether the request was composed from the store instead of sent by the client.
+        start: Position of the first message that the request covers; older ones are not sent.
+        overflow: The maximum of tokens that upstream accepts, known since it refused more. The log is trimmed to it
+            even if the trigger does not fire, and the oldest spans are dropped even if no edit does that.
     """
     if current is not None and overflow is None and current.version == UNTRIMMED + policy.version:
         return replace(
@@ -106,7 +107,7 @@ def plan(
 
 
 def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext) -> Plan | None:
-    """Return the plan of a log that nothing was done to and nothing fires for, in short; None for any other log."""
+    """Return the plan of a log that was never changed and needs no trim; None for any other log. A fast path."""
     if policy.on_arrival or policy.summarizer is not None or context.ready_summary is not None:
         return None
     if any([entry.arrival or entry.hidden is not None for entry in entries]):
@@ -130,10 +131,10 @@ def _untouched(entries: Sequence[Entry], policy: Policy, name: str, context: Pla
 
 
 def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False) -> Plan:
-    """Return the plan that trims nothing (`X-Context-Policy: off`), not even what was trimmed on arrival.
+    """Return the plan that trims nothing (`X-Context-Policy: off`), not even what was trimmed on arrival before.
 
-    The entries must be the whole log that the request speaks of. What is sent for the first time is recorded as
-    left alone, so that it keeps its bytes later.
+    The entries must be the whole log that the request covers. Entries that are sent for the first time are recorded
+    as unchanged, so that they keep their bytes later.
     """
     messages, tokens = [entry.message for entry in entries], [entry.tokens for entry in entries]
     view = view_of(entries, messages, tokens, context, repairing=composed)
@@ -152,9 +153,10 @@ def bypass(entries: Sequence[Entry], context: PlanningContext, *, composed: bool
 def untrimmed(
     entries: Sequence[Entry], policy: Policy, name: str, context: PlanningContext, *, composed: bool = False
 ) -> Plan:
-    """Return the plan of a log that a provider refused as `policy` trims it: nothing is trimmed, now or later.
+    """Return a plan without trimming, after the provider refused the log as `policy` trimmed it.
 
-    The entries must be the whole log. Another version of the policy begins anew, and so does an overflow.
+    Later requests are not trimmed either, until the policy's version changes or an overflow occurs. The entries must
+    be the whole log.
     """
     plan = bypass(entries, context, composed=composed)
     cut = Cut(
@@ -174,10 +176,11 @@ def untrimmed(
 def without_bound_reasoning(
     made: Plan, entries: Sequence[Entry], context: PlanningContext, *, composed: bool = False, start: int = 0
 ) -> Plan | None:
-    """Return a plan without the reasoning that a provider refuses; None where there is none, or nothing is trimmed.
+    """Return the plan without reasoning, after the provider refused it; None if that changes nothing.
 
-    Reasoning is valid only behind the view that it was made behind, and that may have been one of another policy.
-    From now on it is left out: the cut says so. With `context.keeps_loop` that of a tool loop under way stays.
+    Reasoning is valid only behind the very view that it was made behind, which may have been made by another policy.
+    It is left out from now on, which the new cut records. With `context.keeps_loop` the reasoning of a tool loop
+    under way stays. Returns None if the view has no such reasoning, or if trimming is off after a refusal.
     """
     is_untrimmed = made.cut is not None and made.cut.version.startswith(UNTRIMMED)
     if is_untrimmed or not any([message.has_reasoning for message in made.view]):
@@ -210,19 +213,19 @@ def without_bound_reasoning(
 def compaction(
     entries: Sequence[Entry], policy: Policy, context: PlanningContext, current: Cut | None = None, *, start: int = 0
 ) -> SummaryRequest | None:
-    """Return what a model would sum up if somebody asked for it now; None where it would not be worth it.
+    """Return the summary that a model would make if it were requested now; None if it would not be worth it.
 
-    No trigger and no condition of the policy counts. The arguments are those of `plan`.
+    The policy's trigger and conditions are ignored. The arguments are those of `plan`.
     """
     if start:
-        return None  # what the client left out itself stays out
+        return None  # the client's window left messages out: a summary would bring them back
     planning = _Planning(entries, policy, context, current)
     draft = draft_of(planning.history, policy, context, planning.target)
     return policy.summarizing.requested_now(draft)
 
 
 class _Planning:
-    """One plan in the making: what is known before anything is decided, and the decisions."""
+    """Makes one plan: holds the state before the decisions, and makes them."""
 
     def __init__(
         self,
@@ -237,7 +240,7 @@ class _Planning:
         overflow: int | None = None,
     ) -> None:
         """Apply the current cut to the log; the arguments are those of `plan`."""
-        if start:  # a summary of what the client left out itself would bring it back
+        if start:  # a summary would bring back what the client itself left out
             context = replace(context, ready_summary=None)
         self.entries, self.policy, self.name, self.context = entries, policy, name, context
         self.composed, self.start, self.overflow = composed, start, overflow
@@ -248,21 +251,21 @@ class _Planning:
         self.is_whole = not absent
         self.arrived = arrive(entries, policy, context, absent)
         self.history = trimmed_history(self.arrived, cut, start)  # what the current cut leaves
-        hidden = self.history.log.hidden.values()  # of what earlier trims dropped nothing more is known
+        hidden = self.history.log.hidden.values()  # hidden rounds of dropped messages are unknown and not counted
         self.given = len(entries) + sum([size.messages for _, size in absent])
         self.messages = self.given + sum([each.messages for each in hidden])
-        # Tokens of the request if nothing were trimmed.
+        # The tokens of the request if nothing were trimmed.
         self.tokens = context.fixed_tokens + sum([entry.tokens for entry in entries])
         self.tokens += sum([size.tokens for _, size in absent]) + sum([each.tokens for each in hidden])
-        # The target in tokens as upstream counts them, and as they are counted here.
+        # The target: `aim` in tokens as upstream counts them, `target` as they are counted here.
         self.aim = policy.target.within(context.context_window) if policy.target is not None else None
         self.target = None if self.aim is None else int(self.aim / context.scale)
         if overflow is not None:
             self.aim, self.target = round(overflow * context.scale), overflow
-        # Whether a trim adds to earlier ones instead of beginning anew. After an overflow, what is not there
-        # stays gone under any version.
+        # Whether a trim adds to earlier ones instead of starting over. After an overflow it adds to them under any
+        # version if entries are missing.
         self.same = cut is None or cut.version == policy.version or (overflow is not None and not self.is_whole)
-        self.base = self.history if self.same else trimmed_history(self.arrived, None, start)  # what a trim begins with
+        self.base = self.history if self.same else trimmed_history(self.arrived, None, start)  # the input of a trim
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -276,7 +279,7 @@ class _Planning:
         if waits:
             fired = ""
         if self._is_asked() and not self._is_bound:
-            # Where nothing else fires, nothing else is done; under another version all begins anew.
+            # If nothing else fired, only the summary is used. Under another version all edits start over.
             others = () if self.same and not fired else policy.edits
             first = policy.summarizing.model_copy(update={"when": None})
             running = policy.model_copy(update={"edits": (first, *others)})
@@ -349,15 +352,15 @@ class _Planning:
         return trigger.fired(size, self.context, self.cut, self.aim)
 
     def _waits(self, view: View, *, paying: bool = False) -> bool:
-        """Tell whether a trim waits for the next user message, since reasoning is sent that it would make invalid.
+        """Tell whether a trim waits for the next user message, since it would invalidate reasoning in the view.
 
-        `paying`: nothing is too large, the trim would pay.
+        With `paying`, no threshold was crossed, and the trim is only considered because it may pay.
         """
         policy, context, trigger = self.policy, self.context, self.policy.trigger
         if trigger is None or self.overflow is not None or not self.entries:
             return False
         if self._is_bound:
-            return True  # even where it may be too long: upstream knows better, and a trim would be refused
+            return True  # even if the view may be too long: upstream counts exactly, and would refuse a trimmed view
         if context.context_window is not None and view.tokens * context.scale > context.context_window:
             return False
         if policy.trim_at == "any" or trigger.every_request or self.entries[-1].message.begins_turn:
@@ -370,7 +373,7 @@ class _Planning:
 
     @property
     def _is_bound(self) -> bool:
-        """Whether a tool loop is under way whose reasoning is refused behind another history."""
+        """Whether a tool loop is under way whose reasoning upstream refuses behind a changed prefix."""
         return self.context.binds_loop and bool(self.entries) and self.entries[-1].message.is_result
 
     def _since_user(self) -> Sequence[Entry]:
@@ -378,9 +381,9 @@ class _Planning:
         return list(takewhile(lambda entry: not entry.message.begins_turn, reversed(self.entries)))
 
     def _earlier(self, turns: int) -> int:
-        """Return how many of so many requests came before the newest user message.
+        """Return how many of the branch's `turns` requests came before the newest user message.
 
-        0 where the history behind that message has gaps: nobody knows how many replies they held.
+        Returns 0 if there is no such message, or if gaps after it hide how many replies followed.
         """
         after = self._since_user()
         asked = len(self.entries) - len(after) - 1
@@ -389,7 +392,7 @@ class _Planning:
         return max(0, turns - sum(entry.message.role == "assistant" for entry in after))
 
     def _is_asked(self) -> bool:
-        """Tell whether somebody asked for a summary that is there now, and not yet in use."""
+        """Tell whether a summary that was explicitly requested is ready and not in use yet."""
         made, current = self.context.ready_summary, self.history.summary
         if made is None or not made.asked:
             return False
@@ -399,7 +402,10 @@ class _Planning:
         return self.policy.summarizing.ready(draft) is not None
 
     def _costs(self, *, always: bool) -> Costs | None:
-        """Return what is needed to judge a trim by its cost; None where that is not asked, or not now."""
+        """Return the data for judging a trim by its cost; None if the policy does not use cost, or no check is due.
+
+        With `always` a check is always due.
+        """
         policy, context, history = self.policy, self.context, self.history
         if policy.trigger is None or not policy.uses_cost or not context.keeps:
             return None
@@ -426,7 +432,7 @@ class _Planning:
     def _trimmed(self, fired: str, policy: Policy, costs: Costs | None) -> tuple[Trim | None, str]:
         if fired:
             made = trim(self.base, policy, self.context, self.target, costs)
-            # Where only time has passed and nothing was to be done, the cut may as well stay.
+            # If only the idle trigger fired and no edit changed anything, the cut stays.
             return (None, "") if fired.startswith(IDLE) and not made.made else (made, fired)
         if costs is not None:
             made = trim(self.base, policy, self.context, self.target, costs, paying=True)
@@ -438,9 +444,9 @@ class _Planning:
         return None, ""
 
     def _lost_reasoning(self, made: Trim) -> float:
-        """Return about how many tokens of reasoning a trim makes invalid that the model will think anew.
+        """Return about how many tokens of reasoning the model will produce again, since a trim invalidates them.
 
-        That is the newest of this turn's; what it thought long ago it needs no more.
+        Only the newest reasoning of the current turn counts (`_THOUGHT_ANEW`). Older reasoning is no longer needed.
         """
         draft, left = made.draft, unbound(made, self.base, self.history, keeps_loop=self.context.keeps_loop).draft
         start = loop_start(draft.entries)
@@ -450,10 +456,10 @@ class _Planning:
         return sum(gone) / _BYTES
 
     def _missed(self, made: Trim, view: View) -> tuple[str, ...]:
-        """Return the warnings that a trim left too much, and why it could sum up nothing."""
+        """Return warnings if a trim missed its target, or could not summarize anything, with the reason."""
         warnings: tuple[str, ...] = ()
         if self.aim is not None and self.target is not None and view.tokens > self.target:
-            # Nothing more may be trimmed, or a repair put something in.
+            # Everything else is protected, or a repair added something.
             above = max(1, round(view.tokens * self.context.scale) - self.aim)
             warnings = (f"target missed: {self.aim + above} tokens are {above} above {self.aim}",)
         is_summed_up = made.request is not None or made.draft.summary != self.base.summary
@@ -474,7 +480,7 @@ class _Planning:
         return (*warnings, f"nothing could be summed up: {words}; keep_rounds: 0 sums up within a round, too")
 
     def _cut(self, made: Trim, view: View, costs: Costs | None) -> Cut:
-        """Return the cut after a trim. It lies at the end, or where other branches can share it."""
+        """Return the cut after a trim. It is at the end of the log, or at the fork if other branches can share it."""
         old, start, draft = self.cut, self.start, made.draft
         place, fork, beyond = self.end, self.context.fork, list[tuple[int, Message]]()
         if fork is not None and self.overflow is None and self._is_shared(made, view, fork):
@@ -484,13 +490,13 @@ class _Planning:
         left: tuple[Gap, ...] = ()
         summary = draft.summary
         if old is not None:
-            # What lies before `start` was not looked at, and stays as an earlier trim left it.
+            # The part before `start` was not read. It stays as earlier trims left it.
             below = tuple([change for change in old.changes if change.position < start])
             left = old.gaps if self.same else clipped(old.gaps, 0, start)
             if summary is None and old.summary is not None and self.same:
                 summary = old.summary
             elif summary is None and old.summary is not None and start:
-                # What it covers from `start` on was decided about anew.
+                # From `start` on this trim decided anew, so the old summary covers only the part before.
                 summary = replace(old.summary, until=min(old.summary.until, start))
         return Cut(
             position=place,
@@ -510,17 +516,17 @@ class _Planning:
         """Return where reasoning is left out after a trim."""
         stale = [] if made.stale is None else [made.stale]
         for each in self.cut.stale if self.cut is not None else ():
-            # What lies before `start` was not looked at; of the rest another version decided anew.
+            # The part before `start` was not read, so its ranges stay. Behind it, a new version has started over.
             stop = each.stop if self.same else min(each.stop, self.start)
             if each.start < stop:
                 stale.append(replace(each, stop=stop))
         return joined_ranges(stale)
 
     def _is_shared(self, made: Trim, view: View, fork: int) -> bool:
-        """Tell whether a trim can be kept at `fork`: there is no other one, and nothing beyond is changed."""
+        """Tell whether the cut can be at `fork`: the current cut is before it, and nothing after it is changed."""
         if not 0 < fork < self.end or (self.cut is not None and self.cut.position >= fork):
             return False
-        if view.notes:  # what was repaired depends on all of it
+        if view.notes:  # repairs depend on the whole view
             return False
         reaches = [change.position + 1 for change in made.changes] + [gap.stop for gap in made.gaps]
         reaches += [made.stale.stop] if made.stale is not None else []
@@ -528,13 +534,16 @@ class _Planning:
         return max(reaches, default=0) <= fork and (summary is None or summary.until <= fork)
 
     def _stable_ends(self, made: Trim | None) -> tuple[int, ...]:
-        """Return where in the view parts end that no later trim changes: that of before, and that of now."""
+        """Return where stable parts of the view end: the part left by earlier trims, and the part left by this one.
+
+        No later trim changes a stable part.
+        """
         history = self.history
         ends: set[int] = set()
         if history.changes and self.same:
             last = history.changes[-1].position
             first = min((change.position for change in made.made), default=None) if made is not None else None
-            # What a trim changes before that place ends this part: it is another one now.
+            # If this trim changed something in the earlier part, that part is not stable.
             if first is None or first > history.log.entries[last].position:
                 ends.add(_place_in_view(history, last))
         if made is not None and made.last is not None:
@@ -542,7 +551,7 @@ class _Planning:
         return tuple(sorted(end for end in ends if end > 0))
 
     def _request(self, made: Trim | None, view: View, costs: Costs | None) -> SummaryRequest | None:
-        """Return the summary by a model that should be made now, so that it is ready at the next trim."""
+        """Return the summary by a model that should be made now to be ready at the next trim, or None."""
         policy, context, edit = self.policy, self.context, self.policy.summarizer
         if edit is None or (made is not None and made.request is not None):
             return made.request if made is not None else None
@@ -555,14 +564,15 @@ class _Planning:
 
 
 def _is_split(cut: Cut, start: int) -> bool:
-    """Tell whether calls from `start` on are folded into one before it, which a client left out of its window."""
+    """Tell whether calls from `start` on are folded into a message before it, which the client's window left out."""
     return start > 0 and any(gap.edit == CLEAR_TOOL_RESULTS and gap.start <= start < gap.stop for gap in cut.gaps)
 
 
 def requested_in_time(draft: Draft, edit: Summarize, added: int | None, costs: Costs | None) -> SummaryRequest | None:
-    """Return the summary that should be ready at the next trim; None where none would be worth it.
+    """Return the summary that should be ready at the next trim, or None if none is worth it.
 
-    `added` are the tokens that come before the trigger fires; None where that is far off: then it must pay.
+    `added` is the number of tokens until the trigger fires. None means that this is far off: then the summary must
+    pay for itself.
     """
     request = edit.request(draft, added=added or 0)
     if request is None or (added is not None and not edit.must_pay):
@@ -574,7 +584,7 @@ def requested_in_time(draft: Draft, edit: Summarize, added: int | None, costs: C
 
 
 def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size: Size) -> int | None:
-    """Return how many tokens come before the trigger fires, about; None where that is far off."""
+    """Return about how many tokens are left until the trigger fires; None if that is far off."""
     trigger = policy.trigger
     tokens = size.tokens * context.scale
     if trigger is None or (edit.upper is not None and tokens <= edit.soft * edit.upper):
@@ -585,15 +595,15 @@ def tokens_left(policy: Policy, edit: Summarize, context: PlanningContext, size:
     nearest = max(trigger.shares(size, context), default=None)
     if trigger.every_request or (nearest is None and edit.upper is not None):
         return max(0, until_upper)
-    if nearest is None or nearest <= edit.soft:  # it speaks of time or of cost; or it is too early
+    if nearest is None or nearest <= edit.soft:  # the trigger has no threshold of size, or it is too early
         return None
     return max(0, until_upper, int(size.tokens / nearest) - size.tokens)
 
 
 def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningContext, total: int) -> bool:
-    """Tell whether a trim is to be judged by its cost now; of `total` tokens sent these are by place."""
+    """Tell whether a trim should be judged by its cost now. `tokens` are by place, `total` is the whole view."""
     if not entries:
-        return False  # there are instructions alone
+        return False  # only instructions
     if is_cold(context):
         return True
     if total < _SMALLEST:
@@ -603,7 +613,7 @@ def is_due(entries: Sequence[Entry], tokens: Sequence[int], context: PlanningCon
 
 
 def due(view: int, last: int) -> bool:
-    """Tell whether a trim should be tried out: what is sent has grown by a twentieth since the `last` request."""
+    """Tell whether a trim should be tried out: the view crossed a step of growth (5 %) since the `last` request."""
     if view < _SMALLEST:
         return False
     return last < _SMALLEST or int(log(view) / _STEP) > int(log(last) / _STEP)
@@ -615,7 +625,7 @@ def is_cold(context: PlanningContext) -> bool:
 
 
 def last_reply(entries: Sequence[Entry]) -> int | None:
-    """Return the place of the newest assistant message."""
+    """Return the place of the newest assistant message, or None."""
     for place in range(len(entries) - 1, -1, -1):
         if entries[place].message.role == "assistant":
             return place
@@ -623,12 +633,12 @@ def last_reply(entries: Sequence[Entry]) -> int | None:
 
 
 def _budget(policy: Policy, context: PlanningContext) -> int | None:
-    """Return what edits keep to of themselves, where the policy has no target: the first such budget."""
+    """Return the target of a policy that has none of its own: the budget that its edits keep to, or None."""
     return policy.budget.within(context.context_window) if policy.budget is not None else None
 
 
 def _place_in_view(left: TrimmedHistory | Draft, last: int) -> int:
-    """Return how many messages of the view stand up to the place `last`, itself included."""
+    """Return the number of messages of the view up to the place `last`, inclusive."""
     lead = left.summary is not None and left.summary.role != "merge"
     more = sum([each.messages for place, each in left.hidden.items() if place <= last])
     return lead + more + sum([message is not None for message in left.messages[: last + 1]])
@@ -638,15 +648,15 @@ def _place_in_view(left: TrimmedHistory | Draft, last: int) -> int:
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What would be sent."""
+    """A view with its size."""
 
     messages: tuple[Message, ...]
-    tokens: int  # with those of instructions and tools, and of a summary that is merged into the instructions
+    tokens: int  # including instructions, tools, and a summary that is merged into the instructions
     notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> Size:
-        """How much it is. Each message is read for its tool results: ask only where these matter."""
+        """The size with its tool results. They are counted by parsing each message, so this is not cheap."""
         calls = sum([message.result_count for message in self.messages])
         return Size(tokens=self.tokens, messages=len(self.messages), tool_calls=calls)
 
@@ -661,10 +671,10 @@ def view_of(
     summary: Summary | None = None,
     hidden: Mapping[int, Hidden] = MappingProxyType({}),
 ) -> View:
-    """Return what is sent of a log of `entries`, of which `messages` are left, with their tokens.
+    """Return the view of a log: `messages` are what is left of `entries`, by place, with their `tokens`.
 
-    Hidden messages are put in by place; their tokens are among those of the message there. The repair sees only
-    the calls that the client saw. A message that is repaired loses what is hidden with it.
+    Hidden rounds are inserted by place; the tokens of the message there include them. The repair sees only the calls
+    that the client saw. A message that is repaired loses its hidden rounds.
     """
     total = context.fixed_tokens + sum(tokens)
     standing = tuple([message for message in messages if message is not None])
@@ -688,7 +698,7 @@ def view_of(
 def _spliced(
     messages: Sequence[Message | None], repaired: Repaired, hidden: Mapping[int, Hidden]
 ) -> tuple[Message, ...]:
-    """Return the repaired messages with what is hidden of those that needed no repair."""
+    """Return the repaired messages, with the hidden rounds of those that needed no repair inserted."""
     places = [place for place, message in enumerate(messages) if message is not None]
     sent: list[Message] = []
     for message, source in zip(repaired.messages, repaired.sources, strict=True):
@@ -701,7 +711,7 @@ def _spliced(
 
 
 def merged(instructions: Sequence[Message], summary: Summary, dialect: Dialect) -> tuple[Message, ...]:
-    """Return instructions with a summary at the end of the last one; it leads alone where there are none."""
+    """Return the instructions with the summary appended to the last one; without instructions, the summary alone."""
     if not instructions:
         return (summary.message(dialect),)
     *ahead, last = instructions

@@ -1,4 +1,4 @@
-"""A policy as the operator writes it: whom it serves, when to trim, how far, what to keep and how."""
+"""A policy as the operator writes it: which requests it serves, when and how far to trim, what to keep, the edits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VERSION_BYTES: Final = 6
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 """The roles of the Chat Completions API."""
 
-Place: TypeAlias = tuple[str | int, ...]  # the way from a policy to something in it
+Place: TypeAlias = tuple[str | int, ...]  # the path from a policy to a value in it
 
 _KEEPING: Final = {"keep_tool_calls": "last", "keep_rounds": "last", "evict_images": "keep"}
-"""Edits that leave the newest of something, and the setting that says how many."""
+"""Edits that keep the newest of something, and the setting that says how many."""
 
-_ROOM: Final = 0.1  # the least part of a trigger that a trim should leave free
+_ROOM: Final = 0.1  # a trim should free at least this part of the trigger
 
 ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -40,11 +40,11 @@ class Match(Section, frozen=True):
     """Names of tenants; one that fits is enough."""
 
     def covers(self, tenant: str, model: str) -> bool:
-        """Tell whether requests of `tenant` for `model` are meant. Case counts."""
+        """Tell whether requests of `tenant` for `model` match. Case-sensitive."""
         return self.covers_tenant(tenant) and _fits(model, self.models)
 
     def covers_tenant(self, tenant: str) -> bool:
-        """Tell whether any requests of `tenant` are meant."""
+        """Tell whether requests of `tenant` can match."""
         return _fits(tenant, self.tenants)
 
 
@@ -127,7 +127,7 @@ class Policy(Section, frozen=True):
         return self
 
     def _contradictions(self) -> Iterator[tuple[str, *Place]]:
-        """Yield what is wrong with the keys taken together and where it stands, the first cause first."""
+        """Yield (error, *path) for each contradiction between keys, root causes first."""
         if self.trigger is None and (self.edits or self.target is not None):
             allowed = ", ".join(Trigger.model_fields)
             at = "edits" if self.edits else "target"
@@ -149,7 +149,7 @@ class Policy(Section, frozen=True):
 
     @property
     def warnings(self) -> tuple[tuple[str, *Place], ...]:
-        """What is allowed and still does nothing: what is said of it, and the way to it."""
+        """Settings that are allowed but have no effect or a bad one, each as (warning, *path)."""
         found: list[tuple[str, *Place]] = []
         if self.mode == "observe" and not self.edits and not self.on_arrival:
             found.append(("it has no edits to observe; the built-in ones: extends: built-in", "mode"))
@@ -160,7 +160,7 @@ class Policy(Section, frozen=True):
                 for key in named
                 if getattr(self.trigger, key) is not None
             ]
-        pays = self.trigger is not None and self.trigger.cost is not None  # an edit may then be passed over
+        pays = self.trigger is not None and self.trigger.cost is not None  # then edits that do not pay are skipped
         if self.target is not None and self.target.tokens is not None and not pays:
             for place, edit in enumerate(self.edits[:-1]):
                 if edit.type == "drop_oldest" and edit.when is None and getattr(edit, "target", None) is None:
@@ -173,7 +173,7 @@ class Policy(Section, frozen=True):
         return (*found, *self._too_near())
 
     def _too_near(self) -> Iterator[tuple[str, *Place]]:
-        """Yield what a trim may leave that is so near to the trigger that the next request fires it again."""
+        """Yield (warning, *path) for each target so near to the trigger that the next request fires it again."""
         for unit in ("tokens", "ratio"):
             above = getattr(self.trigger, unit, None)
             named: list[tuple[float | None, Place]] = [(getattr(self.target, unit, None), ("target", unit))]
@@ -187,14 +187,14 @@ class Policy(Section, frozen=True):
 
     @cached_property
     def version(self) -> str:
-        """Twelve hexadecimal digits for what the policy does, not for whom, nor where it has that from."""
-        # They say when to trim, how often and what there is to trim, not how.
+        """A hash of how the policy trims, as 12 hexadecimal digits; `match` and the name in `extends` do not count."""
+        # These settings decide whether and when to trim, and what is there to trim, but not how.
         beside = {"match", "extends", "trim_at", "agents", "mode", "share", "tools"}
         content = self.model_dump(mode="json", exclude=beside, exclude_none=True)
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_VERSION_BYTES).hexdigest()
 
     def written(self) -> dict[str, Any]:
-        """Return what is set otherwise than by default, each edit with its type, as a configuration file has it."""
+        """Return the settings that differ from the defaults, as in a configuration file; edits include their type."""
         made = self.model_dump(mode="json", exclude_defaults=True)
         for name, edits in (("on_arrival", self.on_arrival), ("edits", self.edits)):
             if edits:
@@ -205,7 +205,7 @@ class Policy(Section, frozen=True):
 
     @cached_property
     def uses_cost(self) -> bool:
-        """Whether anything in it depends on what a trim costs."""
+        """Whether any of its decisions depends on the cost of a trim."""
         return (self.trigger is not None and self.trigger.cost is not None) or any(edit.must_pay for edit in self.edits)
 
     @cached_property
@@ -215,36 +215,36 @@ class Policy(Section, frozen=True):
         if (trigger is not None and trigger.only_ratio) or (self.target and self.target.ratio is not None):
             return True
         if trigger is not None and trigger.ratio is not None:
-            return False  # beside other keys it is one of several ways to fire
+            return False  # other keys can still fire the trigger
         return any(edit.when is not None and edit.when.ratio is not None for edit in self.on_arrival + self.edits)
 
     @cached_property
     def summarizer(self) -> Summarize | None:
-        """The first edit by which a model sums up; None without one."""
+        """The first `summarize` edit with `mode: model`, or None."""
         return next((edit for edit in self.edits if isinstance(edit, Summarize) and edit.mode == "model"), None)
 
     @cached_property
     def summarizing(self) -> Summarize:
-        """How a model sums up where somebody asks for it: as the policy says, or as `COMPACTION` does."""
+        """The edit for summaries that are explicitly requested: the policy's own, or `COMPACTION`."""
         return self.summarizer or COMPACTION
 
     @cached_property
     def budget(self) -> Target | None:
-        """What edits keep to of themselves: the first such budget; None where none has one."""
+        """The first budget that an edit has of its own, or None."""
         return next((edit.budget for edit in self.edits if edit.budget is not None), None)
 
     @cached_property
     def arrival_edits(self) -> tuple[ToolOutputEdit, ...]:
-        """The edits of `on_arrival`, as what they are."""
+        """The edits of `on_arrival`, typed as tool output edits."""
         return tuple(edit for edit in self.on_arrival if isinstance(edit, ToolOutputEdit))
 
     def pins(self, message: Message) -> bool:
-        """Tell whether a pin fits `message`."""
+        """Tell whether a pin matches `message`."""
         return any(pin.fits(message) for pin in self.pin)
 
 
 def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
-    """Yield the edits of the list `name` to which one before them leaves nothing."""
+    """Yield (error, *path) for each edit of the list `name` that can do nothing after an earlier edit."""
     for place, edit in enumerate(edits):
         before = (at for at, other in enumerate(edits[:place]) if _leaves_nothing_to(other, edit))
         if (earlier := next(before, None)) is not None:
@@ -253,9 +253,9 @@ def _idle(edits: Sequence[Edit], name: str) -> Iterator[tuple[str, *Place]]:
 
 
 def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
-    """Tell whether `second`, run after `first`, can surely change nothing.
+    """Tell whether `second`, run after `first`, certainly changes nothing.
 
-    So it is if `first` is of the same type, runs whenever `second` does and has the same settings, or keeps less.
+    This is so if `first` has the same type, runs whenever `second` does, and has the same settings or keeps less.
     """
     if first.type != second.type or first.when not in {None, second.when}:
         return False
@@ -267,5 +267,5 @@ def _leaves_nothing_to(first: Edit, second: Edit) -> bool:
 
 
 def _fits(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether one of the patterns fits the name; nearly always that is the one for any name."""
+    """Tell whether one of the patterns matches the name. The common case `*` is tested first."""
     return "*" in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

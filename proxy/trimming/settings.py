@@ -1,4 +1,4 @@
-"""What the settings of policies and edits are made of: sections, numbers, patterns, triggers and targets."""
+"""The types of the settings of policies and edits: sections, numbers, patterns, triggers and targets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pydantic_core import PydanticCustomError
 from proxy.trimming.model import ASSUMED, Cut, PlanningContext, Size
 
 _RE2: Final[Any] = re2
-_PATIENCE: Final = 4  # without a target, a view that stays above its trigger waits for a fourth of the trigger more
+_PATIENCE: Final = 4  # without a target, a view that stays above a threshold must grow by a fourth of it to fire again
 
-IDLE: Final = "idle"  # how the words begin that say that time alone has passed
+IDLE: Final = "idle"  # prefix of `Plan.fired` if the idle time fired
 
 UNKNOWN_WINDOW: Final = "the context window of this model is not known: `ratio` cannot be used"
-"""What is said where a `ratio` stands and nobody knows of what."""
+"""The warning if a `ratio` is set and the context window is unknown."""
 
 
 class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -30,21 +30,21 @@ class Section(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other settings; what follows from the settings is worked out for them anew."""
+        """Return a copy with other settings and without cached properties, which may depend on the settings."""
         copied = super().model_copy(update=update, deep=deep)
-        kept = vars(copied)  # with the settings there lies what was worked out once, and it was copied too
+        kept = vars(copied)  # holds the fields and the values of cached properties
         for name in kept.keys() - type(self).model_fields.keys():
             del kept[name]
         return copied
 
 
 def contradiction(message: str, *at: str | int) -> PydanticCustomError:
-    """Return an error that names the value at fault, seen from the model that finds it (context `at`)."""
+    """Return an error for the value at the path `at`, relative to the model that raises it."""
     return PydanticCustomError("contradiction", "{message}", {"message": message, "at": at})  # pyright: ignore[reportArgumentType] - a LiteralString is asked for, and is given
 
 
 def _no_truth_value(value: object) -> object:
-    """Refuse what YAML makes of an unquoted yes, no, on or off: Python would count true as 1."""
+    """Refuse booleans. YAML reads an unquoted yes, no, on or off as one, and Python would count true as 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed here, not true or false (YAML reads yes, no, on, off as these)")  # noqa: TRY004  pydantic turns a ValueError, not a TypeError, into an error of the file
     return value
@@ -52,18 +52,18 @@ def _no_truth_value(value: object) -> object:
 
 NO_TRUTH_VALUE: Final = BeforeValidator(_no_truth_value)
 
-_MOST: Final = 10**15  # larger than anything counted, and no larger than JSON takes
+_MOST: Final = 10**15  # larger than anything counted, and exact in JSON
 
 Positive: TypeAlias = Annotated[int, Field(gt=0, le=_MOST), NO_TRUTH_VALUE]  # a whole number, at least 1
 
-Natural: TypeAlias = Annotated[int, Field(ge=0, le=_MOST), NO_TRUTH_VALUE]  # a whole number, 0 included
+Natural: TypeAlias = Annotated[int, Field(ge=0, le=_MOST), NO_TRUTH_VALUE]  # a whole number, at least 0
 
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1), NO_TRUTH_VALUE]
 """A part of a whole: above 0, at most 1."""
 
 
 def checked(regex: str) -> str:
-    """Return a pattern that RE2 takes; raise `ValueError` with RE2's reason where it does not."""
+    """Return the pattern if RE2 accepts it; raise `ValueError` with RE2's reason if not."""
     try:
         _pattern(regex)
     except ValueError as why:
@@ -82,7 +82,7 @@ def group_names(regex: str) -> frozenset[str]:
 
 
 def named_groups(regex: str, text: str) -> Mapping[str, str] | None:
-    """Return what the named groups hold where the pattern is first found; None where it is not found."""
+    """Return the values of the named groups at the first match; None if there is no match."""
     match = _pattern(regex).search(text)
     if match is None:
         return None
@@ -90,7 +90,7 @@ def named_groups(regex: str, text: str) -> Mapping[str, str] | None:
 
 
 def compiled(regex: str) -> Any:
-    """Return the compiled pattern; raise `ValueError` with RE2's reason where it is none."""
+    """Return the compiled pattern; raise `ValueError` with RE2's reason if it is invalid."""
     options = _RE2.Options()
     options.log_errors = False  # RE2 would write to stderr
     try:
@@ -100,30 +100,30 @@ def compiled(regex: str) -> Any:
 
 
 _pattern: Final = lru_cache(maxsize=256)(compiled)
-"""Those of policies are kept. What models and users look for is not among them: it would put them out, and each that
-has searched a text takes megabytes."""
+"""A cache of compiled patterns, only for those of policies. Search patterns of models and users would evict them, and
+each pattern that has searched a text takes megabytes."""
 
 
 class _Threshold(Struct, frozen=True, kw_only=True):
-    """One key of a trigger beside the size that it speaks of."""
+    """One key of a trigger with the value that it limits."""
 
     key: str
     value: int
     limit: float
-    after: int  # the same size right after the last trim; 0 where there was none
-    target: int | None = None  # how far to trim then; None where nothing says it
-    share: float | None = None  # where the limit is a part of the window: which
-    window: int | None = None  # that window, in tokens
+    after: int  # the value right after the last trim; 0 if there was none
+    target: int | None = None  # the target of a trim; None if there is none
+    share: float | None = None  # the part of the context window, if the limit is one
+    window: int | None = None  # that window in tokens
 
     @property
     def fires(self) -> bool:
-        """Whether it is passed, and by enough where the last trim left the view above it."""
+        """Whether the limit is passed. If the last trim left the view above it, it must also have grown enough."""
         growth = self.limit // _PATIENCE if self.target is None else self.limit - self.target
         return self.value > self.limit and (self.after <= self.limit or self.value >= self.after + max(1, growth))
 
     @property
     def words(self) -> str:
-        """What is above what."""
+        """The value and the limit in words."""
         if self.window is None:
             return f"{self.key} {self.value} > {self.limit}"
         return f"{self.key} {self.value / self.window:.3f} > {self.share} of {self.window} tokens"
@@ -162,10 +162,11 @@ class Trigger(Section, frozen=True):
         return self.ratio is not None and set(self.model_dump(exclude_defaults=True)) == {"ratio"}
 
     def fired(self, size: Size, context: PlanningContext, current: Cut | None, target: int | None) -> str:
-        """Return in words what fires for a view of `size`, "" where nothing does; `cost` is not judged here.
+        """Return in words what fires for a view of `size`, or "" if nothing does. `cost` is not judged here.
 
-        Where the last trim left the view above a threshold, that threshold waits until the view has grown by trigger
-        minus `target` (tokens; else a fourth of the trigger): a trim at every request costs more than it saves.
+        If the last trim left the view above a threshold, that threshold fires again only after growth, since a trim at
+        every request costs more than it saves. The view must grow by threshold minus `target` if that is known (only
+        for tokens), else by a fourth of the threshold.
         """
         words = ["every_request"] if self.every_request else []
         thresholds = self._thresholds(size, context, current, target)
@@ -175,7 +176,7 @@ class Trigger(Section, frozen=True):
         return "; ".join(words)
 
     def holds(self, size: Size, context: PlanningContext) -> bool:
-        """Tell whether `size` passes all keys; a `ratio` of an unknown window is not passed, `cost` is not judged."""
+        """Tell whether all keys are passed. A `ratio` of an unknown window is not passed; `cost` is not judged."""
         if self.ratio is not None and context.context_window is None:
             return False
         if self.idle_seconds is not None and not self._idle(context):
@@ -183,7 +184,7 @@ class Trigger(Section, frozen=True):
         return all(each.value > each.limit for each in self._thresholds(size, context))
 
     def shares(self, size: Size, context: PlanningContext) -> list[float]:
-        """Return what part of each threshold `size` has reached, of those that can be judged."""
+        """Return for each threshold that can be judged the part of it that `size` has reached."""
         return [each.value / each.limit for each in self._thresholds(size, context)]
 
     def _idle(self, context: PlanningContext) -> bool:
@@ -194,7 +195,7 @@ class Trigger(Section, frozen=True):
     def _thresholds(
         self, size: Size, context: PlanningContext, current: Cut | None = None, target: int | None = None
     ) -> list[_Threshold]:
-        """Return the keys that are set and can be judged; tokens as upstream counts them."""
+        """Return the thresholds that are set and can be judged, with tokens as upstream counts them."""
         found: list[_Threshold] = []
         tokens, window = round(size.tokens * context.scale), context.context_window
         after = round(current.tokens * context.scale) if current is not None else 0
@@ -227,7 +228,7 @@ class Target(Section, frozen=True):
         return self
 
     def within(self, window: int | None) -> int | None:
-        """Return the target in tokens; None where it is a part of a window that is not known."""
+        """Return the target in tokens; None if it is a part of an unknown window."""
         if self.tokens is not None:
             return self.tokens
         return int((self.ratio or 0) * window) if window is not None else None

@@ -1,8 +1,8 @@
-"""What a part of a conversation comes to, in numbers and in its own words: made by code, no model is asked.
+"""Statistics of a part of a conversation: counts and quotes, made by code without a model.
 
-Statistics of two parts add up to those of both, so that a summary grows without its beginning being read again.
-Their size is bounded: of requests the first and the newest stay, of tools and values those that were seen most.
-What is shown is verbatim, or cut with a mark.
+The statistics of two parts add up to those of both, so a summary grows without reading its beginning again.
+Their size is bounded: they keep the first and the newest requests, and the most frequent tools and values.
+Quotes are verbatim, or cut and marked with `…`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from proxy.textscan import beginning_of, identifiers
 
 Language: TypeAlias = Literal["en", "zh"]
 
-_READ: Final = 20_000  # characters of a message in which values are looked for
+_READ: Final = 20_000  # characters of a message that are searched for values
 _REQUEST: Final = 200  # characters of a request that are kept
 _REPLY: Final = 600  # characters of a reply that are kept
 _FIRST_REQUESTS: Final = 10
 _NEWEST_REQUESTS: Final = 30
 _VALUES: Final = 100
 _TOOLS: Final = 100
-_OFTEN: Final = 2  # a value that stands in fewer messages is not shown, unless it was the argument of a call
+_OFTEN: Final = 2  # a value in fewer messages is not shown, unless it was an argument of a call
 
 _HAN: Final = re.compile("[\u3400-\u9fff]")
 _KANA: Final = re.compile("[\u3040-\u30ff\uac00-\ud7af]")
 _WORD: Final = re.compile("[^\\W\\d_\u3400-\u9fff]+")
-_CHINESE_SHARE: Final = 0.3  # of Chinese characters and other words: above it a conversation is Chinese
+_CHINESE_SHARE: Final = 0.3  # if Chinese characters are a larger part of all words, the language is Chinese
 
 _FAILED: Final = re.compile(
     r"[\s\[(<#*!>-]{0,20}(?:(?i:error|exception|fatal|failed|failure|traceback)\b|错误|失败|异常|出错)"
@@ -40,7 +40,7 @@ _FAILED: Final = re.compile(
     r'|[\s\S]{0,400}?"(?:success|ok)"\s{0,4}:\s{0,4}false\b'
     r'|[\s\S]{0,400}?"(?:is_error|isError)"\s{0,4}:\s{0,4}true\b'
 )
-"""How a tool result begins that says that the call failed."""
+"""The beginning of a tool result that reports a failed call."""
 
 
 class ToolUse(BaseModel, frozen=True):
@@ -48,25 +48,25 @@ class ToolUse(BaseModel, frozen=True):
 
     name: str
     calls: int = 0
-    errors: int = 0  # of these calls, those whose result says that it failed
+    errors: int = 0  # number of these calls whose result reports a failure
 
 
 class UserRequest(BaseModel, frozen=True):
-    """What a user asked."""
+    """A user's request."""
 
-    number: int  # its place among the requests, from 1
+    number: int  # its number among the requests, from 1
     text: str  # its first line, cut
 
 
 class Seen(BaseModel, frozen=True):
-    """A value that stood in messages."""
+    """A value that messages contained."""
 
     text: str
-    times: int  # messages in which it stood; as the argument of a call it counts twice
+    times: int  # number of messages with it; a message whose call has it as an argument counts twice
 
 
 class Detail(Struct, frozen=True, kw_only=True):
-    """How much is shown."""
+    """A level of detail: how much is shown."""
 
     requests: int
     request: int  # characters of one of them
@@ -84,25 +84,25 @@ DETAILS: Final = (
     Detail(requests=0, request=0, tools=5, values=0, reply=0),
     Detail(requests=0, request=0, tools=0, values=0, reply=0),
 )
-"""From all that is kept down to the first line."""
+"""All levels, from everything that is kept down to the first line alone."""
 
 
 class Statistics(BaseModel, frozen=True):
-    """Of a part of a conversation; its JSON form is what the next ones are made from."""
+    """Statistics of a part of a conversation. Their JSON form is stored, and the next statistics are added to it."""
 
     rounds: int = 0
-    roles: Mapping[str, int] = {}  # messages of each role
+    roles: Mapping[str, int] = {}  # number of messages by role
     tools: tuple[ToolUse, ...] = ()  # in the order of their first calls
     requests: tuple[UserRequest, ...] = ()
-    requested: int = 0  # how many requests there were, those included that are not kept
+    requested: int = 0  # total number of requests, including those not kept
     values: tuple[Seen, ...] = ()  # in the order in which they were first seen
     reply: str = ""  # the newest reply of the assistant, cut
-    han: int = 0  # chinese characters of what user and assistant said, where it is not Japanese or Korean
-    words: int = 0  # words in other writing
+    han: int = 0  # Chinese characters in messages of user and assistant, without Japanese and Korean ones
+    words: int = 0  # words in other scripts
 
     @property
     def messages(self) -> int:
-        """How many there were."""
+        """The number of messages."""
         return sum(self.roles.values())
 
     @property
@@ -111,7 +111,7 @@ class Statistics(BaseModel, frozen=True):
         return "zh" if self.han > _CHINESE_SHARE * (self.han + self.words) else "en"
 
     def and_then(self, other: Statistics) -> Statistics:
-        """Return the statistics of both parts, `other` being the later one."""
+        """Return the statistics of both parts; `other` is the later part."""
         roles, calls, errors = Counter(self.roles), Counter[str](), Counter[str]()
         roles.update(other.roles)
         for use in self.tools + other.tools:
@@ -134,7 +134,7 @@ class Statistics(BaseModel, frozen=True):
         )
 
     def text(self, language: Language, detail: Detail) -> str:
-        """Return them as text, a line for each kind of thing."""
+        """Return the statistics as text, one line for each kind of fact."""
         words, comma = _WORDS[language], _WORDS[language]["comma"]
         names = _ROLES.get(language, {})
         roles = [words["role"].format(role=names.get(role, role), count=count) for role, count in self.roles.items()]
@@ -147,12 +147,12 @@ class Statistics(BaseModel, frozen=True):
         if tools:
             left = len(self.tools) - len(tools)
             lines.append(words["tools"].format(comma.join(tools), words["more_tools"].format(left) if left else ""))
-        first = detail.requests // 3  # of many requests a third is from the beginning
+        first = detail.requests // 3  # a third of the shown requests are the first ones, the rest the newest
         requests = _first_and_newest(self.requests, first, detail.requests - first)
         if requests:
             lines.append(words["requests"].format(shown=len(requests), all=self.requested))
             lines += [f"{each.number}. {_cut(each.text, detail.request)}" for each in requests]
-        # Values that tell least come last; before that those seen most come first.
+        # The most frequent values first, plain names after all others.
         often = [each for each in self.values if each.times >= _OFTEN]
         values = sorted(often, key=lambda each: (_is_plain(each.text), -each.times))[: detail.values]
         if values:
@@ -163,7 +163,7 @@ class Statistics(BaseModel, frozen=True):
 
 
 def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: int) -> Statistics:
-    """Return the statistics of the messages of these spans, which hold so many rounds."""
+    """Return the statistics of the messages in these spans, which make up `rounds` rounds."""
     roles, calls, errors, values = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     requests: list[UserRequest] = []
     reply = ""
@@ -194,7 +194,7 @@ def statistics_of(messages: Sequence[Message], spans: Iterable[Span], rounds: in
                 near = text[: _REPLY * 4]
                 reply = _cut(" ".join(near.split()), _REPLY, more=len(near) < len(text))
             near = text[:_READ]
-            # Chinese characters that are not those of Japanese or Korean, about.
+            # An estimate: Han characters beside kana or hangul are Japanese or Korean, not Chinese.
             han += max(0, len(_HAN.findall(near)) - 2 * len(_KANA.findall(near)))
             words += len(_WORD.findall(near))
     return Statistics(
@@ -216,7 +216,7 @@ def _tools_of(calls: Mapping[str, int], errors: Mapping[str, int]) -> tuple[Tool
 
 
 def _values_of(seen: Mapping[str, int]) -> tuple[Seen, ...]:
-    """Return the values; of very many those that were seen most, and of these the newest."""
+    """Return the values. If there are more than `_VALUES`, the most frequent and then the newest are kept."""
     newest = list(seen)[::-1]
     most = set(sorted(newest, key=lambda text: (_is_plain(text), -seen[text]))[:_VALUES])
     return tuple(Seen(text=text, times=times) for text, times in seen.items() if text in most)
@@ -229,18 +229,18 @@ def _first_and_newest(requests: Sequence[UserRequest], first: int, newest: int) 
 
 
 def _cut(text: str, characters: int, *, more: bool = False) -> str:
-    """Return the beginning of a text, with a mark where it is not all of it."""
+    """Return the beginning of a text; if something was cut, or there is `more`, it ends with `…`."""
     if len(text) > characters:
         return text[: characters - 1].rstrip("…") + "…"
     return text + "…" if more else text
 
 
 def _is_plain(value: str) -> bool:
-    """Tell whether a value is a name made of words (`one_way`, `isError`), which tells least."""
+    """Tell whether a value is a name made of letters only (`one_way`, `isError`). Such names are the least telling."""
     return value.replace("_", "").isalpha()
 
 
-# What the lines say in each language, with places for what is counted and quoted.
+# The templates of the lines in each language.
 _WORDS: Final[Mapping[Language, Mapping[str, str]]] = {
     "en": {
         "period": "Rounds 1-{}: ",

@@ -1,6 +1,6 @@
-"""One trim: the edits run over what is left of the log, and what they change is the trim.
+"""One trim: runs the edits over what is left of the log, and collects their changes.
 
-Whether to trim at all is the planner's decision; with `paying`, though, only what pays is done.
+The planner decides whether to trim at all. With `paying`, only changes that pay are made.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ from proxy.trimming.model import (
 from proxy.trimming.policy import Keep, Policy
 
 BEYOND_KEEP: Final = "what `keep` names did not fit: it was trimmed too"
-"""The warning where an overflow left no other way."""
+"""The warning if an overflow could not be resolved otherwise."""
 
 _PARTS: Final = (1, 4)  # tool output is cut to as many bytes as the target has tokens, then to a fourth of that
-_ANY: Final = 2**31 - 1  # a number of lines that no limit is
+_ANY: Final = 2**31 - 1  # a number of lines that means no limit
 _PASSES: Final = 8
-"""How often the edits of one trim run at most. They run again where something was put back: of an output that
-came many times they clear one copy each time."""
-_RECALLED_ROUNDS: Final = 3  # the newest rounds, the current one included, whose replies keep their hidden rounds
-_RECALLED_SPANS: Final = 16  # likewise: an agent that runs 300 calls on one instruction has one round
+"""How often the edits of one trim run at most. They run again if something was put back: of an output that occurs many
+times, each pass clears one copy."""
+_RECALLED_ROUNDS: Final = 3  # replies of so many newest rounds, the current one included, keep their hidden rounds
+_RECALLED_SPANS: Final = 16  # but only within so many newest spans: a round may hold 300 calls
 
 _by_position: Final = attrgetter("position")
 
 
 class Trim(Struct, frozen=True, kw_only=True):
-    """What was decided about what was left of the log."""
+    """The result of one trim."""
 
-    made: tuple[Change, ...]  # message by message, by position
-    gaps: Sequence[Gap]  # spans that are not sent any more, and were until now
-    changes: tuple[Change, ...]  # what else was done to messages that are no gap now, by this trim and by earlier ones
-    balance: Balance  # what it changes in cost; nothing where costs do not count
-    last: int | None  # the last place of that log that was changed and is no gap now; None where there is none
-    draft: Draft  # all of that as the edits left it
-    request: SummaryRequest | None  # a summary by a model that would have been used, and was not there
+    made: tuple[Change, ...]  # the changes of this trim, by position
+    gaps: Sequence[Gap]  # spans that this trim dropped
+    changes: tuple[Change, ...]  # changes of the messages that are not in gaps, by this trim and earlier ones
+    balance: Balance  # how it changes costs; `NO_CHANGE` if costs do not count
+    last: int | None  # the last changed place that is not in a gap; None if there is none
+    draft: Draft  # the log as the edits left it
+    request: SummaryRequest | None  # a summary by a model that would have been used but was not ready
     stale: StaleRange | None = None  # where reasoning is left out from now on
 
 
 class ReleaseHidden(BaseEdit, frozen=True):
-    """Hidden rounds of older replies go, from the oldest; the reply stays as the client saw it.
+    """Drops the hidden rounds of older replies, the oldest first. The reply stays as the client saw it.
 
-    No configuration names it. It runs before all edits, since what it drops can be recalled again.
+    It is not configurable. It runs before all edits, since the model can recall what it drops.
     """
 
     piecemeal: ClassVar[bool] = True
 
     type: Literal["hidden_rounds"] = HIDDEN_ROUNDS
-    """What is said in the place of an edit's type."""
+    """The name in its changes."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Let go of what is not protected, until the view is within the target."""
+        """Drop hidden rounds that are not protected, until the view is within the target."""
         total = draft.total
         for place in sorted(draft.hidden):
             if draft.target is not None and total <= draft.target:
@@ -102,9 +102,10 @@ _RELEASE: Final = ReleaseHidden()
 def draft_of(
     base: TrimmedHistory, policy: Policy, context: PlanningContext, target: int | None, *, exempting: bool = True
 ) -> Draft:
-    """Return what is left of a log as edits see it; with `exempting`, what was recalled lately stays.
+    """Return the draft of what is left of a log.
 
-    Without, results that stay because something must be left to answer may be shortened.
+    With `exempting`, spans with recently recalled rounds are protected. Without it they are not, and results that are
+    protected only because something must be left to answer may be shortened.
     """
     entries = base.log.entries
     log = [entry.message for entry in entries]
@@ -140,7 +141,7 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the places, of whole spans, of pins, the latest user message, open calls and what `keep` names."""
+    """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names."""
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
     if keep.first_user:
@@ -156,10 +157,10 @@ def protected(
 
 
 def _asking(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the spans without which nothing would be left to answer.
+    """Yield the spans without which the model would have nothing to answer.
 
-    That is the last one, without a question of a user's and where calls are open; and the one with results beside
-    which a user said something last.
+    One is the last span, if the log has no user message or has open calls. The other is the span whose tool results
+    hold the user's newest words, if these words are newer than any user message.
     """
     if spans and (all(message.role != "user" for message in messages) or open_calls(messages)):
         yield spans[-1]
@@ -169,18 +170,18 @@ def _asking(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span
 
 
 def _cuttable(messages: Sequence[Message], spans: Sequence[Span], policy: Policy) -> frozenset[int]:
-    """Return the places of results that stay only because something must be left to answer: no pin fits them."""
+    """Return the places of results that are protected only because something must be left to answer, not by a pin."""
     found = [span for span in _asking(messages, spans) if not any(map(policy.pins, messages[span.start : span.stop]))]
     return frozenset([at for span in found for at in range(span.start, span.stop) if messages[at].is_result])
 
 
 def _speaks(message: Message) -> bool:
-    """Tell whether a user says something in a message, be it beside the results of tools."""
+    """Tell whether a message holds a user's words, possibly beside tool results."""
     return message.role == "user" or (message.is_result and bool(message.beside))
 
 
 def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Collection[int]) -> frozenset[int]:
-    """Return the places of spans that hidden rounds of the newest turns belong to."""
+    """Return the places of the spans with hidden rounds in the newest turns."""
     if not hidden:
         return frozenset()
     oldest = rounds[max(0, len(rounds) - _RECALLED_ROUNDS)].start
@@ -189,9 +190,9 @@ def recalled_lately(spans: Sequence[Span], rounds: Sequence[Round], hidden: Coll
 
 
 def closing(messages: Sequence[Message], spans: Sequence[Span], kept: Collection[int]) -> frozenset[int]:
-    """Return the place of the answer before the latest question, where calls before it are among those to be kept.
+    """Return the places of the last answer before the latest user message, if earlier calls are kept.
 
-    Without it the calls would count as a loop that is under way, whose reasoning must be there.
+    Without the answer, these calls would look like a tool loop under way, whose reasoning must be sent.
     """
     asked = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role == "user"), 0)
     before = [span for span in spans if span.stop <= asked and messages[span.start].role == "assistant"]
@@ -212,16 +213,24 @@ def trim(
     exempting: bool = True,
     strict: bool = False,
 ) -> Trim:
-    """Run the edits over what is left and return what they change; with `paying`, only what pays.
+    """Run the edits over what is left of the log and return their changes.
 
-    With `exempting`, what was recalled lately is left alone. With `strict` the target must be met.
+    Args:
+        base: What is left of the log.
+        policy: The policy with the edits.
+        context: Token counter, tokens of instructions and tools, context window, prices.
+        target: Maximum tokens of the view; None if there is no limit.
+        costs: The data for judging by cost; None if costs do not count.
+        paying: Whether only changes that pay are made.
+        exempting: Whether spans with recently recalled rounds are protected.
+        strict: Whether the target must be met.
     """
     draft = draft_of(base, policy, context, target, exempting=exempting)
     entries, parts = draft.entries, draft.spans
     edits: Sequence[BaseEdit] = (_RELEASE, *policy.edits) if draft.hidden else policy.edits
     starts = [span.start for span in parts]
     is_sent = costs is not None and (costs.messages, costs.tokens) == (base.messages, base.tokens)
-    choosing = costs if paying and is_sent else None  # what may be done from some place on, or not at all
+    choosing = costs if paying and is_sent else None  # if set, changes may be limited to those from some place on
     if choosing is not None and not choosing.may_pay(starts, _least(draft, edits, context)):
         edits = ()
     edited, made, request = _run(draft, edits, context, costs, paying=paying)
@@ -229,16 +238,16 @@ def trim(
     is_within = edited.within()
     is_too_much = not is_within if strict or is_within else is_above(policy, context, edited.size)
     if is_new and is_too_much:
-        # Nothing made room for the summary: it is used only if it makes room itself.
+        # The other edits made no room for the new summary: it is used only if it makes the view smaller itself.
         tight = _run(replace(draft, tight=True), edits, context, costs, paying=paying)
         if tight[0].total < edited.total:
             edited, made, request = tight
     piecemeal = {edit.type for edit in edits if edit.piecemeal}
     if choosing is not None and made and all(change.edit in piecemeal for change in made):
-        # Each change can be made without the others: those that pay are.
+        # The changes do not depend on each other: make only those that pay.
         first = choosing.first_place(starts, edited)
         made = [change for change in made if first is not None and change.position >= first]
-        # What is left out may be what something else followed from.
+        # Other changes may have depended on those that were left out.
         edited, following = _followed(draft.after(made), edits)
         made += following
     for edit in () if base.windowed else edits:
@@ -261,10 +270,10 @@ def trim(
 
 
 def _least(draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext) -> Sequence[int]:
-    """Return by place no more tokens than a trim would leave, in a small part of the time that it takes.
+    """Return a lower bound of the tokens that a trim leaves, by place. Much faster than the trim itself.
 
-    An edit with a `when`, or one of a type that comes twice, goes by what the edits before it really leave. What
-    follows from that nobody knows yet: then it may be nothing at all.
+    The bound is 0 everywhere if it is unknown: an edit has no bound of its own, an edit but the last has a `when`, or
+    two edits have the same type.
     """
     running = [edit for edit in edits if edit.when is None or edit.when.holds(draft.size, context)]
     is_known = len({edit.type for edit in running}) == len(running) and all(edit.when is None for edit in running[:-1])
@@ -278,10 +287,10 @@ def _least(draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext) ->
 
 
 def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_loop: bool = False) -> Trim:
-    """Return a trim that leaves out the reasoning which it makes invalid: all from the first change on.
+    """Return the trim without the reasoning that it makes invalid: all reasoning from the first change on.
 
-    Providers take reasoning only behind the very messages that it was made behind. `before` is what was sent until
-    now, of the log that `base` is. With `keeps_loop` the reasoning of a tool loop that is under way stays.
+    Providers accept reasoning only behind the very messages that it was made behind. `before` is the history in force
+    until now, `base` the one that the trim began with. With `keeps_loop` the reasoning of a tool loop under way stays.
     """
     draft = made.draft
     sent = base.sent_as(before)
@@ -304,7 +313,7 @@ def unbound(made: Trim, base: TrimmedHistory, before: TrimmedHistory, *, keeps_l
 
 
 def loop_start(entries: Sequence[Entry]) -> int:
-    """Return the place where a tool loop begins that is under way; that after the last message where none is."""
+    """Return the place where the tool loop under way begins; if there is none, the place after the last message."""
     if not entries[-1].message.is_result:
         return len(entries)
     return next((at + 1 for at in range(len(entries) - 1, -1, -1) if entries[at].message.role == "user"), 0)
@@ -313,10 +322,11 @@ def loop_start(entries: Sequence[Entry]) -> int:
 def rescue(
     base: TrimmedHistory, policy: Policy, context: PlanningContext, target: int, costs: Costs | None
 ) -> tuple[Trim, tuple[str, ...]]:
-    """Trim down to what upstream will take, with `drop_oldest` at the end; return warnings too.
+    """Trim after an overflow to a size that upstream accepts, with `drop_oldest` as the last edit.
 
-    What `keep` names and what was recalled lately stays if the rest can be made small enough. Else tool output is
-    cut before anything of it is dropped: a model that is not shown what it asked for asks for it again.
+    Returns the trim and its warnings. The first attempt protects what `keep` names and what was recalled recently. If
+    that is not enough, the second attempt protects neither. It first cuts tool output and only then drops spans, since
+    a model that does not see a result calls the tool again.
     """
     edits = tuple([edit for edit in policy.edits if not isinstance(edit, DropOldest)])
     first = policy.model_copy(update={"edits": (*edits, DropOldest())})
@@ -337,9 +347,9 @@ def is_above(policy: Policy, context: PlanningContext, size: Size) -> bool:
 def _run(
     draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
 ) -> tuple[Draft, list[Change], SummaryRequest | None]:
-    """Run edits and what must follow, again where that put something back, which takes room.
+    """Run the edits and their follow-up changes (`afterwards`), again if those put something back.
 
-    Return the draft after all that, what was changed, in order, and the summary that was missing.
+    Returns the draft after that, the changes in order, and a summary that was needed but not ready.
     """
     made: list[Change] = []
     request: SummaryRequest | None = None
@@ -348,7 +358,7 @@ def _run(
         edited, following = _followed(edited, edits)
         request = request or missing
         if (edited.messages, edited.summary, edited.hidden) == (draft.messages, draft.summary, draft.hidden):
-            break  # nothing of it lasts
+            break  # the follow-up changes undid everything
         draft = edited
         made += [*changes, *following]
         if not following or draft.within():
@@ -359,13 +369,13 @@ def _run(
 def _pass(
     draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext, costs: Costs | None, *, paying: bool
 ) -> tuple[Draft, list[Change], SummaryRequest | None]:
-    """Run edits in order, each until it is done; return like `_run`.
+    """Run the edits once, in order; return the same as `_run`.
 
-    An edit that must pay and does not is asked once more when others ran. Piecemeal edits are not refused here:
-    some of their changes may pay.
+    An edit that must pay but does not is tried again if other edits changed something. With `paying` all edits must
+    pay except piecemeal ones: some of their changes may pay, which is judged later.
     """
     made = [] if paying else _dropped_anyway(draft, edits, context)
-    if made:  # it fires, and goes on when the others are done
+    if made:  # the condition of `drop_oldest` holds already, and it continues after the others
         draft, edits = draft.after(made), (*edits[:-1], edits[-1].model_copy(update={"when": None}))
     request: SummaryRequest | None = None
     balance = costs.balance(draft) if costs is not None else NO_CHANGE
@@ -403,15 +413,16 @@ def _pass(
 
 
 def _dropped_anyway(draft: Draft, edits: Sequence[BaseEdit], context: PlanningContext) -> list[Change]:
-    """Return what `drop_oldest` at the end drops even if calls and results before it come to nothing.
+    """Return the changes that a final `drop_oldest` makes even if the edits before it clear all calls and results.
 
-    It goes first: of what is not sent no stub is made, and no value counts as said there.
+    These changes are made first, so that no stub is made for a message that is dropped anyway, and its values do not
+    count as present in the view.
     """
     last = edits[-1] if edits else None
     if not isinstance(last, DropOldest) or last.must_pay or draft.hidden:
         return []
     if any(edit.when is not None or getattr(edit, "at_least", 0) for edit in edits[:-1]):
-        return []  # whether they act depends on how long the whole is
+        return []  # dropping first could change whether these edits run
     if not all(isinstance(edit, ClearToolResults | ToolOutputEdit) for edit in edits[:-1]):
         return []
     shorter = [message is not None and (message.is_result or bool(message.calls)) for message in draft.messages]
@@ -423,7 +434,7 @@ def _dropped_anyway(draft: Draft, edits: Sequence[BaseEdit], context: PlanningCo
 
 
 def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Change]]:
-    """Let follow what must from what the edits did; return the draft after that, and what was changed."""
+    """Make the follow-up changes of all edits (`afterwards`); return the draft after them, and the changes."""
     made: list[Change] = []
     for edit in edits:
         following = tuple(edit.afterwards(draft))
@@ -433,25 +444,25 @@ def _followed(draft: Draft, edits: Sequence[BaseEdit]) -> tuple[Draft, list[Chan
 
 
 def _ending(draft: Draft, made: Sequence[Change]) -> Iterator[Change]:
-    """Yield changes that drop replies which would end the view, where what came after them was trimmed.
+    """Yield changes that drop replies at the end of the view, if the messages after them were trimmed.
 
-    A model takes such a reply for one that it has to go on with, or its provider refuses it.
+    A model would continue such a reply, or its provider would refuse the request.
     """
     if not made or draft.entries[-1].message.role == "assistant":
         return
     left = [*draft.remaining()]
     replies = takewhile(
         lambda each: each[1].role == "assistant" and not each[1].calls and each[0] not in draft.protected,
-        reversed(left[1:]),  # something stays
+        reversed(left[1:]),  # the first message always stays
     )
     for place, _ in replies:
         yield draft.removing(place, made[-1].edit, "nothing that followed it is left")
 
 
 def _lasting(made: Sequence[Change], draft: Draft) -> list[Change]:
-    """Leave out what was undone: of each place what was done before it stood again as in `draft`.
+    """Return the changes without those that were undone later: a place whose message is again that of `draft`.
 
-    A message that lost only what the client was not shown is another one all the same.
+    Places with hidden rounds are never undone: a message that lost only those is equal but still changed.
     """
     lasting: dict[int, list[Change]] = {}
     for change in made:

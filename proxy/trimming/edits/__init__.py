@@ -1,4 +1,4 @@
-"""Every edit there is, by its name in the list below. `edit.py` says what an edit is."""
+"""All edits, in the list `Edit` below. `edit.py` defines the interface of an edit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Edit: TypeAlias = Annotated[
     | DropOldest,
     Field(discriminator="type"),
 ]
-"""The one list. `type` tells them apart; a new edit is a new file and its name here."""
+"""The list of all edits, distinguished by `type`. To add an edit, write a new file and add its class here."""
 
 TOOL_OUTPUT_TYPES: Final[tuple[str, ...]] = tuple(
     each.model_fields["type"].default for each in get_args(get_args(Edit)[0]) if issubclass(each, ToolOutputEdit)
 )
-"""The types of the edits of tool output: those that may stand under `on_arrival`."""
+"""The types of the edits of tool output. Only these are allowed under `on_arrival`."""

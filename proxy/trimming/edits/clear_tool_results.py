@@ -1,14 +1,14 @@
-"""`clear_tool_results`: of older tool results a stub stays, with a digest of the values in them.
+"""`clear_tool_results`: replaces older tool results with stubs that hold a digest of their values.
 
-The same can be done with what the agent wrote itself: long arguments of its calls, and its texts. Calls in a row may
-be folded: only the first stays a call, and behind its result stands a line for each other one.
+It can also shorten what the agent wrote itself: long arguments of calls, and texts. Consecutive calls may be folded:
+only the first remains a call, and a line for each other call follows its result.
 
     [cleared 4210 tokens; ref=9f3ac41e; main,parse_args,EXIT_CODE=12]
     [then, shortened:]
     read path=src/main.c limit=20 → [cleared 318 tokens; ref=01d5e2c7; argv]
     bash command=make test → 12 passed
 
-What a stub repeats is verbatim (white space aside) or ends with `…`.
+Values in a stub are verbatim (except for white space) or end with `…`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from proxy.trimming.edits.edit import REF_DIGITS, REF_PREFIX, BaseEdit, folded_b
 from proxy.trimming.model import Change
 from proxy.trimming.settings import Natural, Share
 
-_SHARE: Final = 0.35  # a value is worth its characters where its chance, in so many `digest_chars`, is one
-_SHARE_OF_ARGUMENTS: Final = 0.1  # the same of what the agent wrote: it uses that most
-_LONGEST: Final = 10  # a digest is at most so many times as long as `digest_chars`,
-_PART: Final = 0.15  # or has this part of the characters of the text
-_CHEAPEST: Final = 16  # tokens of the message with the shortest stub; what costs no more is not looked at
-_STRING: Final = 200  # characters of a string among arguments that stays as it is
-_TEXT: Final = 120  # characters of an older text of the agent's that stays as it is
-_BEGINNING: Final = 80  # characters that stay of a longer one
-_ITEMS: Final = 10  # items of a list among arguments that stay
-_LEVELS: Final = 32  # levels of arguments that are looked into
-_FEWEST, _MOST = 2, 32  # spans that are folded into one
-_INDENT: Final = "\n  "  # further lines of a result: none of them can be taken for a call
+_SHARE: Final = 0.35  # divided by `digest_chars`: the chance of reuse per character that a value in a digest needs
+_SHARE_OF_ARGUMENTS: Final = 0.1  # the same for what the agent wrote, which it uses again most often
+_LONGEST: Final = 10  # a digest has at most so many times `digest_chars` characters,
+_PART: Final = 0.15  # or this part of the characters of the text, if that is more
+_CHEAPEST: Final = 16  # tokens of a message with the shortest stub; results that cost no more are skipped
+_STRING: Final = 200  # strings in arguments up to so many characters stay as they are
+_TEXT: Final = 120  # older texts of the agent up to so many characters stay as they are
+_BEGINNING: Final = 80  # characters that are kept of a longer text
+_ITEMS: Final = 10  # items that are kept of a list in arguments
+_LEVELS: Final = 32  # depth to which arguments are shortened; deeper values are cleared
+_FEWEST, _MOST = 2, 32  # number of spans that are folded into one
+_INDENT: Final = "\n  "  # precedes further lines of a result, so that none looks like the line of a call
 _TOLD: Final = "a line behind an earlier result was put in its place"
 
 
@@ -92,17 +92,17 @@ class ClearToolResults(BaseEdit, frozen=True):
         return self
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Clear results until the draft is within its target; none where that would free too little."""
+        """Clear results until the draft is within its target; none if that would free less than `at_least`."""
         changes = tuple(_ResultClearing(self, draft).changes())
         if sum(change.freed for change in changes) >= self.at_least:
             yield from changes
 
     def at_best(self, draft: Draft) -> Draft:
-        """Return the draft without all that may be cleared: a later edit may make what was left of it still shorter."""
+        """Return the draft without everything that may be cleared, since later edits may shorten stubs further."""
         return _ResultClearing(self, draft).at_best()
 
     def finished(self, before: Draft, draft: Draft) -> Iterator[Change]:
-        """Fold the calls that this trim cleared, and those between them; what earlier trims left keeps its bytes."""
+        """Fold the calls that this trim cleared and those between them. Calls before them keep their bytes."""
         if not self.fold_calls:
             return
         changed = {
@@ -130,7 +130,11 @@ class ClearToolResults(BaseEdit, frozen=True):
         yield from self._folded(draft, run)
 
     def _lines(self, draft: Draft, span: Span, results: Sequence[Result]) -> list[str]:
-        """Return the lines that tell of a span; none where it holds what no line can tell, or lines of others."""
+        """Return the lines for a span: the agent's text and its calls with their results.
+
+        Returns none if lines cannot tell everything in the span, if it is protected, or if other calls are already
+        folded into it.
+        """
         block, places = draft.messages[span.start], range(span.start, span.stop)
         if block is None or not results or not block.is_plain:
             return []
@@ -151,7 +155,7 @@ class ClearToolResults(BaseEdit, frozen=True):
         return [*lines, *(f"{shown_call(call)} → {gave[call.id]}" for call in block.calls)]
 
     def _folded(self, draft: Draft, run: Sequence[_ToldSpan]) -> Iterator[Change]:
-        """Yield the changes that leave the first of these spans alone, and tell the others there; if they free any."""
+        """Yield the changes that fold these spans into the first one; none if that frees no tokens."""
         if len(run) < _FEWEST:
             return
         first, others = run[0].last, run[1:]
@@ -168,16 +172,16 @@ class ClearToolResults(BaseEdit, frozen=True):
 
 
 class _ToldSpan(Struct, frozen=True, kw_only=True):
-    """A span as lines: what the agent said, and each call with what it gave."""
+    """A span as lines: the agent's text, and each call with its result."""
 
     span: Span
-    last: Result  # the last one in it
+    last: Result  # the last result in the span
     calls: int
     lines: list[str]
 
 
 class _ResultClearing:
-    """One trim's work: what is known grows with each stub."""
+    """Clears results in one trim. Each stub adds to the words that are known to be in the view."""
 
     def __init__(self, edit: ClearToolResults, draft: Draft) -> None:
         self._edit = edit
@@ -185,13 +189,13 @@ class _ResultClearing:
         results = [result for result in draft.results() if result.tool not in edit.exclude_tools]
         self._kept = _kept(edit, results, draft)
         self._old = results[: len(results) - self._kept]
-        # Results that are stubs, or stay since no stub is cheaper.
+        # Results that are stubs already, or stay because no stub is cheaper.
         self._settled = {(result.place, result.index) for result in results if self._is_stub(result)}
-        self._shortened: set[int] = set()  # places of calls whose arguments were looked at
-        self._read = 0  # the place up to which answers were looked at
+        self._shortened: set[int] = set()  # places of messages whose calls were processed
+        self._read = 0  # the place up to which answers were processed
 
     def changes(self) -> Iterator[Change]:
-        """Yield the stubs, the oldest first, and after the last one of a call what the agent wrote in it."""
+        """Yield the changes, the oldest first: stubs, and after the stubs of a span its shortened calls and text."""
         freed = 0
         for _, results in groupby(self._old, key=attrgetter("place")):
             if self._is_enough(freed):
@@ -201,7 +205,7 @@ class _ResultClearing:
                 yield change
 
     def at_best(self) -> Draft:
-        """Return the draft without what may be cleared, as if nothing took its place."""
+        """Return the draft without everything that may be cleared, as if stubs cost nothing."""
         draft = self._draft
         cleared: set[int] = set()
         for result in self._old:
@@ -219,7 +223,7 @@ class _ResultClearing:
         return replace(draft, messages=tuple(messages), tokens=tuple(tokens))
 
     def _may_be_shorter(self, place: int) -> bool:
-        """Tell whether what the agent wrote in a message with calls may be cleared."""
+        """Tell whether arguments or texts of a message with calls may be cleared."""
         message = self._draft.messages[place]
         if message is None or self._is_changed(place):
             return False
@@ -228,12 +232,12 @@ class _ResultClearing:
         return is_long or self._is_long_text(place, message)
 
     def _is_enough(self, freed: int) -> bool:
-        """Tell whether the target is met, and as many tokens are freed as a trim must free."""
+        """Tell whether the target is met and at least `at_least` tokens are freed."""
         target = self._draft.target
         return target is not None and self._draft.total - freed <= target and freed >= self._edit.at_least
 
     def _cleared_in(self, results: Sequence[Result], freed: int) -> Iterator[Change]:
-        """Yield what clearing results of one message and their calls changes, and answers before: nothing protected."""
+        """Yield the changes that clear results of one message, their calls, and earlier answers, unless protected."""
         place, span = results[0].place, results[0].span
         if self._edit.clear_texts:
             for change in self._answers(span.start):
@@ -249,9 +253,9 @@ class _ResultClearing:
             yield from self._call(span)
 
     def _stubs(self, results: Sequence[Result], freed: int) -> dict[int, Message]:
-        """Return stubs of results of one message by their indexes, each cheaper than its text, until enough is freed.
+        """Return stubs for results of one message by index, until enough is freed. Each is cheaper than its text.
 
-        `freed` tokens are so far. The first is looked at in any case.
+        `freed` is the number of tokens freed so far. The first result is processed in any case.
         """
         draft, stubs = self._draft, dict[int, Message]()
         for number, result in enumerate(results):
@@ -270,7 +274,7 @@ class _ResultClearing:
         return stubs
 
     def _call(self, span: Span) -> Iterator[Change]:
-        """Yield the change that shortens calls and what was said with them, once no result is still to be cleared."""
+        """Yield the change that shortens the calls of a span and their text, once all results are processed."""
         block = self._draft.messages[span.start]
         if block is None or self._is_changed(span.start) or span.start in self._shortened or self._is_open(span):
             return
@@ -285,7 +289,7 @@ class _ResultClearing:
         yield from self._said(span.start, shorter, "all results of its calls are cleared")
 
     def _is_open(self, span: Span) -> bool:
-        """Tell whether a result of a span is still to be cleared: the last one is, until all of them were."""
+        """Tell whether a result of a span is still to be processed. Checked from the end, where one is found first."""
         for at in range(span.stop - 1, span.start, -1):
             message = self._draft.messages[at]
             if message is not None and any((at, index) not in self._settled for index in range(message.result_count)):
@@ -293,14 +297,14 @@ class _ResultClearing:
         return False
 
     def _answers(self, stop: int) -> Iterator[Change]:
-        """Yield the changes that shorten what the agent said without a call before `stop`."""
+        """Yield the changes that shorten the agent's messages without calls before `stop`."""
         for place, message in self._draft.free(self._read, stop):
             if message.role == "assistant" and not message.calls and not self._is_changed(place):
                 yield from self._said(place, message, "older than the tool results that stay")
         self._read = max(self._read, stop)
 
     def _said(self, place: int, message: Message, reason: str) -> Iterator[Change]:
-        """Yield the change to a `message` of the agent's, with a shorter text where that is long; if it frees any."""
+        """Yield the change to a `message` of the agent, whose long texts are shortened; none if it frees no tokens."""
         if self._is_long_text(place, message):
             said, message = message, with_shorter_text(message, self._digest_of_own)
             if message is said:
@@ -312,7 +316,7 @@ class _ResultClearing:
             yield change
 
     def _digest_of_own(self, text: str) -> str:
-        """Return the digest of what the agent wrote; no later one repeats it."""
+        """Return the digest of what the agent wrote. Later digests do not repeat its values."""
         digest = self._digest(text, is_argument=True)
         self._words.update(words_of(digest))
         return digest
@@ -327,7 +331,7 @@ class _ResultClearing:
 
     @cached_property
     def _words(self) -> set[str]:
-        """The words of all that is not going to be cleared, stubs included."""
+        """The words of everything that will not be cleared, including stubs."""
         texts: list[str] = []
         for at, message in self._draft.remaining():
             if message.is_result:
@@ -341,7 +345,7 @@ class _ResultClearing:
         return words_of("\n".join(texts))
 
     def _is_long_text(self, place: int, message: Message) -> bool:
-        """Tell whether a text of the agent's is to be cleared."""
+        """Tell whether a message of the agent has a long text that is to be cleared."""
         if not self._edit.clear_texts or message.role != "assistant":
             return False
         if not any([len(text) > _TEXT for text in message.texts]):
@@ -350,7 +354,7 @@ class _ResultClearing:
 
     @cached_property
     def _mentions(self) -> Mentions:
-        """What is left of the log said of each word when it arrived, whatever is still sent of it."""
+        """Where each word occurs in the original messages of the draft's log."""
         mentions = Mentions()
         for entry in self._draft.entries:
             message = entry.message
@@ -358,16 +362,16 @@ class _ResultClearing:
         return mentions
 
     def _short(self, ref: str) -> str:
-        """Return the beginning of a ref that no other ref of the session has, without what all refs begin with.
+        """Return a ref without its prefix, shortened to `REF_DIGITS` digits if that is unique in the log.
 
-        Which of several results of one message it names still follows: `9f3ac41e-2`.
+        The number of a result in its message is kept: `9f3ac41e-2`.
         """
         name, dash, number = ref.removeprefix(REF_PREFIX).partition("-")
         return (name if self._beginnings[name[:REF_DIGITS]] > 1 else name[:REF_DIGITS]) + dash + number
 
     @cached_property
     def _beginnings(self) -> Counter[str]:
-        """How many refs of the session have which beginning."""
+        """The number of refs of the log with each beginning."""
         refs = {entry.ref.removeprefix(REF_PREFIX) for entry in self._draft.entries}
         return Counter(ref[:REF_DIGITS] for ref in refs)
 
@@ -378,18 +382,18 @@ class _ResultClearing:
     def _is_stub(self, result: Result) -> bool:
         if not self._is_changed(result.place):
             return False
-        # Of several in one message, some may not be cleared yet.
+        # If the message has several results, some may not be cleared yet.
         whole, text = self._draft.messages[result.place], result.message.text
         return whole is result.message or is_stub(text, result.ref) or holds_folded(text)
 
 
 def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> int:
-    """Return how many of the newest results stay."""
+    """Return the number of newest results that stay."""
     most, least = min(edit.keep, len(results)), -(-edit.keep // 2)
     if draft.dear >= 1 or edit.keep_share == 1:
         return most
     room = edit.keep_share * draft.total
-    counted: set[int] = set()  # places: results of one message share its tokens
+    counted: set[int] = set()  # places that were counted, since results of one message share its tokens
     for kept, result in enumerate(reversed(results[len(results) - most :])):
         if result.place not in counted:
             counted.add(result.place)
@@ -400,7 +404,7 @@ def _kept(edit: ClearToolResults, results: Sequence[Result], draft: Draft) -> in
 
 
 def shown_call(call: Call) -> str:
-    """Return a call on a line: `read path=src/main.c limit=20`; arguments that are no object as they are."""
+    """Return a call as one line: `read path=src/main.c limit=20`. Arguments that are not an object stay as they are."""
     members = None if call.custom else read_json(call.arguments)
     shown = [call.arguments]
     if is_members(members):
@@ -409,7 +413,7 @@ def shown_call(call: Call) -> str:
 
 
 def shorter_arguments(arguments: str, digest: Digest) -> str:
-    """Return arguments as JSON, each long string as its digest, if that is shorter."""
+    """Return arguments as JSON with digests instead of long strings, if that is shorter."""
     document = read_json(arguments)
     cleared = (
         _shorter(document, digest, _LEVELS) if is_members(document) else (("cleared", shorter_text(arguments, digest)),)
@@ -419,7 +423,7 @@ def shorter_arguments(arguments: str, digest: Digest) -> str:
 
 
 def shorter_text(text: str, digest: Digest) -> str:
-    """Return a text, or in the place of a long one its length and its digest, if that is shorter."""
+    """Return a text; a long one is replaced with its length and its digest, if that is shorter."""
     if len(text) <= _STRING:
         return text
     kept = digest(text)
@@ -428,7 +432,7 @@ def shorter_text(text: str, digest: Digest) -> str:
 
 
 def with_shorter_text(message: Message, digest: Digest) -> Message:
-    """Return a message with the beginning and a digest of each long text in it, where that is shorter."""
+    """Return a message with each long text replaced with its beginning and a digest, if that is shorter."""
     texts = message.texts
     shorter = [_beginning_and_digest(text, digest) if len(text) > _TEXT else text for text in texts]
     return message if shorter == list(texts) else message.with_texts(shorter)
@@ -442,7 +446,7 @@ def _beginning_and_digest(text: str, digest: Digest) -> str:
 
 
 def _beginning(text: str) -> str:
-    """Return the beginning of a text that stays: whole words, where it has any."""
+    """Return the beginning of a text that is kept: whole words, if there is a space in a good place."""
     beginning = text[:_BEGINNING]
     words, _, rest = beginning.rpartition(" ")
     return words if len(rest) < len(words) else beginning

@@ -1,4 +1,4 @@
-"""`deduplicate_results`: a tool result that says what an earlier one says points back to it."""
+"""`deduplicate_results`: replaces a tool result that repeats an earlier one with a pointer to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POINTER: Final = re.compile(
 )
 _SAME: Final = "an earlier result says the same"
 _GONE: Final = "the earlier result that it pointed to does not stand whole any more"
-_NAME: Final = 100  # characters of a tool's name that are told at most
+_NAME: Final = 100  # maximum characters of a tool's name in a pointer
 
 
 class DeduplicateResults(BaseEdit, frozen=True):
@@ -35,14 +35,14 @@ class DeduplicateResults(BaseEdit, frozen=True):
     """Which strategy this is."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Put pointers in the place of results that an earlier one repeats."""
+        """Replace results that repeat an earlier one with pointers."""
         whole: dict[tuple[str, str | None], Result] = {}
-        pointers: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
+        pointers: dict[int, dict[int, Message]] = defaultdict(dict)  # by place and index of the result
         for result in draft.results():
             text = _text(result.message)
             if not text or self._pointer(draft, result) is not None:
                 continue
-            # Two outputs that differ may have become the same: they are not told to be.
+            # Two different outputs may have become equal by trimming: the original is part of the key.
             key = (text, _text(result.original))
             older = whole.get(key)
             if older is not None and result.place not in draft.protected:
@@ -55,7 +55,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             yield draft.replacing_results(place, self.type, _SAME, made)
 
     def afterwards(self, draft: Draft) -> Iterator[Change]:
-        """Put back each result whose older copy does not stand whole any more; later copies point to that."""
+        """Put back each result whose older copy is no longer complete in the view; later copies point to it instead."""
         whole: dict[str, list[tuple[tuple[int, int], int]]] = defaultdict(list)
         pointers: list[tuple[Result, re.Match[str]]] = []
         for result in draft.results():
@@ -65,7 +65,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             elif text := _text(result.message):
                 whole[result.ref].append(((result.place, result.index), len(text)))
         back: dict[str, Result] = {}
-        changed: dict[int, dict[int, Message]] = defaultdict(dict)  # by place, those of its results
+        changed: dict[int, dict[int, Message]] = defaultdict(dict)  # by place and index of the result
         for result, found in pointers:
             place, size = (result.place, result.index), int(found["size"])
             stands = any(at < place and held == size for at, held in whole[found["ref"]])
@@ -79,7 +79,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
             yield draft.replacing_results(at, self.type, _GONE, made)
 
     def _pointer(self, draft: Draft, result: Result) -> re.Match[str] | None:
-        """Return what a pointer says; None for what this edit did not make, or has put back."""
+        """Return the parsed pointer; None if this edit did not make the text or has put the result back."""
         if not draft.made_by or self.type not in draft.made_by[result.place]:
             return None
         if result.message == _first_sent(draft, result):
@@ -88,7 +88,7 @@ class DeduplicateResults(BaseEdit, frozen=True):
 
 
 def _pointing(result: Result, older: Result, text: str) -> Message:
-    """Return the pointer of a result to an older one, which had this text."""
+    """Return the pointer from a result to an older one with this text."""
     name = " ".join(older.tool.split())[:_NAME] or "a tool"
     return result.message.with_text(
         f"[same output as the earlier one of {name}: {len(text)} characters; ref={older.ref}]"
@@ -96,13 +96,13 @@ def _pointing(result: Result, older: Result, text: str) -> Message:
 
 
 def _text(message: Message) -> str | None:
-    """Return the text of a result without white space at its end; None where it holds anything but text."""
+    """Return the text of a result without trailing white space; None if it holds anything but text."""
     text = message.plain_text
     return text.rstrip() if text is not None else None
 
 
 def _first_sent(draft: Draft, result: Result) -> Message:
-    """Return a result as it was when it was first sent, as far as that is recorded."""
+    """Return a result as it was first sent, after `on_arrival`, or the original if nothing is recorded."""
     arrival = draft.entries[result.place].arrival
     arrived = arrival[-1].message if arrival else None
     results = arrived.results if arrived is not None else ()

@@ -1,10 +1,10 @@
-"""`digest_agent_calls`: what other agents told of their older tool calls becomes one count for each agent.
+"""`digest_agent_calls`: replaces other agents' older messages about tool calls with one count for each agent.
 
     <Type: AgentName> [调用工具 ToolName]                                           a broadcast: one call
     <Type: AgentName> [早期工具调用摘要: ToolA×5, ToolB×3, 共 8 次]</Type: AgentName>   a digest of many
 
-The type may be missing. Both exist in English too. Patterns with named groups say what a broadcast looks
-like; a digest looks as it does here, so that it can be read again and added to.
+The type may be missing. Both exist in English too. Broadcasts are recognized by patterns with named groups. Digests
+always have the form above, so that a later trim can parse them and add to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILT_IN: Final[Mapping[str, tuple[str, ...]]] = {
     "chinese": (_HEAD + _CHINESE + _TOOL, _HEAD_WITHOUT_TYPE + _CHINESE + _TOOL),
     "english": (_HEAD + _ENGLISH + _TOOL, _HEAD_WITHOUT_TYPE + _ENGLISH + _TOOL),
 }
-"""Patterns by the name that stands for them, each with type and without."""
+"""The built-in patterns by name, each with and without a type."""
 
 _GROUPS: Final = frozenset({"type", "agent", "tool"})
 _IDEOGRAPH: Final = re.compile("[\u3400-\u9fff]")
@@ -45,11 +45,11 @@ _DIGEST: Final = re.compile(
     r"(?:共 ([0-9]{1,9}) 次|([0-9]{1,9}) in all)\]</\1>"
 )
 _COUNT: Final = re.compile("[0-9]{1,9}")
-_NAME: Final = 200  # characters of a name that are told at most
+_NAME: Final = 200  # maximum characters of a name in a digest
 
 
 def checked_pattern(regex: str) -> str:
-    """Return a pattern that tells which tool was called, or the name of one that is built in; else `ValueError`."""
+    """Return a pattern that has a group `tool`, or the name of a built-in one; raise `ValueError` for any other."""
     if regex in BUILT_IN:
         return regex
     names = group_names(checked(regex))
@@ -66,17 +66,17 @@ def checked_pattern(regex: str) -> str:
 
 
 CallPattern: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(checked_pattern)]
-"""A pattern in RE2's syntax with the named group `tool`, or the name of one that is built in."""
+"""A pattern in RE2's syntax with the named group `tool`, or the name of a built-in one."""
 
 _COLON: Final = re.compile("[:：]")
 
 
 class _AgentCalls(Struct, kw_only=True):
-    """What one agent told of its calls."""
+    """One agent's messages about its calls."""
 
-    chinese: bool  # whether the first of it is in Chinese
-    calls: list[tuple[int, str]] = []  # position and tool of each message that stands whole
-    digests: list[tuple[int, Digest]] = []  # those that an earlier trim made, with their positions
+    chinese: bool  # whether the first of them is in Chinese
+    calls: list[tuple[int, str]] = []  # (place, tool) of each broadcast
+    digests: list[tuple[int, Digest]] = []  # (place, digest) of digests that earlier trims made
 
 
 class DigestAgentCalls(BaseEdit, frozen=True):
@@ -104,7 +104,7 @@ class DigestAgentCalls(BaseEdit, frozen=True):
         return patterns
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Replace what is older than the newest `keep`, agent by agent."""
+        """Replace the messages before the newest `keep`, agent by agent."""
         if not self.keep:
             return
         for speaker, group in self._groups(draft).items():
@@ -146,7 +146,7 @@ class DigestAgentCalls(BaseEdit, frozen=True):
 
 
 def _is_own(speaker: str, said_by: str | None, asking: str | None) -> bool:
-    """Tell whether it was the agent that asks: by the message's field or its name, with type or without."""
+    """Tell whether the speaker is the requesting agent, by the message's field or by name, with or without type."""
     if asking is None:
         return False
     own = ": ".join(part.strip() for part in _COLON.split(asking, maxsplit=1))
@@ -154,23 +154,23 @@ def _is_own(speaker: str, said_by: str | None, asking: str | None) -> bool:
 
 
 class Broadcast(Struct, frozen=True, kw_only=True):
-    """One call of another agent's, as it told of it."""
+    """A message of another agent about one call."""
 
-    speaker: str  # type and name of the agent, as a digest shows them; the name alone where there is no type
+    speaker: str  # type and name of the agent as in a digest; the name alone if there is no type
     tool: str
-    chinese: bool  # whether it is told in Chinese
+    chinese: bool  # whether the message is in Chinese
 
 
 class Digest(Struct, frozen=True, kw_only=True):
     """Many calls of one agent, counted by tool."""
 
     speaker: str
-    tools: Mapping[str, int]  # how often each tool was called, in the order of its first call
+    tools: Mapping[str, int]  # number of calls by tool, in the order of the first calls
     chinese: bool
 
     @property
     def text(self) -> str:
-        """The message that tells of them."""
+        """The text of the digest's message."""
         tools = ", ".join(f"{tool}×{calls}" for tool, calls in self.tools.items())
         calls = sum(self.tools.values())
         chinese, english = f"早期工具调用摘要: {tools}, 共 {calls} 次", f"Earlier tool calls: {tools}, {calls} in all"
@@ -179,7 +179,7 @@ class Digest(Struct, frozen=True, kw_only=True):
 
 
 def broadcast_of(text: str, patterns: tuple[str, ...], agent: str | None) -> Broadcast | None:
-    """Return the call that a message of `agent` tells of, by the first pattern that fits; else None."""
+    """Return the broadcast that a message of `agent` is, by the first pattern that matches; None if none does."""
     for pattern in chain.from_iterable(BUILT_IN.get(name, (name,)) for name in patterns):
         groups = named_groups(pattern, text)
         if groups is None:
@@ -194,7 +194,7 @@ def broadcast_of(text: str, patterns: tuple[str, ...], agent: str | None) -> Bro
 
 
 def broadcast_digest(text: str) -> Digest | None:
-    """Return the digest that a text is; None where it is none."""
+    """Parse a digest; return None if the text is none."""
     found = _DIGEST.fullmatch(text)
     if found is None:
         return None
@@ -211,6 +211,6 @@ def broadcast_digest(text: str) -> Digest | None:
 
 
 def _plain_name(found: str) -> str:
-    """Return a name as a digest can hold it: on one line, without what divides a digest."""
+    """Return a name in a form safe for a digest: on one line, without the separators of a digest."""
     plain = " ".join(re.sub("[<>]", "", found).split())
     return plain.replace("×", "x").replace(", ", " ")[:_NAME].strip()

@@ -1,4 +1,4 @@
-"""The edits that drop whole messages: by rounds, by tool calls, by a budget, by age, by a mark."""
+"""The edits that drop whole messages: by rounds, by tool calls, by a token budget, by age, by the internal mark."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class KeepRounds(BaseEdit, frozen=True):
     """So many rounds of the history stay; the current one is not counted."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Remove what is older than the rounds that stay."""
+        """Remove the messages before the rounds that stay."""
         reason = f"its round is not among the newest {self.last} of the history"
         for place, _ in draft.free(0, draft.history_before(self.last)):
             yield draft.removing(place, self.type, reason)
 
 
 class _Call(Struct, frozen=True, kw_only=True):
-    """One tool call and where its results stand."""
+    """One tool call and the places of its results."""
 
     span: Span
-    index: int  # place among the block's calls
+    index: int  # index among the calls of its message
     call: Call
     results: tuple[int, ...]
 
     @property
     def order(self) -> int:
-        """Where its first result stands; one that was never recorded would stand after the others."""
+        """The place of its first result; a missing result is ordered after the others of its span."""
         return self.results[0] if self.results else self.span.stop
 
 
@@ -73,7 +73,7 @@ class KeepToolCalls(BaseEdit, frozen=True):
         reach = len(draft.messages) if self.scope == "all" or not draft.rounds else draft.rounds[-1].start
         blocks = {span: tuple(_calls(draft, span)) for span in draft.spans if span.start < reach}
         every = (call for calls in blocks.values() for call in calls if call.call.name not in self.exclude_tools)
-        # One that still waits for its result does not count.
+        # Calls that still wait for their results do not count.
         answered = (call for call in every if call.results or call.span.stop < len(draft.messages))
         counted = sorted(answered, key=lambda call: call.order)
         older = frozenset(counted[: max(0, len(counted) - self.last)])
@@ -96,7 +96,7 @@ class KeepToolCalls(BaseEdit, frozen=True):
 
 
 def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
-    """Yield the calls of a span that results can answer: those with an id, the first of each."""
+    """Yield the calls of a span that results can answer: the first call with each id, and legacy calls."""
     block = draft.messages[span.start]
     if block is None or any(entry.message.role == "assistant" for entry in draft.entries[span.start + 1 : span.stop]):
         return
@@ -117,7 +117,7 @@ def _calls(draft: Draft, span: Span) -> Iterator[_Call]:
 def _leaving_out(
     draft: Draft, position: int, edit: str, reason: str, goes: Callable[[Message], bool]
 ) -> Iterator[Change]:
-    """Leave out those results of a message that go; what is said beside them stays."""
+    """Yield the change that removes the results of a message for which `goes` is true. Other content stays."""
     message = draft.messages[position]
     results = message.results if message is not None else ()
     gone = {index: None for index, result in enumerate(results) if goes(result)}
@@ -159,12 +159,12 @@ class RecentWindow(BaseEdit, frozen=True):
 
     @property
     def lacks_target(self) -> bool:
-        """Whether its budget is a part of the policy's target."""
+        """Whether its budget is a part of the policy's target, which must then be set."""
         return self.tokens is None and self.target is None
 
     @property
     def budget(self) -> Target | None:
-        """What its window is a part of."""
+        """The target that `ratio` is a part of, if the edit has its own."""
         return self.target
 
     def is_done(self, draft: Draft) -> bool:
@@ -173,7 +173,7 @@ class RecentWindow(BaseEdit, frozen=True):
         return budget is None or sum(draft.tokens) <= budget
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Remove what does not fit."""
+        """Remove the spans that do not fit."""
         budget = self._budget(draft)
         if budget is None:
             return
@@ -190,7 +190,7 @@ class RecentWindow(BaseEdit, frozen=True):
                 yield draft.removing(position, self.type, reason)
 
     def _budget(self, draft: Draft) -> int | None:
-        """Return how many tokens may stay; None where it is a part of a target that is not known."""
+        """Return the budget in tokens; None if it is a part of an unknown target."""
         if self.ratio is None:
             return draft.limit(Target(tokens=self.tokens))
         target = draft.limit(self.target)
@@ -211,15 +211,15 @@ class DropOldest(BaseEdit, frozen=True):
 
     @property
     def lacks_target(self) -> bool:
-        """Whether it names no target of its own."""
+        """Whether it has no target of its own."""
         return self.target is None
 
     def is_done(self, draft: Draft) -> bool:
-        """Tell whether the view is within its own target, or else the policy's."""
+        """Tell whether the view is within the edit's own target, or else the policy's."""
         return draft.within(self.target)
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Remove group after group, as long as the draft is above the target."""
+        """Remove one group after another while the draft is above the target."""
         target, total = draft.limit(self.target), draft.total
         for start, stop, reason in _groups(draft):
             if target is None or total <= target:
@@ -230,7 +230,7 @@ class DropOldest(BaseEdit, frozen=True):
 
 
 def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:
-    """Yield what goes together as (start, stop, reason), the oldest first."""
+    """Yield the groups that are dropped together as (start, stop, reason), the oldest first."""
     for past in draft.rounds[:-1]:
         yield past.start, past.stop, "its round was the oldest"
     for current in draft.rounds[-1:]:
@@ -254,14 +254,14 @@ class DropInternal(BaseEdit, frozen=True):
     """Which strategy this is."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Remove what is marked, span by span."""
+        """Remove the marked messages, span by span."""
         marked = {place for place, entry in enumerate(draft.entries) if entry.is_internal}
         for span in draft.spans:
             if span.start not in draft.protected and not marked.isdisjoint(range(span.start, span.stop)):
                 yield from self._without(draft, span, marked)
 
     def _without(self, draft: Draft, span: Span, marked: set[int]) -> Iterator[Change]:
-        """Take what is marked out of a span, with what belongs to it."""
+        """Remove the marked messages of a span, with the calls and results that belong to them."""
         left = list(draft.remaining(span.start, span.stop))
         block = draft.messages[span.start]
         going = [message for at, message in left if at in marked]

@@ -1,7 +1,7 @@
-"""What an edit is: settings that can be asked what they would change.
+"""The interface of edits. An edit is a settings class with methods that return changes.
 
-An edit looks at the draft of a whole log. An edit of tool output decides about one result at a time, from its
-content alone, and can therefore act on arrival as well.
+An edit reads the draft of a whole log. An edit of tool output decides about one result at a time, from its content
+alone, so it can also run on arrival.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from proxy.trimming.settings import Section, Target, Trigger
 
 
 class BaseEdit(Section, ABC, frozen=True):
-    """One trimming strategy, configured. The settings are the strategy: nothing else is told to it."""
+    """One configured trimming strategy. It has no parameters but its settings."""
 
-    piecemeal: ClassVar[bool] = False  # whether some of its changes may be left out: none depends on another
+    piecemeal: ClassVar[bool] = False  # whether its changes are independent, so that some may be left out
 
     type: str
     """Which strategy this is."""
@@ -30,51 +30,53 @@ class BaseEdit(Section, ABC, frozen=True):
 
     @property
     def lacks_target(self) -> bool:
-        """Whether, as it is set, it can do nothing unless the policy has a target."""
+        """Whether the edit with these settings does nothing unless the policy has a target."""
         return False
 
     @property
     def budget(self) -> Target | None:
-        """A target of its own that it keeps to at every trim; None where it has none."""
+        """The edit's own target, which it keeps to at every trim; None if it has none."""
         return None
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Settings that are written down and decide nothing, as the others are, with the reason."""
+        """Settings that were given but have no effect because of other settings, with the reason."""
         return {}
 
     def is_done(self, draft: Draft) -> bool:
-        """Tell whether nothing is left for it to do; what has a limit of its own goes by that."""
+        """Tell whether the edit need not run. An edit with its own limit overrides this."""
         return draft.within()
 
     @property
     def must_pay(self) -> bool:
-        """Whether it runs only if what it frees pays for what it rewrites, whatever fired."""
+        """Whether the edit runs only if what it frees pays for what it rewrites, no matter what fired."""
         return self.when is not None and self.when.cost is not None
 
     @abstractmethod
     def apply(self, draft: Draft) -> Iterable[Change | Summary | SummaryRequest]:
-        """Return what it changes in `draft`: at most one change per position, none where protected.
+        """Return the changes of `draft`: at most one per place, none at protected places.
 
-        What it made at an earlier trim stays as it is, or is made anew to take in what is new. One `Summary` may be
-        among the changes that remove what it covers; or there is only a `SummaryRequest`, which would have been used.
+        What the edit made at an earlier trim stays as it is, or is made anew to include new content. The changes may
+        include one `Summary`, with changes that remove what it covers. If the summary is not ready, a `SummaryRequest`
+        is the only item.
         """
 
     def at_best(self, draft: Draft) -> Draft | None:  # noqa: ARG002 - most edits have no need of it
-        """Return a draft in which no place has more tokens than this edit leaves there; None if that takes as long.
+        """Return a draft whose tokens are a lower bound, at each place, of what this edit leaves there.
 
-        Where even that would not pay, nothing is tried. What the edit leaves alone stands as it is.
+        Returns None if a bound would take as long as `apply`. If not even the bound pays, the trim is not tried. Places
+        that the edit does not change are as in `draft`.
         """
         return None
 
     def afterwards(self, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
-        """Return what must follow from what all the edits of a trim did; asked after each pass of them."""
+        """Return changes that the changes of all edits make necessary. Called after each pass of the edits."""
         return ()
 
     def finished(self, before: Draft, draft: Draft) -> Iterable[Change]:  # noqa: ARG002 - most edits have no need of it
-        """Return what it makes of its changes at the end of a trim: `before` is the draft that the trim began with.
+        """Return further changes at the end of a trim, when it is known which changes last.
 
-        By then it is sure which of them last. A client's own window is left as it is.
+        `before` is the draft that the trim began with. Not called if the log is a client's own window.
         """
         return ()
 
@@ -93,23 +95,23 @@ class ToolOutputEdit(BaseEdit, frozen=True):
 
     @abstractmethod
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:
-        """Return the shorter form of a tool result, None where it stays.
+        """Return the shorter form of a tool result, or None if it stays as it is.
 
-        `message` is what stands there now, `entry` holds the original and its ref, `asked` are the arguments of the
-        call that it answers. What is short already must stay.
+        `message` is the current message, `entry` holds the original and its ref, `asked` are the arguments of the call
+        that it answers. A result that is already short must stay.
         """
 
     def spares(self, message: Message, calls: Mapping[str, Call]) -> bool:  # noqa: ARG002 - most spare none
-        """Tell whether a message with results stays as it is; `calls` are those that it may answer."""
+        """Tell whether a message with results is exempt from `apply`; `calls` are the calls that it may answer."""
         return False
 
     def shorten_all(
         self, message: Message, entry: Entry, calls: Mapping[str, Call], *, is_cleared: bool = False
     ) -> Shortened | None:
-        """Return a message with the shorter form of each of its results; None where all stay.
+        """Return a message with the shorter form of each of its results; None if all stay as they are.
 
-        `calls` are those of the message before the results, by id. Where it `is_cleared`, stubs stay, and so does what
-        is folded behind one: it has no ref of its own.
+        `calls` are the calls of the message before the results, by id. If the message `is_cleared`, stubs stay, and so
+        do lines folded behind a result, since these have no ref of their own.
         """
         made: list[Message | None] = []
         reasons: list[str] = []
@@ -131,7 +133,7 @@ class ToolOutputEdit(BaseEdit, frozen=True):
         return draft.after(tuple(self.apply(draft)))
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Shorten every tool result that is not protected or cleared and costs fewer tokens in the shorter form."""
+        """Shorten every tool result that is neither protected nor cleared, if the shorter form costs fewer tokens."""
         for span in draft.spans:
             standing = [
                 (place, message)
@@ -155,27 +157,27 @@ CLEAR_TOOL_RESULTS: Final = "clear_tool_results"
 
 REF_PREFIX: Final = "ref_"
 REF_DIGITS: Final = 8
-"""Hexadecimal digits of a ref in a stub, if no other text of the session begins with them."""
+"""Hexadecimal digits of a ref in a stub; the whole ref is used if another ref of the session begins with the same."""
 
 _FOLDED: Final = "[then, shortened:]"
 
 
 def stub_of(tokens: int, ref: str, digest: str) -> str:
-    """Return the stub of a result that cost so many tokens."""
+    """Return the stub of a result that had so many tokens."""
     return f"[cleared {tokens} tokens; ref={ref}{f'; {digest}' if digest else ''}]"
 
 
 def folded_behind(text: str, lines: Iterable[str]) -> str:
-    """Return what stands in the place of a result with these lines of other calls behind it."""
+    """Return the text of a result with the lines of other calls folded behind it."""
     return "\n".join([text, _FOLDED, *lines])
 
 
 def is_stub(text: str, ref: str) -> bool:
-    """Tell whether a text is the stub of the result with this ref, or begins with it."""
+    """Tell whether a text is, or begins with, the stub of the result with this ref."""
     name = ref.removeprefix(REF_PREFIX)[:REF_DIGITS]
     return text.startswith("[cleared ") and f" tokens; ref={name}" in text
 
 
 def holds_folded(text: str) -> bool:
-    """Tell whether lines of other calls stand behind a result; a tool can write the like itself."""
+    """Tell whether lines of other calls are folded behind a result. May be wrong if a tool prints the same marker."""
     return f"\n{_FOLDED}\n" in text

@@ -1,4 +1,4 @@
-"""`evict_images`: only the newest images are sent; in the place of each older one stands what it was."""
+"""`evict_images`: only the newest images are sent; each older one is replaced with a short description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EvictImages(BaseEdit, frozen=True):
     """So many images stay, the newest ones."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
-        """Replace the images of each message that are beyond the newest, from the newest message back."""
+        """Replace all images but the newest, going from the newest message back."""
         left = self.keep
         for position in reversed(range(len(draft.messages))):
             message = draft.messages[position]

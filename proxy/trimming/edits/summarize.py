@@ -1,4 +1,4 @@
-"""`summarize`: older rounds become one summary."""
+"""`summarize`: replaces older rounds with one summary."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Mode: TypeAlias = Literal["model", "statistics"]
 
 _REASON: Final = "it is summed up"
 _RECIPE_BYTES: Final = 6
-LEAST_ROOM: Final = 120  # tokens below which no model is asked: heading and preface take some 50 of them
+LEAST_ROOM: Final = 120  # with fewer tokens no model is asked; heading and preface alone take about 50
 _IN_THE_RECIPE: Final = frozenset({"heading", "prompt", "language", "max_tokens", "max_generations"})
 _OF_A_MODEL: Final = frozenset({"prompt", "verbatim_user_tokens", "soft", "max_generations"})
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
-    """A beginning of the log that may be covered."""
+    """A beginning of the log that a summary may cover."""
 
-    stop: int  # place after the last message of it
-    until: int  # position of the first message that is not in it
-    messages: int  # messages of it that stand and are not protected
+    stop: int  # place after its last message
+    until: int  # position of the first message after it
+    messages: int  # number of its messages that are sent and not protected
     tokens: int  # their tokens
-    rounds: int  # whole rounds in which there are any
-    new_messages: int  # messages of it that no summary covers yet and that are not protected, dropped or not
-    new_tokens: int  # their tokens, as they would be sent if nothing were trimmed
+    rounds: int  # number of whole rounds with such messages
+    new_messages: int  # unprotected messages that no summary covers yet, including dropped ones
+    new_tokens: int  # their tokens if nothing were trimmed
 
 
 class Summarize(BaseEdit, frozen=True):
@@ -106,7 +106,7 @@ class Summarize(BaseEdit, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """What only a model goes by, where none is asked."""
+        """Settings for `mode: model` that were given with another mode."""
         if self.mode == "model":
             return {}
         return {
@@ -116,12 +116,15 @@ class Summarize(BaseEdit, frozen=True):
 
     @cached_property
     def recipe(self) -> str:
-        """Twelve hexadecimal digits: summaries of one recipe may go on from each other."""
+        """A hash of the settings that shape a summary, as 12 hexadecimal digits.
+
+        A summary may be made from a predecessor with the same recipe.
+        """
         content = self.model_dump(mode="json", include=set(_IN_THE_RECIPE))
         return blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=_RECIPE_BYTES).hexdigest()
 
     def is_done(self, draft: Draft) -> bool:
-        """Tell whether the view is within `lower`, or else the policy's target, and nobody asked for more."""
+        """Tell whether the view is within `lower`, or else the policy's target, and no requested summary is ready."""
         return draft.within(self._aim) and not self._is_asked(draft)
 
     @property
@@ -129,7 +132,7 @@ class Summarize(BaseEdit, frozen=True):
         return Target(tokens=self.lower) if self.lower is not None else None
 
     def apply(self, draft: Draft) -> Iterator[Change | Summary | SummaryRequest]:
-        """Replace older rounds where the conditions are fulfilled; where a model has yet to do it, say so."""
+        """Replace older rounds if the conditions are met; if a model has yet to write the summary, request it."""
         upper = draft.limit(Target(tokens=self.upper)) if self.upper is not None else None
         limit = draft.limit(self._aim)
         above = all(least is None or draft.total > least for least in (upper, limit))
@@ -147,10 +150,11 @@ class Summarize(BaseEdit, frozen=True):
                 yield draft.removing(place, self.type, _REASON)
 
     def ready(self, draft: Draft, *, trimming: bool = False) -> Summary | None:
-        """Return the summary by a model that can be used now; None where it would not make the view smaller.
+        """Return the summary by a model that can be used now, or None.
 
-        It must reach further than the current one. With `trimming`, the log is trimmed anyway and others make room:
-        then it need only be smaller than what it covers in the log, sent or not, and within `budget_ratio`.
+        It must cover more than the current one and make the view smaller. With `trimming`, the log is trimmed anyway
+        and other edits make room: then it may make the view larger, but must be smaller than the messages it covers
+        (dropped ones included) and within `budget_ratio`.
         """
         made, current = draft.ready_summary, draft.summary
         if self.mode != "model" or made is None or made.until > draft.end:
@@ -180,10 +184,10 @@ class Summarize(BaseEdit, frozen=True):
     def request(
         self, draft: Draft, *, added: int = 0, whole: bool = False, urgent: bool = False
     ) -> SummaryRequest | None:
-        """Return what a model should sum up; None where it would not be worth it.
+        """Return the summary that a model should make; None if it would not be worth it.
 
-        Where there is a limit, that is the least that gets within it, with `added` tokens on top; with `whole`
-        it is all that may be covered.
+        With a limit, it covers the shortest beginning that gets the view and `added` more tokens within the limit.
+        Without a limit, or with `whole`, it covers everything that may be covered.
         """
         limit = None if whole else draft.limit(self._aim)
         current = draft.summary.tokens if draft.summary is not None else 0
@@ -203,14 +207,14 @@ class Summarize(BaseEdit, frozen=True):
         return found
 
     def lacking_room(self, draft: Draft) -> int | None:
-        """Return the tokens that `budget_ratio` leaves a summary by a model, where they are too few to make one."""
+        """Return the tokens that `budget_ratio` allows a summary by a model if they are too few; else None."""
         budget = self._budget(draft, draft.limit(self._aim))
         return budget if self.mode == "model" and budget is not None and budget < LEAST_ROOM else None
 
     def requested_now(self, draft: Draft) -> SummaryRequest | None:
-        """Return what is summed up if somebody asks for it; None where nothing is left that is worth it.
+        """Return the summary that is made on explicit request; None if nothing is left that is worth it.
 
-        No condition of the edit counts. At least one round of the history is covered, or part of the current one.
+        The edit's conditions are ignored. It covers at least one round of the history, or a part of the current one.
         """
         history = sum(each.number > 0 for each in draft.rounds[:-1])
         rounds = min(self.keep_rounds, max(0, history - 1))
@@ -218,7 +222,7 @@ class Summarize(BaseEdit, frozen=True):
         return self.model_copy(update=free).request(draft, whole=True)
 
     def imagined(self, draft: Draft, request: SummaryRequest) -> Draft:
-        """Return the draft as it would be with the requested summary, of the size that it may have."""
+        """Return the draft as it would be with the requested summary at its maximum size."""
         tokens = min(request.room, self.max_tokens)
         summary = Summary(
             text="",
@@ -240,7 +244,11 @@ class Summarize(BaseEdit, frozen=True):
         return draft.ready_summary is not None and draft.ready_summary.asked and self.ready(draft) is not None
 
     def _is_due(self, beginning: Beginning, draft: Draft, since: int, of_newest: int | None) -> bool:
-        """Tell whether it is enough for a summary by a model; the newest one has so many tokens."""
+        """Tell whether a beginning is enough for a summary by a model.
+
+        `since` and `of_newest` are the end and the tokens of the newest summary by a model; `of_newest` is None if
+        there is none.
+        """
         if draft.summary is not None and beginning.until <= draft.summary.until:
             return False
         if of_newest is None:
@@ -250,14 +258,14 @@ class Summarize(BaseEdit, frozen=True):
         return beginning.new_tokens > self.growth_ratio * of_newest
 
     def _by_statistics(self, draft: Draft, limit: int | None) -> Summary | None:
-        """Return the summary that code makes; None where it would not be worth it."""
+        """Return the summary that code makes; None if it would not be worth it."""
         current = draft.summary
         if current is not None and current.kind != "statistics":
-            return None  # nobody can put in numbers what a model said of messages that are not there
+            return None  # statistics cannot be made from a model's text, and its messages are not here
         choices = [each for each in beginnings(draft, self.keep_rounds) if self._is_worth_it(each, draft)]
         sent = draft.total - (current.tokens if current is not None else 0)
         for choice in choices:
-            # The least that gets within the limit.
+            # Take the shortest beginning that gets the view within the limit.
             left = sent - choice.tokens
             if limit is not None and left + min(self.max_tokens, self._room(choice, draft, limit)) <= limit:
                 summary = self._counted(choice, draft, limit)
@@ -273,15 +281,17 @@ class Summarize(BaseEdit, frozen=True):
         return choice.messages >= needed and choice.tokens > self.growth_ratio * current.tokens
 
     def _room(self, choice: Beginning, draft: Draft, limit: int | None) -> int:
-        """Return how many tokens the summary may have: fewer than what it replaces."""
+        """Return the maximum tokens of a summary by code: fewer than what it replaces, and within the budget."""
         replaced, budget = _replaced(choice, draft), self._budget(draft, limit)
         return replaced - 1 if budget is None else min(replaced - 1, budget)
 
     def _room_to_write(self, beginning: Beginning, draft: Draft, of_newest: int | None, *, in_view: bool) -> int:
-        """Return how many tokens a summary by a model may have: fewer than what it is made of.
+        """Return the maximum tokens of a summary by a model.
 
-        That is the newest one, of `of_newest` tokens, and the messages since, sent or not. Without a limit it has at
-        most `max_tokens`, unless it replaces more in the view; with `in_view` it has fewer than that, too.
+        They are fewer than those of its sources: the newest summary (`of_newest` tokens) and the messages since,
+        including dropped ones. With a limit, they are within the budget. Without one, they are at most `max_tokens`, or
+        more if the summary replaces more in the view. With `in_view`, they are also fewer than what it replaces in the
+        view.
         """
         made_of = (of_newest or 0) + beginning.new_tokens
         in_the_view = _replaced(beginning, draft)
@@ -290,11 +300,14 @@ class Summarize(BaseEdit, frozen=True):
         return min(most, made_of - 1, in_the_view - 1 if in_view else most)
 
     def _budget(self, draft: Draft, limit: int | None) -> int | None:
-        """Return how many tokens of a limit a summary may take; None without one."""
+        """Return the tokens that a summary may take of a limit; None if there is no limit."""
         return None if limit is None else int(self.budget_ratio * max(0, limit - draft.fixed_tokens))
 
     def _counted(self, choice: Beginning, draft: Draft, limit: int | None) -> Summary:
-        """Return the summary of what stood and of what is covered now; its first lines stand in any case."""
+        """Return the summary by statistics: those of the current summary plus those of the newly covered messages.
+
+        The level of detail falls until the summary has room. Its first lines are always kept, even without room.
+        """
         spans = [span for span in draft.spans if span.stop <= choice.stop and any(draft.free(span.start, span.stop))]
         statistics = statistics_of([entry.message for entry in draft.entries], spans, choice.rounds)
         tokens = sum(entry.tokens for span in spans for entry in draft.entries[span.start : span.stop])
@@ -323,16 +336,16 @@ class Summarize(BaseEdit, frozen=True):
         return summary
 
 
-COMPACTION: Final = Summarize(mode="model", keep_rounds=0)  # where the policy does not say how
+COMPACTION: Final = Summarize(mode="model", keep_rounds=0)  # for requested summaries if the policy has no such edit
 
 
 def _replaced(choice: Beginning, draft: Draft) -> int:
-    """Return the tokens of what is sent and would not be any more, the current summary included."""
+    """Return the tokens in the view that a summary would replace, including the current summary."""
     return choice.tokens + (draft.summary.tokens if draft.summary is not None else 0)
 
 
 def _newest(draft: Draft) -> tuple[int, int | None]:
-    """Return how far the newest summary by a model reaches, as a position, and its tokens; else (0, None)."""
+    """Return (end position, tokens) of the newest summary by a model; (0, None) if there is none."""
     current, made = draft.summary, draft.ready_summary
     found: tuple[int, int | None] = (0, None)
     if current is not None and current.kind == "model":
@@ -343,7 +356,7 @@ def _newest(draft: Draft) -> tuple[int, int | None]:
 
 
 def _covered(draft: Draft, until: int) -> list[int]:
-    """Return the places of what a summary up to position `until` replaces: what stands of whole spans."""
+    """Return the places that a summary up to position `until` replaces: unprotected messages of whole spans."""
     return [
         place
         for span in draft.spans
@@ -353,17 +366,17 @@ def _covered(draft: Draft, until: int) -> list[int]:
 
 
 def beginnings(draft: Draft, keep_rounds: int, since: int = 0) -> Iterator[Beginning]:
-    """Yield the beginnings of the log that may be covered, from the least to the most.
+    """Yield the beginnings of the log that a summary may cover, the shortest first.
 
-    One ends after a whole round of the history or, with `keep_rounds` 0, after any span of the current round but
-    the newest: an agent that runs 300 calls on one instruction has one round. What is protected is not counted.
-    `since` is the position of the first message that no summary covers yet.
+    Each ends after a whole round of the history. With `keep_rounds` 0, it may also end after any span of the current
+    round but the newest, since an agent may run 300 calls in one round. Protected messages are not counted. `since` is
+    the position of the first message that no summary covers yet.
     """
     messages = tokens = rounds = new_messages = new_tokens = 0
     gaps = iter(clipped(draft.gaps, since, draft.end))
     gap = next(gaps, None)
     last = draft.history_before(keep_rounds)
-    # What is covered together: (start, stop, whether it is a whole round, whether a beginning may end after it).
+    # Groups that are covered together: (start, stop, whether it is a whole round, whether a beginning may end there).
     groups = [(each.start, each.stop, *(each.number > 0,) * 2) for each in draft.rounds if each.stop <= last]
     if keep_rounds == 0 and draft.rounds:
         current = [span for span in draft.spans[:-1] if span.start >= draft.rounds[-1].start]

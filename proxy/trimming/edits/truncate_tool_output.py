@@ -1,6 +1,6 @@
-"""`truncate_tool_output`: tool output over a limit of lines or bytes is cut, and the cut says so.
+"""`truncate_tool_output`: cuts tool output above a limit of lines or bytes, and marks the cut.
 
-Lines end at a line feed and nowhere else. Everything works on UTF-8, so that sizes are bytes.
+Only a line feed ends a line. All sizes and offsets are in bytes of UTF-8.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
     """What is kept: the beginning, the end, or half of the limits for each."""
 
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:  # noqa: ARG002
-        """Return the result cut to the limits; None where it is within them or would not get shorter."""
+        """Return the result cut to the limits; None if it is within them or would not get shorter."""
         text = message.text.encode()
         if _lines(text) <= self.max_lines and len(text) <= self.max_bytes:
             return None
         size = len(text)
         marked = _around_mark(text, entry.ref)
         if marked is not None:
-            head, tail = marked  # one line feed belongs to the mark
+            head, tail = marked  # the `+ 1` below: one line feed belongs to the mark
             if _lines(head) + _lines(tail) <= self.max_lines and len(head) + len(tail) <= self.max_bytes + 1:
                 return None
-            # It was cut to wider limits before: cut the original, so that the numbers tell of all of it.
+            # It was cut to wider limits before. Cut the original, so that the mark counts everything omitted.
             message, text = entry.message, entry.message.text.encode()
         return self._cut(message, text, entry.ref, size)
 
     def _cut(self, message: Message, text: bytes, ref: str, size: int) -> Shortened | None:
-        """Return `message`, of text `text`, cut to the limits; None where that is not below `size` bytes."""
+        """Return `message`, whose text is `text`, cut to the limits; None if the result is not below `size` bytes."""
         tail_lines, tail_bytes = {
             "head": (0, 0),
             "tail": (self.max_lines, self.max_bytes),
@@ -57,7 +57,7 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
         head = _head(text, self.max_lines - tail_lines, self.max_bytes - tail_bytes)
         tail = _tail(text, tail_lines, tail_bytes)
         lines, omitted = _lines(text), _lines(text[head:tail])
-        # The mark stands on a line of its own.
+        # Put the mark on a line of its own.
         before, after = "\n" if head and text[head - 1 : head] != b"\n" else "", "\n" if tail < len(text) else ""
         words = f"{omitted} line{'s' if omitted > 1 else ''} ({tail - head} bytes) omitted"
         mark = f"{before}[... {words} of {lines} ({len(text)} bytes){_ending(ref)}{after}".encode()
@@ -69,12 +69,12 @@ class TruncateToolOutput(ToolOutputEdit, frozen=True):
 
 
 def _lines(text: bytes) -> int:
-    """Return the number of lines; a last one without its line feed counts."""
+    """Return the number of lines. A last line without a line feed counts."""
     return text.count(b"\n") + (1 if text and not text.endswith(b"\n") else 0)
 
 
 def _head(text: bytes, lines: int, size: int) -> int:
-    """Return where a beginning of at most so many lines and bytes stops."""
+    """Return the end offset of the longest beginning within so many lines and bytes, on a line end if possible."""
     stop = 0
     for _ in range(lines):
         stop = text.find(b"\n", stop) + 1
@@ -89,7 +89,7 @@ def _head(text: bytes, lines: int, size: int) -> int:
 
 
 def _tail(text: bytes, lines: int, size: int) -> int:
-    """Return where an ending of at most so many lines and bytes starts."""
+    """Return the start offset of the longest ending within so many lines and bytes, on a line start if possible."""
     least, start = len(text) - size, len(text)
     end = len(text) - 1 if text.endswith(b"\n") else len(text)
     for _ in range(lines):
@@ -105,19 +105,19 @@ def _tail(text: bytes, lines: int, size: int) -> int:
 
 
 def _at_character(text: bytes, offset: int, step: int) -> int:
-    """Return the nearest place in direction `step` that is not inside a character."""
+    """Return the nearest offset in direction `step` that is not inside a character."""
     while 0 < offset < len(text) and text[offset] & 0xC0 == 0x80:
         offset += step
     return offset
 
 
 def _ending(ref: str) -> str:
-    """Return how a mark ends that names `ref`: by this an earlier cut is known."""
+    """Return the end of a mark that names `ref`. It identifies an earlier cut."""
     return f"; full output: {ref} ...]"
 
 
 def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
-    """Return what stands before and after the mark of an earlier cut; None where there is none."""
+    """Return the text before and after the mark of an earlier cut; None if there is none."""
     ending = _ending(ref).encode()
     found = text.find(ending)
     line = text.rfind(b"\n", 0, max(found, 0)) + 1
@@ -127,9 +127,9 @@ def _around_mark(text: bytes, ref: str) -> tuple[bytes, bytes] | None:
 
 
 def _texts(texts: Sequence[str], text: bytes, head: int, tail: int, mark: bytes) -> list[str | None]:
-    """Return the parts of `text` with the mark in place of `head` to `tail`; None for one that was cut to nothing.
+    """Return the parts of `text` with the mark in place of `head` to `tail`; None for a part that was cut completely.
 
-    Blanks are nothing, too: some refuse a part of blanks alone.
+    None too for a part of which only white space is left, since some providers refuse such parts.
     """
     kept: list[str | None] = []
     start = 0
