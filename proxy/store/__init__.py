@@ -1,33 +1,36 @@
-"""Everything that is kept: sessions, trees of messages, exchanges, cuts. One code for SQLite and PostgreSQL.
+"""Persistent storage: sessions, message trees, exchanges, cuts. One code base for SQLite and PostgreSQL.
 
-    store       what the other rooms use; start here
-    records     what goes in and what comes out, as plain data
-    history     what is known of a conversation when a request comes in: one read
-    evidence    which session a request without an id belongs to
-    exchanges   how an exchange begins and how it is settled: one transaction each
-    portions    long requests, written so that others write between
-    sessions    made, listed by size and cost, deleted
-    tree        a session's rows: its nodes, texts, instructions, what clients were not shown
-    cuts        where the views of a branch were trimmed up to; changes and cuts as text
-    summaries   summaries by a model, and the leases of those who make them
+    store       the interface for the other rooms; start here
+    records     the inputs and outputs, as plain data
+    history     reads what is known about a conversation when a request comes in, in one read
+    evidence    finds the session of a request without an id
+    exchanges   begins and settles exchanges, in one transaction each
+    portions    writes long requests in portions, so that other writes get their turn
+    sessions    creates, lists and deletes sessions
+    tree        the rows of a session: nodes, texts, instructions, and what was hidden from clients
+    cuts        the trim boundaries of branches; changes and cuts as text
+    summaries   summaries by a model, and the leases of their workers
     rollups     sums over exchanges, for statistics and budgets
-    masking     secrets masked before they are stored
+    masking     masks secrets before they are stored
     search      the full-text index of messages
     archive     export, import, fork
     schema      the tables
-    migrate     making the tables, and bringing them up to date
-    convert     sessions moved from the tables of the old layout
-    packing     how values are packed in the tables
-    database    what a database offers: units of work; compiled statements; URLs; errors
-    circuit     whether the store can be used; asks again and again while it cannot
-    spool       a file of what waits until it can
+    migrate     creates the tables and migrates them
+    convert     moves sessions from the tables of the old layout
+    packing     packs values for the tables
+    database    the interface of a database: units of work, compiled statements, URLs, errors
+    circuit     the circuit breaker of the store; probes the database while it is unavailable
+    spool       a file of records that wait while the store is unavailable
     sqlite      one writer thread with group commit, and readers
     postgres    a pool of connections
     writer      a process beside the server that writes exchanges
-    functions   exchanges as PostgreSQL's own functions take them, many in one statement
+    functions   writes exchanges with PostgreSQL functions, many in one statement
 
-The rules: nothing is overwritten (nodes, texts, instructions, hidden rounds and summaries are append-only, and triggers
-see to it); a unit of work is one transaction; whoever writes to a session locks its row in `sessions` first.
+The rules:
+
+- Nothing is overwritten. Nodes, texts, instructions, hidden rounds and summaries are append-only; triggers enforce it.
+- A unit of work is one transaction.
+- A write to a session locks the session's row in `sessions` first.
 """
 
 from __future__ import annotations

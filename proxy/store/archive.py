@@ -1,9 +1,9 @@
-"""A session as records: exported, imported, and copied into another one (a fork).
+"""Exports a session as records, imports it, and copies it into another session (a fork).
 
-Each record is an object with `record`, its kind, and the columns of a row; JSON in a column is JSON in the record. A
-text is given as `data` where writing that as compact JSON makes the very same text, else as `text`, a string. What is
-named is read after what names it: the session may go on meanwhile, and still nothing that is named is missing. Attempts
-at summaries are left out.
+Each record is an object with its kind in `record`, and the columns of a row. JSON in a column becomes JSON in the
+record. A text is given as `data` if compact JSON of that is exactly the same text, otherwise as `text`, a string.
+References are read before the rows they refer to. So nothing is missing in an export, even if the session moves on
+meanwhile. Failed attempts at summaries are left out.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ from proxy.trimming import Change, Gap, Hidden, Summary, outside_gaps
 
 # ----------------------------------------------------------------------------------------------------- export
 
-FORMAT: Final = 1  # version of the records, said by the first of them
+FORMAT: Final = 1  # version of the format, in the first record
 READY: Final = SummaryStatus.READY.value
-_AT_ONCE: Final = 500  # rows of one reading, so that a long session need not fit into memory
-PORTION: Final = 250  # messages of one transaction
+_AT_ONCE: Final = 500  # rows per read, so that a long session need not fit into memory
+PORTION: Final = 250  # messages per transaction
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
@@ -77,10 +77,10 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
     name: str
     table: Table
-    order: tuple[str, ...]  # columns that together tell its rows apart
+    order: tuple[str, ...]  # columns to sort by; together they are unique
     json: tuple[str, ...] = ()  # columns that hold JSON
-    text: str | None = None  # the column whose text must be kept to the byte
-    only: ColumnElement[bool] | None = None  # which of its rows; None: all of them
+    text: str | None = None  # the column whose text must be preserved byte for byte
+    only: ColumnElement[bool] | None = None  # condition for the rows to export; None: all rows
 
 
 _EXCHANGE: Final = _Kind(
@@ -88,7 +88,7 @@ _EXCHANGE: Final = _Kind(
 )
 _CUT: Final = _Kind(name="cut", table=CUTS, order=("position", "node", "policy", "agent"), json=("changes",))
 _HIDDEN: Final = _Kind(name="hidden", table=HIDDEN, order=("node",), json=("before", "after"))
-_SUMMARY: Final = _Kind(  # by time: the one that another was made from comes first
+_SUMMARY: Final = _Kind(  # by time, so that predecessors come first
     name="summary",
     table=SUMMARIES,
     order=("created_at", "id"),
@@ -101,9 +101,10 @@ _BODY: Final = _Kind(name="body", table=BODIES, order=("body",), text="text")
 
 
 async def export_session(database: Database, key: str) -> AsyncIterator[JsonObject]:
-    """Give the records of a session, that of the session itself first.
+    """Yield the records of a session, beginning with the record of the session itself.
 
-    Raises `NotFound` if there is none, and at the end if it was deleted meanwhile: the records are not whole then.
+    Raises `NotFound` if there is no such session. Also raises it at the end if the session was deleted meanwhile: then
+    the records are incomplete.
     """
     first = await database.read(partial(_session, key=key))
     if first is None:
@@ -127,7 +128,7 @@ async def export_session(database: Database, key: str) -> AsyncIterator[JsonObje
 
 
 async def _in_order(database: Database, key: str, kind: _Kind) -> AsyncIterator[JsonObject]:
-    """Give the records of a kind, each page from where the one before it ended."""
+    """Yield the records of a kind, page by page."""
     after: tuple[Any, ...] | None = None
     while True:
         records = await database.read(partial(_page, key=key, kind=kind, after=after))
@@ -139,7 +140,7 @@ async def _in_order(database: Database, key: str, kind: _Kind) -> AsyncIterator[
 
 
 async def _forms(database: Database, key: str) -> AsyncIterator[JsonObject]:
-    """Give the records of forms, each with the exchange that brought it first."""
+    """Yield the records of forms, each with the first exchange that brought it."""
     first: dict[tuple[str, str], str] = {}
     for form in await database.read(partial(tree.forms_in, key=key)):
         first.setdefault((form.node, form.body), form.exchange)
@@ -153,7 +154,7 @@ async def _placed(
     places_of: Callable[..., list[_ArchivePlace]],
     records_at: Callable[..., tuple[list[JsonObject], int]],
 ) -> AsyncIterator[JsonObject]:
-    """Give the records of a kind that no index has in order: where they are is read once, and not for each page."""
+    """Yield the records of a kind that no index has in order. Their places are read once, not for each page."""
     places = await database.read(partial(places_of, key=key))
     start, count = 0, AT_FIRST
     while some := places[start : start + count]:
@@ -177,9 +178,9 @@ def _session(connection: StoreConnection, key: str) -> JsonObject | None:
 class _ArchivePlace(Struct, frozen=True, kw_only=True):
     """Where the export finds a node or a text."""
 
-    name: str  # of the node, or of the text
+    name: str  # name of the node or of the text
     node: str | None = None  # the node whose row has the text
-    form: tree.Form | None = None  # it holds the text, packed: the row of its exchange is not read again for it
+    form: tree.Form | None = None  # the form with the packed text, so that the row of its exchange is not read again
 
 
 def _node_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
@@ -189,7 +190,7 @@ def _node_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
 
 
 def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> tuple[list[JsonObject], int]:
-    """Return their records, and the bytes of texts that were read."""
+    """Return the records of these nodes, and the size of the texts that were read."""
     rows = _named_rows(connection, key, NODES, [place.name for place in places])
     found = [rows[place.name] for place in places if place.name in rows]
     return [record_of(_NODE, _values(connection, key, _NODE, row)) for row in found], sum(
@@ -198,7 +199,7 @@ def _nodes_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePl
 
 
 def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
-    """Return the texts of a session, by name. Those of replies are stored with their nodes, forms with exchanges."""
+    """Return the places of a session's texts, by name. Replies are stored with their nodes, forms with exchanges."""
     places: dict[str, _ArchivePlace] = {}
     for form in tree.forms_in(connection, key):
         places.setdefault(form.body, _ArchivePlace(name=form.body, form=form))
@@ -210,7 +211,7 @@ def _text_places(connection: StoreConnection, key: str) -> list[_ArchivePlace]:
 
 
 def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePlace]) -> tuple[list[JsonObject], int]:
-    """Return their records, and the bytes of these texts."""
+    """Return the records of these texts, and their size."""
     plain = [place.name for place in places if place.node is None and place.form is None]
     rows = _named_rows(connection, key, BODIES, plain)
     replies = _named_rows(connection, key, NODES, [place.node for place in places if place.node is not None])
@@ -232,20 +233,20 @@ def _texts_at(connection: StoreConnection, key: str, places: Sequence[_ArchivePl
 
 
 def _named_rows(connection: StoreConnection, key: str, table: Table, names: Sequence[str]) -> dict[str, Row]:
-    """Return rows by their names; those that were deleted meanwhile are left out."""
+    """Return rows by their names. Rows that were deleted meanwhile are left out."""
     if not names:
         return {}
     found = connection.execute(_reading(connection.dialect.name, table), {"source": key, "names": names})
-    return {row[1]: row for row in found.all()}  # the name comes after the session
+    return {row[1]: row for row in found.all()}  # the second column is the name
 
 
 def _page(connection: StoreConnection, key: str, kind: _Kind, after: tuple[Any, ...] | None) -> list[JsonObject]:
-    """Return the next records of a kind; `after` are those columns of the last one that order them."""
+    """Return the next records of a kind. `after` has the sort columns of the last record."""
     under_way: list[JsonObject] = []
     if kind is _EXCHANGE:
         under_way = _rows_of_page(connection, key, kind, PENDING, after)
     records = _rows_of_page(connection, key, kind, kind.table, after)
-    if under_way:  # those that ended between the two readings count as they ended
+    if under_way:  # an exchange that was settled between the two reads counts as settled
         records = list({record["id"]: record for record in (*under_way, *records)}.values())
         return sorted(records, key=lambda record: encode_exchange(record["id"]))[:_AT_ONCE]
     return records
@@ -264,7 +265,7 @@ def _rows_of_page(
 
 
 def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> JsonObject:
-    """Return the columns of a row as they are shown."""
+    """Return the columns of a row as they are exported."""
     values = _columns(row)
     if kind.table is CUTS:
         values["changes"] = changes_of(connection, key, row)
@@ -278,7 +279,7 @@ def _values(connection: StoreConnection, key: str, kind: _Kind, row: Row) -> Jso
 
 
 def record_of(kind: _Kind, row: Mapping[str, Any]) -> JsonObject:
-    """Return the record of a row, its session left out."""
+    """Return the record of a row, without its session."""
     record: JsonObject = {"record": kind.name}
     for name, value in row.items():
         if name == kind.text:
@@ -290,15 +291,15 @@ def record_of(kind: _Kind, row: Mapping[str, Any]) -> JsonObject:
 
 
 def _is_written_as(data: Any, text: str) -> bool:
-    """Return whether a message reads well in an export without losing anything."""
+    """Tell whether compact JSON of `data` is exactly `text`."""
     try:
         return orjson.dumps(data) == text.encode()
-    except TypeError:  # it has too many levels
+    except TypeError:  # nested too deeply
         return False
 
 
 def _columns(row: Row) -> JsonObject:
-    # SQLAlchemy's names are more than text, and orjson takes nothing more for a key.
+    # SQLAlchemy's names are a subclass of str; orjson accepts only str itself as a key.
     return {str(name): value for name, value in row._asdict().items() if name != "session"}
 
 
@@ -327,7 +328,7 @@ class _TextRecord(_ArchiveRecord, frozen=True, kw_only=True):
     tokens: Amount
 
     def raw(self) -> bytes:
-        """Return the text: as it is given, or compact JSON of the data."""
+        """Return `text` as it is, or else compact JSON of `data`; raises ValueError if there is neither."""
         if self.text is None:
             if self.data is msgspec.UNSET:
                 raise ValueError("it has neither `data` nor `text`")
@@ -372,7 +373,7 @@ class _CutRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="cut"):
 
 
 class HiddenRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="hidden"):
-    """What the client was not shown of a reply."""
+    """What was hidden from the client of a reply."""
 
     node: str
     before: tuple[str, ...]
@@ -382,7 +383,7 @@ class HiddenRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="hidden"):
     created_at: Time
 
     def read(self, dialect: Dialect) -> Hidden:
-        """Return what was hidden; raises ValueError where a text in it is no message."""
+        """Return what was hidden; raises ValueError if one of its texts is not a message."""
         return Hidden(
             before=tuple([_hidden_message(text, dialect) for text in self.before]),
             reply=None if self.reply is None else _hidden_message(self.reply, dialect),
@@ -399,7 +400,7 @@ def _hidden_message(text: str, dialect: Dialect) -> Message:
 
 
 class SummaryRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="summary"):
-    """A summary that is ready."""
+    """A summary with the status `ready`."""
 
     id: str
     node: str
@@ -418,10 +419,10 @@ class SummaryRecord(_ArchiveRecord, frozen=True, kw_only=True, tag="summary"):
     asked: bool = False
 
     def read(self, depths: Mapping[str, int], descends: Callable[[str, str], bool]) -> SummaryRow:
-        """Return the summary without its cost, which was paid where it was made.
+        """Return the summary, without its cost, which was paid where the summary was made.
 
-        `depths` are those of all nodes. `descends` tells whether a node is another one or below it. Raises ValueError
-        where the summary is not of a branch of these nodes.
+        `depths` holds the depths of all nodes. `descends(node, ancestor)` tells whether a node is below another one or
+        the same. Raises ValueError if the summary does not belong to a branch of these nodes.
         """
         require_plain(id=self.id, recipe=self.recipe, model=self.model, predecessor=self.predecessor)
         for node in (self.node, self.tip):
@@ -439,7 +440,7 @@ _Record: TypeAlias = (
     _SessionRecord | _InstructionsRecord | _BodyRecord | _NodeRecord | _CutRecord | HiddenRecord | SummaryRecord
 )
 _NOT_IMPORTED: Final = frozenset({"exchange", "form"})
-"""Kinds of records that stay behind: what they tell happened elsewhere."""
+"""Kinds of records that are not imported: they describe what happened in another installation."""
 
 
 class Archive:
@@ -454,18 +455,18 @@ class Archive:
         self.depths: dict[str, int] = {}  # by node, the number of messages from the root to it, itself included
         self.cuts: list[tuple[_CutRecord, StandingCut]] = []
         self.hidden: dict[str, tuple[Hidden, int]] = {}
-        """By node, what the client was not shown of it, and when that was stored."""
+        """By node, what was hidden from the client, and when that was stored."""
         self.summaries: dict[str, SummaryRow] = {}  # by id
         self.bodies: dict[str, Body] = {}  # by name
 
     @cached_property
     def family(self) -> _Family:
-        """Who descends from whom, once all nodes are there."""
+        """The index of descent. Use it only when all nodes are added."""
         return _Family([(parent, node) for parent, node, _ in self.nodes])
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Archive:
-    """Read and check the records of a session; InvalidRequest names the line that is wrong, the first being 1."""
+    """Read and check the records of a session. Raises InvalidRequest with the number of a wrong line, from 1 on."""
     lines: list[tuple[int, _Record]] = []
     for line, record in enumerate(records, 1):
         with _at(line):
@@ -524,7 +525,7 @@ def _add_node(archive: Archive, record: _NodeRecord) -> None:
 def _add_instructions(archive: Archive, record: _InstructionsRecord) -> None:
     raw = record.raw()
     if record.version != version_of(tree.messages_in(raw.decode(), archive.dialect)):
-        _same("version", record.version, body_id(raw))  # as older versions named it
+        _same("version", record.version, body_id(raw))  # the name that older versions gave
     archive.instructions[record.version] = {
         "version": record.version,
         "messages": raw.decode(),
@@ -550,10 +551,13 @@ def _add_summary(archive: Archive, record: SummaryRecord) -> None:
 
 
 class _Family:
-    """Tells at once, for any two nodes of a tree, whether one descends from the other."""
+    """Tells in constant time whether a node of a tree descends from another one."""
 
     def __init__(self, nodes: Sequence[tuple[str, str]]) -> None:
-        """Number (parent, node), parents before children: each one's descendants come right after it."""
+        """Number the nodes in depth-first order, so that the descendants of each come right after it.
+
+        `nodes` holds (parent, node), parents before children.
+        """
         self._sizes = dict.fromkeys((node for _, node in nodes), 1)
         for parent, node in reversed(nodes):
             if parent != ROOT:
@@ -567,7 +571,7 @@ class _Family:
             self._numbers[node] = number
 
     def descends(self, node: str, ancestor: str) -> bool:
-        """Tell whether a node is below another one, or that one itself."""
+        """Tell whether a node is below another one, or the same."""
         first = self._numbers[ancestor]
         return first <= self._numbers[node] < first + self._sizes[ancestor]
 
@@ -594,7 +598,7 @@ def _add_cut(archive: Archive, record: _CutRecord) -> None:
 
 
 def _check_summary(summary: Summary, end: int) -> None:
-    """Check that a summary stands for messages before `end`, and counts what they can have."""
+    """Check that a summary covers messages before `end`, and that its counts are possible."""
     if not 0 <= summary.until <= end:
         raise ValueError(f"its summary covers {summary.until} messages, and it stands after {end}")
     counts = (summary.tokens, summary.covered_tokens, summary.generation)
@@ -603,7 +607,7 @@ def _check_summary(summary: Summary, end: int) -> None:
 
 
 def _check_gaps(gaps: tuple[Gap, ...], end: int) -> None:
-    """Check that gaps all lie before `end`, in order, none of them empty."""
+    """Check that all gaps lie before `end`, in order and not empty, and that their counts are possible."""
     last = 0
     for gap in gaps:
         if not last <= gap.start < gap.stop <= end:
@@ -614,7 +618,7 @@ def _check_gaps(gaps: tuple[Gap, ...], end: int) -> None:
 
 
 def _checked(changes: tuple[Change, ...], end: int) -> tuple[Change, ...]:
-    """Return changes of messages that all lie before `end`."""
+    """Check that all changes are of messages before `end`, and valid; return them."""
     for change in changes:
         if not 0 <= change.position < end:
             raise ValueError(f"a change stands at position {change.position}, which is not in 0 to {end - 1}")
@@ -630,11 +634,11 @@ _PASSES: Final[Sequence[dict[type, Callable[[Archive, Any], None]]]] = (
     {_NodeRecord: _add_node, _InstructionsRecord: _add_instructions},
     {_CutRecord: _add_cut, HiddenRecord: _add_hidden, SummaryRecord: _add_summary},
 )
-"""What takes in the records, by kind: each pass needs what the one before it took in."""
+"""Functions that add records to an archive, by kind. Each pass needs what the passes before it added."""
 
 
 def _check_session(archive: Archive) -> None:
-    """Check that what the session names is there."""
+    """Check the session's own values, and that what it refers to exists."""
     session = archive.session
     require_plain(arrival=session.arrival, model=session.model, tools=session.tools)
     if session.arrival == sessions.REMOVED:
@@ -654,7 +658,7 @@ def _same(what: str, said: str, computed: str) -> None:
 
 @contextmanager
 def _at(line: int) -> Generator[None]:
-    """Say in which line it is that something is wrong."""
+    """Turn errors into an InvalidRequest that names the line."""
     try:
         yield
     except (msgspec.MsgspecError, ValueError, TypeError, InvalidRequest) as why:
@@ -665,14 +669,15 @@ def _at(line: int) -> Generator[None]:
 
 
 async def load_session(database: Database, tenant: str, session: str, archive: Archive) -> SessionRow:
-    """Make a session of an archive; raises Conflict where there is one with this id.
+    """Create a session from an archive; raises Conflict if a session with this id exists.
 
-    Where everybody waits for one writer, a long one is made in portions. It is there when it is whole.
+    If the database has only one writer, a long session is imported in portions, so that others need not wait. It
+    becomes visible when it is complete.
     """
     require_plain(tenant=tenant, session=session)
     loading = await asyncio.to_thread(_Loading, tenant, session, archive)
     if not database.in_order or len(archive.nodes) <= PORTION:
-        return await database.write(loading.make, again=False)  # it would find the session there
+        return await database.write(loading.make, again=False)  # a retry might find its own session
     await database.write(loading.begin, again=False)
     try:
         portions = loading.portions()
@@ -689,7 +694,7 @@ _HELD: Final = select(SESSIONS.c.session).where(*matching(SESSIONS, "arrival", "
 
 
 class _Loading:
-    """Makes a session of an archive."""
+    """Creates a session from an archive."""
 
     def __init__(self, tenant: str, session: str, archive: Archive) -> None:
         self.key = session_key(tenant, session, archive.session.dialect)
@@ -702,17 +707,17 @@ class _Loading:
             self._bodies |= tree.named_bodies([tools])
         self._places: dict[str, tree.NodePlace] = {}
         self._holder = uuid4().hex
-        """Stands in the session's row while it is made in portions: it may be deleted, and made by somebody else."""
+        """Marks the session's row as ours during an import in portions. Another import may delete and replace it."""
 
     def make(self, connection: StoreConnection) -> SessionRow:
-        """Make it at once."""
+        """Create the session in one transaction."""
         self._create(connection)
         for portion in self.portions():
             portion(connection)
         return self._set_head(connection)
 
     def begin(self, connection: StoreConnection) -> None:
-        """Make it as one that is not there yet."""
+        """Create the session's row in a state that counts as absent."""
         self._create(connection)
         self._hold(connection)
 
@@ -723,17 +728,17 @@ class _Loading:
         self._hold(connection)
 
     def finish(self, connection: StoreConnection) -> SessionRow:
-        """Let it be there, once all portions are stored."""
+        """Make the session visible, after all portions are stored."""
         self._require_held(connection)
         return self._set_head(connection)
 
     def is_held(self, connection: StoreConnection) -> bool:
-        """Tell whether what there is of it is ours."""
+        """Tell whether the stored part of the session is still ours."""
         asked = {"key": self.key, "arrival": sessions.REMOVED, "model": self._holder}
         return connection.execute(_HELD, asked).one_or_none() is not None
 
     def portions(self) -> Iterator[Unit[Any]]:
-        """Give what stores all but the session's own row, a little at a time."""
+        """Yield units of work that store everything except the session's own row, in portions."""
         key, archive, places = self.key, self._archive, {ROOT: tree.root_of(None)}
         for bodies in portions_of(self._bodies.values(), lambda body: len(body.message.raw)):
             rows = packed_rows(key, bodies)
@@ -781,7 +786,7 @@ class _Loading:
 def _move_head(
     connection: StoreConnection, key: str, head: tree.NodePlace | None, values: dict[str, Any]
 ) -> SessionRow:
-    """Let a session that was just made stand at a node, with these values in its row; return it."""
+    """Set the head of a session that was just created, and these values of its row; return it."""
     if head is not None:
         values |= {
             "head": head.node,
@@ -807,7 +812,7 @@ _SUMMARIES_THERE: Final = select(func.count()).where(*matching(SUMMARIES))
 
 
 class _Fork(Struct, frozen=True, kw_only=True):
-    """What is made of what."""
+    """The source and the target of a fork."""
 
     source: SessionRow
     tenant: str
@@ -821,7 +826,7 @@ class _Fork(Struct, frozen=True, kw_only=True):
 
 
 async def fork_session(database: Database, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
-    """Make the session `as_id` of the history of `source_key` up to `node`, and return it."""
+    """Create the session `as_id` with the history of `source_key` up to `node`; return it."""
     require_plain(session=as_id)
     source, branch = await database.read(partial(_read, tenant=tenant, key=source_key, node=node))
     fork = _Fork(source=source, tenant=tenant, id=as_id, end=node, at=int(time.time() * 1000))
@@ -829,11 +834,11 @@ async def fork_session(database: Database, tenant: str, source_key: str, node: s
     last = len(portions) - 1
     try:
         first = partial(_copy_portion, fork=fork, portion=portions[0], begin=True, finish=last == 0)
-        made = await database.write(first, again=False)  # it would find the session there
+        made = await database.write(first, again=False)  # a retry might find its own session
         for number, portion in enumerate(portions[1:], 1):
             made = await database.write(partial(_copy_portion, fork=fork, portion=portion, finish=number == last))
     except Conflict:
-        raise  # what is there is not ours
+        raise  # the existing session is not ours
     except BaseException:
         await database.write(partial(_give_up, fork=fork))
         raise
@@ -855,7 +860,7 @@ def _read(connection: StoreConnection, tenant: str, key: str, node: str) -> tupl
 def _copy_portion(
     connection: StoreConnection, fork: _Fork, portion: Sequence[Mark], *, begin: bool = False, finish: bool
 ) -> SessionRow:
-    """Copy a portion. With `begin` it is the first one, and the session is made; with `finish` it is the last one."""
+    """Copy a portion. `begin` creates the session for the first portion; `finish` completes it after the last one."""
     if begin and not sessions.create_session(connection, fork.key, fork.tenant, fork.id, fork.at):
         raise Conflict(f"There is a session {fork.id!r} already: delete it first, or fork under another id.")
     made = sessions.locked_session(connection, fork.key)
@@ -874,7 +879,7 @@ def _copy_portion(
 
 
 def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
-    """Let the session stand at the end of the history."""
+    """Copy instructions and tools, and set the fork's head to the end of its history."""
     source = fork.source
     if source.instructions is not None:
         _copy(connection, fork, INSTRUCTIONS, [source.instructions])
@@ -883,7 +888,7 @@ def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
     values = {
         "instructions": source.instructions,
         "arrival": FORKED,
-        "updated_at": fork.at + 1,  # an index of what had been copied before is not one of all
+        "updated_at": fork.at + 1,  # so that a search index made during the copying counts as outdated
         "model": source.model,
         "tools": source.tools,
         "scale": source.scale,
@@ -895,14 +900,14 @@ def _finish(connection: StoreConnection, fork: _Fork) -> SessionRow:
 
 
 def _give_up(connection: StoreConnection, fork: _Fork) -> None:
-    """Delete what was copied, unless it is somebody else's by now."""
+    """Delete what was copied, unless the session belongs to somebody else by now."""
     made = sessions.locked_session(connection, fork.key)
     if made is not None and made.created_at == fork.at and made.head == ROOT:
         sessions.delete_session(connection, fork.key)
 
 
 def _copy(connection: StoreConnection, fork: _Fork, table: Table, names: Sequence[str]) -> None:
-    """Copy the rows of the session that have one of these names; those that are there stay."""
+    """Copy the source's rows with these names. Existing rows stay as they are."""
     asked = {"source": fork.source.key, "copy": fork.key, "names": names}
     if table is SUMMARIES:
         asked["end"] = fork.end
@@ -921,7 +926,7 @@ def _copying(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     columns = [column.name for column in table.c]
     rows = _named(dialect, table)
     found = select(*(_copied_value(table, rows, name) for name in columns)).select_from(rows)
-    # SQLite needs some condition here: else it takes ON for the beginning of a join.
+    # SQLite needs some condition here. Without one it parses ON CONFLICT as the beginning of a join.
     found = found.where(rows.c.status == SummaryStatus.READY.value if table is SUMMARIES else true())
     return insert_into(dialect, table).from_select(columns, found).on_conflict_do_nothing()
 
@@ -939,25 +944,25 @@ def _counting(dialect: str) -> Select[int]:
 
 
 def _named(dialect: str, table: Table) -> Subquery:
-    """Return the rows of a session that have one of some names."""
+    """Return a subquery for the rows of a session with some names."""
     name = table.c[{BODIES: "body", INSTRUCTIONS: "version"}.get(table, "node")]
     of_session = select(table).where(table.c.session == _SOURCE)
     if dialect != "postgresql" or table in {CUTS, SUMMARIES}:
         return of_session.where(name.in_(bindparam("names", expanding=True))).subquery()
-    # Left to itself it reads the whole session for each portion, where it takes a session to be short. So it is told to
-    # look each name up by the primary key.
+    # PostgreSQL's planner expects short sessions and would read the whole session for each portion. The lateral join
+    # makes it look each name up by the primary key.
     names = select(func.unnest(bindparam("names", type_=postgresql.ARRAY(name.type))).label("name")).subquery()
     row = of_session.where(name == names.c.name).limit(1).lateral()
     return select(*row.c).select_from(names).join(row, true()).subquery()
 
 
 def _copied_value(table: Table, rows: Subquery, name: str) -> ColumnElement[Any]:
-    """Return what a copy has in a column: what the original has, unless that is another session's."""
+    """Return the value of a copy's column: the original's, unless that refers to the other session."""
     if name == "session":
         return _COPY
     if name == "exchange" or (table is SUMMARIES and name in {"usage", "cost"}):
         return null()
     if table is SUMMARIES and name == "tip":
-        # Any end of a branch that the summary is of serves; the one it was made on need not be copied.
+        # Any end of a branch with the summary will do. The end that it was made on may not be among the copied nodes.
         return bindparam("end", type_=SUMMARIES.c.tip.type)
     return rows.c[name]

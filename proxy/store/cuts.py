@@ -1,23 +1,24 @@
-"""Cuts: where the views of a branch were trimmed up to, by policy and agent; and how changes are stored.
+"""Cuts: the trim boundaries of branches, by policy and agent. Also encodes changes for storage.
 
-Changes and cuts are text: exact, and small even where a hundred thousand messages were dropped. The text is a JSON
-object, each member left out where it is empty:
+Changes and cuts are stored as text. It is exact, and small even if a hundred thousand messages were dropped. The text
+is a JSON object. Empty members are left out:
 
     why    [[edit, reason], …]: each pair once
-    drop   [[why, rank, [[start, [tokens_before, …]], …]], …]: what is not sent, in runs of positions
+    drop   [[why, rank, [[start, [tokens_before, …]], …]], …]: dropped messages, in runs of positions
     put    [[position, rank, why, tokens_before, tokens_after, text], …]: every other change, with the
-           text of the message that is sent instead (null where there is none)
+           text of the message that is sent instead (null if there is none)
 
-and of a cut also
+A cut also has:
 
-    gaps   [[why, start, stop, tokens, tool_calls], …]: runs of messages that are not sent any more
-    kept   [node, …]: the messages before the cut that lie in no gap, by position; left out where it is not
-           known, as in cuts that were stored before there were gaps: all they dropped is under `drop`
+    gaps   [[why, start, stop, tokens, tool_calls], …]: runs of messages that are no longer sent
+    kept   [node, …]: the messages before the cut that lie in no gap, by position. Left out if not known,
+           as in cuts from before gaps existed; these list all dropped messages under `drop`
     summary, account
-           the summary that stands in the place of some gaps, and what input had cost
+           the summary that takes the place of some gaps, and what input had cost
     stale  [[start, stop], …]: where reasoning is left out
 
-`why` is a place in the first list. `rank` counts the changes of one position, so that their order is kept.
+`why` in the other lists is an index into the first list. `rank` numbers the changes of one position, to keep their
+order.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ _Why: TypeAlias = dict[tuple[str, str], int]
 
 
 class _Changes(Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """The JSON object of the module's docstring."""
+    """The JSON object described in the module's docstring."""
 
     why: list[tuple[str, str]] = []
     drop: list[_Drop] = []
     put: list[_Put] = []
 
     def reason(self, place: int) -> tuple[str, str]:
-        """Return edit and reason by their place in the list."""
+        """Return edit and reason by their index in `why`; raises ValueError if it has no such index."""
         if not 0 <= place < len(self.why):
             raise ValueError("the changes name a reason that they do not list")
         return self.why[place]
 
 
 class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
-    """The same of a cut."""
+    """The JSON object of a cut."""
 
     gaps: list[_Gap] = []
     kept: list[str] | None = None
@@ -76,11 +77,11 @@ class _CutText(_Changes, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Decided(Struct, frozen=True, kw_only=True):
-    """What a cut does."""
+    """What a cut changes and leaves out."""
 
     changes: tuple[Change, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    kept: tuple[str, ...] | None = None  # the nodes before it that lie in no gap; None where it is not known
+    kept: tuple[str, ...] | None = None  # the nodes before the cut that lie in no gap; None if not known
     summary: Summary | None = None
     account: Account | None = None
     stale: tuple[StaleRange, ...] = ()
@@ -93,7 +94,7 @@ _EMPTY: Final = "{}"
 
 
 def encode_changes(changes: Collection[Change]) -> str:
-    """Return `changes` as text. It is read back by position, the order for each position kept."""
+    """Encode `changes` as text. Decoding returns them by position; changes of one position keep their order."""
     if not changes:
         return _EMPTY
     why: _Why = {}
@@ -102,12 +103,12 @@ def encode_changes(changes: Collection[Change]) -> str:
 
 
 def decode_changes(text: str, dialect: Dialect) -> tuple[Change, ...]:
-    """Return the changes that `text` was made from, by position; raises ValueError where it is no such text."""
+    """Decode the changes in `text`, by position; raises ValueError if the text is not valid."""
     return () if text == _EMPTY else _changes_in(_DECODER.decode(text), dialect)
 
 
 def encode_cut(decided: Decided) -> str:
-    """Return what a cut does as text. Half an emoji in a summary is read back as U+FFFD: no text holds it."""
+    """Encode what a cut does as text. A lone surrogate in a summary is decoded as U+FFFD: UTF-8 cannot hold it."""
     why: _Why = {}
     gaps = [
         (why.setdefault((gap.edit, gap.reason), len(why)), gap.start, gap.stop, gap.tokens, gap.tool_calls)
@@ -135,7 +136,7 @@ def encode_cut(decided: Decided) -> str:
 
 
 def decode_cut(text: str, dialect: Dialect) -> Decided:
-    """Return what `text` was made from; raises ValueError where it is no such text."""
+    """Decode what a cut does; raises ValueError if `text` is not valid."""
     read = _CUT_DECODER.decode(text)
     gaps: list[Gap] = []
     for place, start, stop, tokens, tool_calls in read.gaps:
@@ -152,7 +153,7 @@ def decode_cut(text: str, dialect: Dialect) -> Decided:
 
 
 def encode_data(data: Mapping[str, Any]) -> str:
-    """Return JSON data as text; half an emoji in it is read back as U+FFFD."""
+    """Encode JSON data as text. A lone surrogate in it is decoded as U+FFFD."""
     try:
         return _ENCODER.encode(data).decode()
     except UnicodeEncodeError:
@@ -160,7 +161,7 @@ def encode_data(data: Mapping[str, Any]) -> str:
 
 
 def _rows_of(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_Put]]:
-    """Return changes as rows; reasons that are new are added to `why`."""
+    """Return changes as the lists `drop` and `put`. New reasons are added to `why`."""
     dropped: dict[tuple[int, int], list[_Run]] = {}
     put: list[_Put] = []
     ranks: Counter[int] = Counter()
@@ -181,7 +182,7 @@ def _rows_of(changes: Iterable[Change], why: _Why) -> tuple[list[_Drop], list[_P
 
 
 def _changes_in(read: _Changes, dialect: Dialect) -> tuple[Change, ...]:
-    """Return the changes that a text holds, by position and rank."""
+    """Return the changes in a decoded text, by position and rank."""
     ranked: list[tuple[int, Change]] = []
 
     def add(rank: int, place: int, position: int, before: int, after: int, raw: str | None) -> None:
@@ -202,26 +203,27 @@ def _changes_in(read: _Changes, dialect: Dialect) -> tuple[Change, ...]:
     return tuple([change for _, change in ranked])
 
 
-# --------------------------------------------------------------------------------- cuts that were read lately
+# ----------------------------------------------------------------------------------- cache of decoded cuts
 
 MOST_LETTERS: Final = 16 * 1024 * 1024
-"""Letters of all the texts that a process remembers on a small machine, with what is counted beside them. With what
-they say, and what is read of that, these are some 80 MB, or 140 MB where the texts are Chinese. The cut of a session
-with 2,000 messages has 400,000."""
-_ENTRY_LETTERS: Final = 500  # what an entry takes beside its text, in letters
+"""Size of the cache on a small machine, in characters: all cached texts, plus an allowance for each entry and item.
+With the decoded objects this takes some 80 MB of memory, or 140 MB if the texts are Chinese. The cut of a session with
+2,000 messages has 400,000 characters."""
+_ENTRY_LETTERS: Final = 500  # allowance for a cache entry beside its text, in characters
 _ITEM_LETTERS: Final = 30
-"""What a change or a gap takes beside its part of the text: 150 to 200 bytes, where it often has four."""
+"""Allowance for a change or a gap beside its part of the text. It takes 150 to 200 bytes of memory; a character often
+takes four."""
 
 
 class DecodedCuts:
-    """What texts of cuts say, bounded in size: the least recently used go first. Any thread may use it."""
+    """A cache of decoded cuts, bounded in size. Evicts the least recently used. Thread-safe."""
 
     def __init__(self, most: int = MOST_LETTERS) -> None:
-        """Begin empty, to hold texts of at most so many letters, about."""
+        """Create an empty cache for texts of about `most` characters."""
         self._held: Final = Generations[Hashable, _Read](most, lambda read: read.size)
 
     def read(self, place: Hashable, packed: bytes, dialect: Dialect, text: Callable[[], str]) -> Decided:
-        """Return what a `text` says, which was found `packed` at a `place`: there it is looked for first."""
+        """Return the decoded cut at `place`, from the cache if its `packed` bytes are the same; else decode `text`."""
         (found,) = self._held.recall((place,))
         if found is None or found.packed != packed:
             said = text()
@@ -233,7 +235,7 @@ class DecodedCuts:
 
 
 class _Read(Struct, frozen=True, kw_only=True):
-    """A cut that was read."""
+    """A cache entry: a decoded cut."""
 
     packed: bytes
     decided: Decided
@@ -242,13 +244,13 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 # ------------------------------------------------------------------------------------------------------- rows
 
-_DECODED: Final = DecodedCuts()  # a memo of what follows from texts alone
-_AT_ONCE: Final = 64  # cuts looked at in one question. The first nearly always holds the one wanted.
+_DECODED: Final = DecodedCuts()  # a pure memo: entries depend on the texts alone
+_AT_ONCE: Final = 64  # cuts per query. The first query nearly always finds the one wanted.
 
 _OF_CUT: Final = ("position", "policy", "version", "tokens", "messages", "tool_calls")
-"""What a cut and its row have in common."""
+"""Fields of a cut that are columns of its row, too."""
 _DECIDED: Final = ("changes", "gaps", "summary", "account", "stale")
-"""What a cut has of `Decided`."""
+"""Fields of a cut that come from `Decided`."""
 _PLACES: Final = (
     select(CUTS.c.position, CUTS.c.node)
     .where(*matching(CUTS, "policy", "agent"))
@@ -265,14 +267,14 @@ _NEXT_PLACES: Final = _PLACES.where(
 _ONE: Final = select(CUTS).where(*matching(CUTS, "node", "policy", "agent"))
 
 _CHAIN_LENGTH: Final = 128
-"""A cut is stored as what differs from the one before it; each that many-th as a whole, which takes as much as the
-hundred after it. To read that many takes some 10 ms."""
+"""Most cuts in a chain. A cut is stored as the difference from the one before it; after so many, the next one is stored
+as a whole, which takes as much space as the hundred after it. Reading a full chain takes some 10 ms."""
 _LAST_TEXTS: Final = Generations[tuple[bytes, ...], str](MOST_LETTERS, lambda said: 2 * len(said) + _ENTRY_LETTERS)
-"""What chains say that were read or made lately: the next cut is packed against it."""
+"""A cache of the last texts of chains: the next cut is packed against them."""
 
 
 def _chain() -> Select[*tuple[Any, ...]]:
-    """Read a cut and those that it is packed against, the one that is stored as a whole first."""
+    """Return the query for a cut and the chain that it is packed against, beginning with the one stored as a whole."""
     columns = (CUTS.c.changes, CUTS.c.base)
     first = select(*columns, literal(0).label("step")).where(*matching(CUTS, "node", "policy", "agent"))
     chain = first.cte("chain", recursive=True)
@@ -282,13 +284,13 @@ def _chain() -> Select[*tuple[Any, ...]]:
 
 
 CHAIN: Final = _chain()
-"""Reads what a cut is packed against, itself last."""
+"""Reads the chain that a cut is packed against, ending with the cut itself."""
 
 
 def cut_places(
     connection: StoreConnection, key: str, policy: str, agent: str | None, depth: int, most: int
 ) -> list[tuple[int, str]]:
-    """Return (position, node) of up to `most` cuts of the session at `depth` at most, the greatest first."""
+    """Return (position, node) of up to `most` cuts at positions up to `depth`, greatest first."""
     asked = {"key": key, "policy": policy, "agent": agent or "", "depth": depth, "most": most}
     return [(row.position, row.node) for row in connection.execute(_PLACES_WITHIN, asked)]
 
@@ -296,7 +298,7 @@ def cut_places(
 def newest_cut(
     connection: StoreConnection, key: str, branch: Collection[str], policy: str, agent: str | None
 ) -> StandingCut | None:
-    """Return the cut with the greatest position among those made at one of the nodes in `branch`."""
+    """Return the cut with the greatest position among those at the nodes in `branch`; None if there is none."""
     asked: dict[str, Any] = {"key": key, "policy": policy, "agent": agent or ""}
     nodes = frozenset(branch)
     found = connection.execute(_PLACES, asked).all()
@@ -310,7 +312,7 @@ def newest_cut(
 
 
 def cut_row(connection: StoreConnection, key: str, node: str, policy: str, agent: str | None) -> Row | None:
-    """Return the row of the cut that was made at exactly this node."""
+    """Return the row of the cut at exactly this node; None if there is none."""
     asked = {"key": key, "node": node, "policy": policy, "agent": agent or ""}
     return connection.execute(_ONE, asked).one_or_none()
 
@@ -324,7 +326,7 @@ def changes_of(connection: StoreConnection, key: str, row: Row) -> str:
 
 
 def _last_of(chain: tuple[bytes, ...]) -> str | None:
-    """Return the text of the last one of a chain."""
+    """Return the text of the last cut in a chain; None if the chain is empty."""
     (text,) = _LAST_TEXTS.recall([chain])
     if text is None and chain:
         for packed in chain:
@@ -337,7 +339,7 @@ def _last_of(chain: tuple[bytes, ...]) -> str | None:
 def pack_changes(
     connection: StoreConnection, key: str, policy: str, agent: str, changes: str, follows: str | None
 ) -> tuple[bytes, str | None]:
-    """Return changes as a cut's row has them, with its `base`; `follows` is the node of the cut before."""
+    """Pack changes for a cut's row; return them and the row's `base`. `follows` is the node of the previous cut."""
     if follows is None:
         return pack(changes, RECORDS), None
     asked = {"key": key, "node": follows, "policy": policy, "agent": agent}
@@ -351,7 +353,7 @@ def pack_changes(
 
 
 def standing_at(connection: StoreConnection, key: str, node: str, policy: str, agent: str | None) -> StandingCut | None:
-    """Return the cut that was made at exactly this node, with the nodes that it kept."""
+    """Return the cut at exactly this node, with the nodes that it keeps; None if there is none."""
     row = cut_row(connection, key, node, policy, agent)
     if row is None:
         return None
@@ -360,7 +362,7 @@ def standing_at(connection: StoreConnection, key: str, node: str, policy: str, a
 
 
 def standing_cut(row: Any, decided: Decided) -> StandingCut:
-    """Return the cut of a row, or of a record with the names of its columns."""
+    """Return the cut of a row, or of a record with the same names."""
     told = {name: getattr(decided, name) for name in _DECIDED}
     cut = Cut(**{name: getattr(row, name) for name in _OF_CUT}, **told)
     return StandingCut(cut=cut, node=row.node, kept=decided.kept)
@@ -376,10 +378,9 @@ def keep_cut(
     at: int,
     follows: str | None = None,
 ) -> None:
-    """Keep a cut; one that is there already stays.
+    """Store a cut, unless there is one at its node already.
 
-    Where its `kept` is None, whoever reads it must read the whole branch. `follows` is the node of the cut before it on
-    the branch.
+    If its `kept` is None, readers must read the whole branch. `follows` is the node of the previous cut on the branch.
     """
     cut, node = standing.cut, standing.node
     changes = encode_cut(Decided(kept=standing.kept, **{name: getattr(cut, name) for name in _DECIDED}))

@@ -1,16 +1,17 @@
-"""Which session a request without an id belongs to, by the replies of the proxy that it sends back.
+"""Finds the session of a request without an id, by the relayed replies that the request sends back.
 
-A piece of evidence that exactly one session has is enough. Of several sessions it is the first of these that is one:
+One piece of evidence that exactly one session has is enough. If several sessions have evidence, the rules below are
+tried in this order, and so are the alternatives in a rule. The first that leaves exactly one session decides:
 
-1. the one at whose head the request ends
-2. by ids and places: the one that alone has a piece; that ends as the request does, but for what clients change; that
-   has the most evidence; whose head is the newest evidence
-3. by texts alone: the one that ends as the request does; that has most of its messages; whose head is its newest reply,
-   as the answer to the same question
-4. by short texts: the one that ends as the request does, if no other holds all of it
-5. the one that ends with a reply that broke off, and begins with what the client has of it
+1. The request ends at the session's head.
+2. By ids and places: the session is the only one with some piece of evidence; or it ends as the request does, apart
+   from what clients change; or it has the most evidence; or its head is the newest evidence.
+3. By texts alone: the session ends as the request does; or it has most of the request's messages; or its head is the
+   request's newest reply, and answers the same question.
+4. By short texts: the session ends as the request does, and no other session holds all of the request.
+5. The session ends with a reply that broke off, and the client has the beginning of that reply.
 
-Evidence is written with the reply, in one transaction: any worker finds the conversation at its next request.
+Evidence is written with the reply, in one transaction, so any worker finds the conversation at its next request.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from proxy.store.database import StoreConnection
 from proxy.store.records import NodeRow
 from proxy.store.schema import EVIDENCE, INSTRUCTIONS, SESSIONS, insert_new, session_place
 
-_NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only where those tell nothing
-_HOLDERS: Final = 500  # rows of one question: a common sentence may be in any number of sessions
-_TRIED: Final = 16  # sessions that are looked at more closely, of those that are equally likely
-_ASKED: Final = 64  # messages before a reply among which its question is looked for
+_NEAR: Final = 32  # newest replies whose evidence is looked up together; older ones only if these tell nothing
+_HOLDERS: Final = 500  # rows per query: a common sentence may be in any number of sessions
+_TRIED: Final = 16  # most candidate sessions that are compared in detail
+_ASKED: Final = 64  # the question of a reply is searched for among so many messages before it
 _ENDS: Final = 64  # newest messages of a session that are compared with the request's
-_ASKED_ALONE: Final = 2  # questions, the newest among them, that tell nothing: the first may have failed
-_BRIEF: Final = 64  # sessions that may have the same short reply; of more nobody looks which is meant
+_ASKED_ALONE: Final = 2  # up to so many questions without replies are no evidence: the first may have failed
+_BRIEF: Final = 64  # if more sessions have the same short reply, none of them is considered
 
 _HELD: Final = (
     select(EVIDENCE.c.piece, EVIDENCE.c.session)
@@ -76,14 +77,14 @@ _SESSIONS: Final = select(
 
 @cache
 def _pieces(dialect: str) -> Select[Any]:
-    """Return what reads which of some pieces a session has."""
+    """Return the query for those of some pieces that a session has."""
     of_session = _of_session(bindparam("key", type_=EVIDENCE.c.session.type), dialect)
     return select(EVIDENCE.c.piece).where(of_session, EVIDENCE.c.piece.in_(bindparam("pieces", expanding=True)))
 
 
 @cache
 def _insert_new_piece() -> postgresql.Insert:
-    """Return what inserts a piece that the session does not have, where no constraint tells."""
+    """Return the statement that inserts a piece unless the session has it. PostgreSQL has no constraint for that."""
     session, piece = [bindparam(f"new_{column.name}", type_=column.type) for column in EVIDENCE.columns]
     there = select(EVIDENCE.c.piece).where(_of_session(session, "postgresql"), EVIDENCE.c.piece == piece)
     row = select(session.label("session"), piece.label("piece")).where(~there.exists())
@@ -91,50 +92,54 @@ def _insert_new_piece() -> postgresql.Insert:
 
 
 def _of_session(session: BindParameter[str], dialect: str) -> ColumnElement[bool]:
-    """Return what makes a row be of a session; PostgreSQL would read all of them if it were asked for the name."""
+    """Return the condition for rows of a session.
+
+    On PostgreSQL it compares hashes, for the index by piece and hash. By name, it would read all rows of the session.
+    """
     if dialect == "postgresql":
         return session_place(EVIDENCE.c.session) == session_place(session)
     return EVIDENCE.c.session == session
 
 
 class UnnamedRequest(Struct, frozen=True, kw_only=True):
-    """A request that names no session, as far as its session depends on it."""
+    """The parts of a request without a session id that decide its session."""
 
     tenant: str
     dialect: str
     messages: Sequence[Message]
-    names: Sequence[str]  # the nodes of its messages in a row under the root
+    names: Sequence[str]  # the nodes of its messages, as a chain under the root
     contents: Sequence[bytes]  # their content hashes
-    instructions: str | None  # version of its instructions; None where it has none
+    instructions: str | None  # version of its instructions; None if it has none
 
 
 class Doubt(Struct, frozen=True, kw_only=True):
-    """Why a request that resembles a session was not taken for a part of it."""
+    """Why a request was not joined to a session that it resembles."""
 
     session: str  # the id of the session that it resembles
     differs: int | None = None  # position of the first message that the session does not have
-    instructions: bool = False  # whether its instructions are others
-    rivals: int = 1  # how many sessions it resembles alike
+    instructions: bool = False  # whether the instructions differ
+    rivals: int = 1  # how many sessions it resembles equally
 
 
 class Inferred(Struct, frozen=True, kw_only=True):
-    """What evidence says of a request."""
+    """The result of inference for a request."""
 
-    session: str | None = None  # the id of the session that it belongs to
+    session: str | None = None  # the id of the session that it belongs to; None if there is none
     relayed: tuple[int, ...] = ()
-    """Positions of its replies that stand in a session of the tenant just so; where `session` is None"""
+    """Positions of the request's replies that a session of the tenant has with the same history. Only if `session` is
+    None."""
     doubt: Doubt | None = None
 
 
 class _Session(Struct, frozen=True, kw_only=True):
     id: str
     head: str
-    agrees: bool  # whether it was ever asked for under the request's instructions: a plan is asked for under others
+    agrees: bool  # whether the session was ever used with the request's instructions (a plan mode may use others)
     updated_at: int
 
 
 def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> None:
-    """Insert rows of `evidence`; those that are there already are left as they are. The session is locked."""
+    """Insert rows of `evidence`. Existing rows stay as they are. The session must be locked."""
     if connection.dialect.name != "postgresql":
         insert_new(connection, EVIDENCE, rows)
     elif rows:
@@ -144,20 +149,20 @@ def insert_evidence(connection: StoreConnection, rows: list[dict[str, Any]]) -> 
 def evidence_rows(
     key: str, witness: Witness, said: Iterable[tuple[str, Message]], places: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return rows of what the messages in `said`, with their nodes, are known by, and of nodes known by their place."""
+    """Return the evidence rows of the messages in `said`, (node, message), and of nodes known by their place alone."""
     pieces = {evidence.piece for node, message in said for evidence in witness.of(message, node)}
     pieces |= {witness.place(node).piece for node in places}
     return [{"session": key, "piece": piece} for piece in sorted(pieces)]
 
 
 def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
-    """Return the session that a request belongs to, or why there is none."""
+    """Return the session that a request belongs to, or why none was found."""
     messages = request.messages
     if not any(message.role == "assistant" or message.answered for message in messages):
         return _Inference(connection, request).silent()
     found = _Inference(connection, request).session()
     is_reshaped = any(each.facts is None or each.facts.reshaped for each in messages)
-    # It may have begun under an older version. A random id would have told it under any name.
+    # The session may have begun under an older version, with other names. A random id would identify it anyway.
     if found.session is None and is_reshaped and not any(is_random(name) for each in messages for name in each.ids):
         for names in earlier_names(ROOT, messages):
             if names != list(request.names):
@@ -177,11 +182,11 @@ class _Inference:
         ]
         replies = [place for place in self._spoken if request.messages[place].role == "assistant"]
         self._newest = (replies or self._spoken or [0])[-1]
-        """Position of the newest reply, or of the newest result where there is none."""
+        """Position of the newest reply, or of the newest result if there is no reply."""
         before = request.names[self._newest - 1] if self._newest else ROOT
         parted = request.messages[self._newest].parted if replies else ()
         self._ends = {*request.names[self._newest : self._newest + 1], *(chain(before, parts)[-1] for parts in parted)}
-        """The nodes at which that reply may stand."""
+        """The nodes that this reply may have."""
         self._pieces: dict[int, list[Evidence]] = {}
         self._sessions: dict[str, _Session] = {}
 
@@ -189,7 +194,7 @@ class _Inference:
         near, far = self._spoken[-_NEAR:], self._spoken[:-_NEAR]
         holders: dict[int, set[str]] = {}
         for places in ([self._newest], near, far):
-            # Texts are looked up where nothing stronger tells anything: any number of sessions may have the same.
+            # Texts are looked up only if nothing stronger is found: any number of sessions may have the same text.
             for texts in (False, True):
                 new, all_read = self._holders(places, texts=texts)
                 holders |= new
@@ -208,9 +213,10 @@ class _Inference:
         return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
 
     def silent(self) -> Inferred:
-        """Return the one session that holds all questions but the newest, and calls alone as replies.
+        """Return the session of a request without replies: the one that ends with all its questions but the newest.
 
-        The client left these out. Several questions in a row are no evidence where anything else was said.
+        All replies of that session are calls, which the client left out. If the model said anything else, several
+        questions in a row are no evidence.
         """
         turns = [place for place, message in enumerate(self._request.messages) if message.role == "user"]
         asked = self._request.messages[: turns[-1]] if len(turns) > _ASKED_ALONE else ()
@@ -218,13 +224,13 @@ class _Inference:
         found = self._only_one(self._ending_alike(keys, asked))
         return Inferred(session=found.id if found is not None else None)
 
-    # --------------------------------------------------------------------------------- what is held by whom
+    # ------------------------------------------------------------------------------ which sessions hold what
 
     def _evidence(self, place: int) -> list[Evidence]:
         found = self._pieces.get(place)
         if found is None:
             message, node = self._request.messages[place], self._request.names[place]
-            # The first message answers nothing: it is no reply of ours, and any conversation may begin with it.
+            # The first message answers nothing. So it is not a relayed reply, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
             found = self._pieces[place] = [*of, *self._witness.told(message)]
             if place == self._newest:
@@ -232,14 +238,14 @@ class _Inference:
         return found
 
     def _holders(self, places: Sequence[int], *, texts: bool) -> tuple[dict[int, set[str]], bool]:
-        """Return, by piece, the sessions that hold the evidence at these places, and whether that is all of them."""
+        """Return, by piece, the sessions that hold the evidence at these places, and whether all were read."""
         evidence = [each for place in places for each in self._evidence(place)]
         pieces = sorted({each.piece for each in evidence if each.tells and (each.kind == "text") is texts})
         held: defaultdict[int, set[str]] = defaultdict(set)
         all_read = True
         for some in tree.in_parts(pieces):
             rows = list(self._connection.execute(_HELD, {"pieces": some}))
-            if len(rows) == _HOLDERS:  # those that stand where the request ends must not be lost among the others
+            if len(rows) == _HOLDERS:  # some were cut off; those whose head is the request's end must be among them
                 all_read = False
                 node = self._request.names[self._newest]
                 rows += self._connection.execute(_AT_HEAD, {"piece": self._witness.place(node).piece, "head": node})
@@ -267,7 +273,7 @@ class _Inference:
     # --------------------------------------------------------------------------------------------- decision
 
     def _decide(self, holders: Mapping[int, set[str]], places: Sequence[int], *, all_read: bool) -> _Session | None:
-        """Return the session that the evidence at these places tells; None where it tells none, or several."""
+        """Return the session that the evidence at these places identifies; None if it identifies none, or several."""
         known = {place: [each for each in self._evidence(place) if each.piece in holders] for place in places}
         told = [(each, holders[each.piece]) for found in known.values() for each in found]
         if not told:
@@ -275,7 +281,7 @@ class _Inference:
         counts = Counter(key for _, keys in told for key in keys)
         likely = set(counts)
         heads = {key for key in likely if self._sessions[key].head in self._ends}
-        if heads:  # several that end with the very same history cannot be told apart
+        if heads:  # several sessions that end with the very same history are indistinguishable
             return self._sessions[heads.pop()] if len(heads) == 1 else None
         if not all_read:
             return None
@@ -284,23 +290,23 @@ class _Inference:
         ending = self._ending_alike(likely) if len(likely) > 1 else likely
         sole = {key for _, keys in told if len(keys) == 1 for key in keys}
         most = {key for key in likely if counts[key] == max(counts.values())}
-        # What the client has of others may stand behind the newest reply that is known.
+        # After the newest known reply, the client may have replies from elsewhere.
         newest = max(place for place, found in known.items() if found)
         return self._only_one(sole, ending, most, self._with_newest_head(most, newest) if len(most) > 1 else most)
 
     def _only_one(self, *better: Collection[str]) -> _Session | None:
-        """Return the session of the first of some sets that holds but one; None where there is no such set."""
+        """Return the session in the first of these sets that holds exactly one; None if no set does."""
         return next((self._sessions[key] for keys in better if len(keys) == 1 for key in keys), None)
 
     def _told_by_text(self, counts: Counter[str], holders: Mapping[int, set[str]]) -> _Session | None:
-        """Return the session that texts tell: in other hands each may be a common phrase, or an example."""
+        """Return the session that texts alone identify. Each text may also be a common phrase, or an example."""
         tried = {key for key, _ in counts.most_common(_TRIED)} | set(self._newest_of(counts))
         same = {key for key in tried if self._sessions[key].agrees}
         likely = {key for key in same if self._unknown(key, self._newest_held(key, holders)) is None}
-        if not likely:  # instructions with the time of day in them are others at each request
+        if not likely:  # instructions that contain the time of day differ at each request
             standing = self._with_newest_head(tried - same, self._newest)
             return self._only_one({key for key in standing if self._has_all(key)})
-        if len(likely) > 1:  # where several end as the request does, no other one is its session
+        if len(likely) > 1:  # if some end as the request does, the others are out
             likely = self._ending_alike(likely) or likely
         known = {key: len(self._known(key, range(self._newest + 1))) for key in likely}
         most = {key for key in likely if known[key] == max(known.values())}
@@ -308,7 +314,7 @@ class _Inference:
         return self._only_one(most, standing) or self._only_one(self._asked_alike(standing))
 
     def _ending_alike(self, keys: Collection[str], asked: Sequence[Message] = ()) -> set[str]:
-        """Return those of some sessions that end as the request does up to its newest reply, or as what it `asked`."""
+        """Return the sessions that end like the request up to its newest reply, or like the messages in `asked`."""
         if len(keys) > _TRIED:
             return set()
         found: set[str] = set()
@@ -324,15 +330,15 @@ class _Inference:
         return found
 
     def _from_the_end(self, key: str, head: NodeRow) -> Iterator[Message]:
-        """Give the newest messages of a session, the head first; the others are read when they are asked for."""
+        """Yield the newest messages of a session, the head first. The others are read lazily."""
         yield head.message
         rows = tree.path_to(self._connection, key, head.node, below=max(head.depth - _ENDS, 0))
         yield from reversed([row.message for row in rows[:-1]])
 
     def _standing(self, found: _Session, holders: Mapping[int, set[str]]) -> _Session | None:
-        """Return the session that ends as the request does, before the one `found` by a place that it has left since.
+        """Return the session that ends as the request does, in preference to one `found` by a place but since moved on.
 
-        A conversation whose calls were left out has the places of one without calls.
+        A conversation whose calls the client left out has the same places as one without calls.
         """
         newest = self._evidence(self._newest)
         left = found.head not in self._ends
@@ -342,9 +348,9 @@ class _Inference:
         return self._only_one(standing) if standing else found
 
     def _brief(self) -> _Session | None:
-        """Return the one session that ends as the request does, with a reply too short to tell anything alone.
+        """Return the only session that ends as the request does, with a reply that is too short to be evidence alone.
 
-        One that has gone on, and holds all of the request, may be meant just as well.
+        None if another session holds all of the request and has moved on: the request may belong to that one as well.
         """
         same = self._held_by_few([each.piece for each in self._evidence(self._newest) if not each.tells])
         ending, places = self._ending_alike(same), range(self._newest + 1)
@@ -352,9 +358,9 @@ class _Inference:
         return None if rivals else self._only_one(ending)
 
     def _broken_off(self) -> _Session | None:
-        """Return the one session that ends with a reply that broke off, of which the client has only the beginning.
+        """Return the only session that ends with a reply that broke off and of which the client has the beginning.
 
-        A client that stops listening does not get what was under way.
+        A client that disconnects misses what was still on its way.
         """
         names, newest = self._request.names, self._request.messages[self._newest]
         text = said(newest)
@@ -368,7 +374,7 @@ class _Inference:
         return self._only_one(found)
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
-        """Return the sessions with the request's instructions that hold any of some pieces, if they are few."""
+        """Return the sessions with the request's instructions that hold any of these pieces; empty if they are many."""
         keys: set[str] = {row.session for row in self._connection.execute(_HELD, {"pieces": pieces})}
         if len(keys) > _BRIEF:
             return set()
@@ -379,7 +385,7 @@ class _Inference:
     def _has_all(self, key: str) -> bool:
         """Tell whether a session has all messages up to the newest reply.
 
-        Behind others, the question of that reply may be without a reminder now.
+        The question of that reply may differ by a reminder, unless it is the first message.
         """
         places = range(self._newest + 1)
         unknown = set(places) - self._known(key, places)
@@ -387,7 +393,7 @@ class _Inference:
         return not unknown or (unknown == {asked} and asked > 0 and bool(self._asked_alike([key])))
 
     def _newest_of(self, keys: Iterable[str]) -> list[str]:
-        """Return the sessions that are looked at more closely: those that were used last."""
+        """Return the most recently used of these sessions, to be compared in detail."""
         return sorted(keys, key=lambda key: (-self._sessions[key].updated_at, key))[:_TRIED]
 
     def _newest_held(self, key: str, holders: Mapping[int, set[str]]) -> int:
@@ -404,13 +410,13 @@ class _Inference:
         replies = [place for place in self._spoken if place < before and messages[place].role == "assistant"]
         known = self._known(key, replies)
         for place in replies:
-            says_nothing = all(each.kind == "place" for each in self._evidence(place))  # its calls were left out
+            says_nothing = all(each.kind == "place" for each in self._evidence(place))  # the client left its calls out
             if place not in known and not says_nothing:
                 return place
         return None
 
     def _known(self, key: str, places: Iterable[int]) -> set[int]:
-        """Return those of some positions whose message a session has, or knows by evidence."""
+        """Return the positions, among some, whose message the session has or knows by evidence."""
         contents = {place: content_key(self._request.contents[place]) for place in places}
         there = tree.contents_there(self._connection, key, sorted(set(contents.values())))
         pieces = {place: {each.piece for each in self._evidence(place)} for place in contents}
@@ -421,7 +427,7 @@ class _Inference:
         return {place for place in contents if contents[place] in there or not known.isdisjoint(pieces[place])}
 
     def _with_newest_head(self, keys: Collection[str], place: int) -> set[str]:
-        """Return those of some sessions whose head says what the reply at a place of the request says."""
+        """Return the sessions whose head says the same as the reply at this position of the request."""
         newest = {each.piece for each in self._evidence(place)}
         found: set[str] = set()
         for key in self._newest_of(keys):
@@ -431,9 +437,9 @@ class _Inference:
         return found
 
     def _asked_alike(self, keys: Collection[str]) -> set[str]:
-        """Return those of some sessions whose head answers what the newest reply of the request answers.
+        """Return the sessions whose head answers the same question as the newest reply of the request.
 
-        A reminder may have been put before or behind the question, and taken off; the same question goes before that.
+        If there is none, return those whose question differs by a reminder before or after it.
         """
         question = _question(self._request.messages[: self._newest])
         equal: set[str] = set()
@@ -448,10 +454,10 @@ class _Inference:
                 alike.add(key)
         return equal or alike
 
-    # ------------------------------------------------------------------------------------ where there is none
+    # -------------------------------------------------------------------------------------- without a session
 
     def _relayed(self, holders: Mapping[int, set[str]]) -> tuple[int, ...]:
-        """Return where replies stand that are known just so. What was made up before them is none of these."""
+        """Return the positions of replies that are known with the same history. Made-up replies are not among them."""
         return tuple(
             [
                 place
@@ -461,7 +467,7 @@ class _Inference:
         )
 
     def _doubt(self, holders: Mapping[int, set[str]]) -> Doubt | None:
-        """Return what the request resembles."""
+        """Return which session the request resembles, and how it differs; None if it resembles none."""
         counts: Counter[str] = Counter(key for keys in holders.values() for key in keys)
         strong = {
             key
@@ -481,7 +487,7 @@ class _Inference:
         return self._beginning_alike()
 
     def _beginning_alike(self) -> Doubt | None:
-        """Return where the request parts from the session that it has the longest beginning in common with."""
+        """Return the session with the longest common prefix, and where the request differs from it."""
         names = self._request.names
         if not names or not self._spoken:
             return None
@@ -500,5 +506,5 @@ class _Inference:
 
 
 def _question(messages: Sequence[Message]) -> str:
-    """Return what a user said last, but for white space; "" where no user did."""
+    """Return the last question of a user, with white space normalized; "" if there is none."""
     return squeezed(next((message.text for message in reversed(messages) if message.begins_turn), ""))

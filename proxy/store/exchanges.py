@@ -1,13 +1,13 @@
-"""Exchanges: begun, settled, listed. Beginning and settling are one transaction each.
+"""Begins, settles and lists exchanges. Beginning and settling are one transaction each.
 
-Only an exchange that is pending (or was taken for interrupted, by a process that started meanwhile) can be settled: a
-second settling changes nothing and returns what the first one made. A reply that was made in the background is added
-later, once. One whose session was deleted stays away: deleting wins. Where the session is there again without the node
-that the messages belong under, the exchange ends as failed.
+Settling is idempotent. Only an exchange that is pending can be settled, or one that a process that started meanwhile
+marked as interrupted. A second settlement changes nothing and returns the result of the first. A reply that was made in
+the background is added later, once. If the session was deleted meanwhile, the exchange is not stored: deletion wins. If
+the session was created again without the node that the messages go under, the exchange ends as failed.
 
-Appends under way at once do not wait for each other: each goes under the head of the moment at which it settles, or
-where `placement_of` says. A request that was answered with a reply that is stored already has no reply of its own: its
-messages become nodes, and the head goes to the last of them.
+Concurrent appends do not wait for each other. Each goes under the head at the time it settles, or where
+`ExchangeEnd._placement` puts it. A request that was answered by a reply that is stored already has no reply of its own:
+its messages become nodes, and the head moves to the last of them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from proxy.trimming import Hidden
 
 
 _BOTH: Final = (PENDING, EXCHANGES)
-"""Where exchanges are, in the order of reading: one that is settled meanwhile is found."""
+"""The tables of exchanges, in the order of reading: an exchange that is settled between the two reads is found."""
 
 
 def _exchanges(table: Table) -> Select[Any]:
@@ -115,7 +115,7 @@ _NOT_PENDING: Final = delete(PENDING).where(_THE_EXCHANGE[0])
 
 
 def exchange_of(connection: StoreConnection, exchange: str) -> ExchangeRow | None:
-    """Return an exchange by its id."""
+    """Return an exchange by its id; None if there is none."""
     pending, settled = [connection.execute(found, {"exchange": exchange}).one_or_none() for found in _BY_ID]
     row = settled or pending
     return None if row is None else _exchange(row)
@@ -124,7 +124,7 @@ def exchange_of(connection: StoreConnection, exchange: str) -> ExchangeRow | Non
 def exchanges_page(
     connection: StoreConnection, key: str, limit: int, after: Cursor | None
 ) -> tuple[list[ExchangeRow], str | None]:
-    """Return up to `limit` exchanges of a session, newest first, and the cursor of the next ones."""
+    """Return up to `limit` exchanges of a session, newest first, and the cursor of the next page."""
     found: dict[str, ExchangeRow] = {}
     for table in _BOTH:
         newest = _exchanges(table).where(table.c.session == key).limit(limit + 1)
@@ -132,7 +132,7 @@ def exchanges_page(
             newest = newest.where(table.c.id < after.name)
         newest = newest.order_by(table.c.id.desc())
         found |= {row.id: _exchange(row) for row in connection.execute(newest)}
-    # In the order of the ids' bytes, which begin with the time.
+    # Sort by the bytes of the ids, which begin with the time.
     rows = sorted(found.values(), key=lambda row: encode_exchange(row.id), reverse=True)
     if len(rows) <= limit:
         return rows, None
@@ -148,7 +148,7 @@ _WITHOUT_REPLY: Final = (
 
 
 def exchange_with(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
-    """Return the tenant's exchange to which this response of the provider's belongs."""
+    """Return the tenant's exchange with this response id of the provider."""
     place = tree.provider_place(connection, tenant, dialect, response)
     if place is None:
         return None
@@ -161,7 +161,7 @@ def exchange_with(connection: StoreConnection, tenant: str, dialect: str, respon
 
 
 def unfinished(connection: StoreConnection, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
-    """Return the tenant's exchange that waits for this response of the provider's, of which it has a part at most."""
+    """Return the tenant's exchange that waits for this response of the provider: it has no reply yet, or a part."""
     found = exchange_with(connection, tenant, dialect, response)
     if found is None or found.receipt.get("response_id") != response:
         return None
@@ -171,12 +171,12 @@ def unfinished(connection: StoreConnection, tenant: str, dialect: str, response:
 class FirstTools(Struct, frozen=True, kw_only=True):
     """The tools of a session's first request that had any."""
 
-    tools: bytes  # JSON text of those that the client sent
-    removed: tuple[str, ...]  # names of those that were left out
+    tools: bytes  # JSON text of the tools that the client sent
+    removed: tuple[str, ...]  # names of the tools that were left out
 
 
 def first_tools(connection: StoreConnection, key: str) -> FirstTools | None:
-    """Return the tools of the session's first request that had any; None where none was settled."""
+    """Return the tools of the session's first request that had any; None if no such request was settled."""
     row = connection.execute(_FIRST_TOOLS, {"key": key}).one_or_none()
     text = None if row is None else tree.tools_of(connection, key, row.tools)
     if row is None or text is None:
@@ -187,14 +187,14 @@ def first_tools(connection: StoreConnection, key: str) -> FirstTools | None:
 def interrupt_pending(connection: StoreConnection, at: int, marks: Collection[str] | None = None) -> int:
     """Settle every pending exchange as interrupted; return how many there were.
 
-    With `marks`, only those whose id ends with one of them: a process ends its ids with a mark of its own.
+    With `marks`, only exchanges whose id ends with one of them: the ids of a process all end with its mark.
     """
     rows = connection.execute(_PENDING_IDS).all()
     if marks is not None:
         rows = [row for row in rows if row.id.endswith(tuple(marks))]
-    for key in sorted({row.session for row in rows}, key=encode_session):  # all lock in one order, the database's
+    for key in sorted({row.session for row in rows}, key=encode_session):  # the database's order avoids deadlocks
         sessions.locked_session(connection, key)
-    # Read again: what was being settled meanwhile is.
+    # Read again: some may have been settled while this waited for the locks.
     some = tree.in_parts([row.id for row in rows])
     left = [row for ids in some for row in connection.execute(_PENDING, {"ids": ids})]
     found = [{"the_session": row.session, "the_exchange": row.id} for row in left]
@@ -222,12 +222,12 @@ def _exchange(row: Row) -> ExchangeRow:
 # ---------------------------------------------------------------------------------------------------- closing
 
 _SETTLED: Final = {"status", "settled_at", "base", *NOTHING_CAME}
-"""The columns that the end of an exchange tells. The others come from its row in `pending`."""
+"""The columns that the end of an exchange fills. The others are copied from its row in `pending`."""
 
 
 @cache
 def _close(dialect: str) -> postgresql.Insert | sqlite.Insert:
-    """Return what inserts the row of an exchange that ends; None for `base` leaves the one that was planned."""
+    """Return the statement that inserts the row of an exchange that ends. If `base` is None, the planned one stays."""
     row: list[ColumnElement[Any]] = []
     for each in PENDING.columns:
         told: ColumnElement[Any] = each
@@ -243,7 +243,10 @@ def _close(dialect: str) -> postgresql.Insert | sqlite.Insert:
 
 @cache
 def _open(dialect: str) -> postgresql.Insert | sqlite.Insert:
-    """Return what inserts a row into `pending`, unless the exchange is settled: it may be begun once more."""
+    """Return the statement that inserts a row into `pending`, unless the exchange is settled.
+
+    An exchange may be begun a second time.
+    """
     told = [bindparam(f"new_{each.name}", type_=each.type).label(each.name) for each in PENDING.columns]
     there = and_(
         EXCHANGES.c.session == bindparam("new_session", type_=EXCHANGES.c.session.type),
@@ -271,11 +274,11 @@ def begin(
     *,
     bodies: bool = True,
 ) -> None:
-    """Store pending exchanges with their new texts; a second time changes nothing.
+    """Store pending exchanges with their new texts. Idempotent.
 
-    Their sessions are there. `instructions` and `tools` have the names of such that are stored, by session, and `said`
-    the texts of stored messages, by session and node: what clients sent in their place is packed against them. Without
-    `bodies`, those of the messages are stored already.
+    Their sessions must exist. `instructions` and `tools` hold names that are known to be stored, by session. `said`
+    holds the texts of stored messages, by session and node; other forms of these messages are packed against them.
+    `bodies` is False if the texts of the messages are stored already.
     """
     for opening in openings:
         key = session_key(opening.tenant, opening.session, opening.dialect)
@@ -293,11 +296,11 @@ def begin(
         connection.execute(_open(connection.dialect.name), {f"new_{name}": value for name, value in row.items()})
 
 
-# ------------------------------------------------------------------------------------------- how things stand
+# ------------------------------------------------------------------------------------- the state before settling
 
 
 class ExchangeState(Struct, frozen=True, kw_only=True):
-    """An exchange as far as its settling depends on it; JSON is text, as in its row."""
+    """The parts of an exchange that its settling depends on. JSON is text, as in the row."""
 
     status: str
     created_at: int
@@ -327,14 +330,14 @@ _ASKED: Final = {
     "asked_base": NODES.c.node.type,
     "asked_first": NODES.c.node.type,
 }
-"""What is asked about for each settlement: its session, its exchange, its base, and its first message as a node."""
+"""What each settlement looks up: its session, its exchange, its base, and the node of its first message."""
 
 
 @cache
 def _standings(count: int) -> Select[Any]:
-    """Return what reads how things stand for so many settlements at once, where the one writer holds all.
+    """Return the query for the snapshots of `count` settlements at once, for SQLite, whose one writer needs no locks.
 
-    PostgreSQL would not read a row anew that is joined to one whose lock it had to wait for.
+    PostgreSQL cannot use it: after waiting for the lock on one row, it would not read the rows joined to it again.
     """
     rows = [tuple([bindparam(f"{name}_{at}", type_=kind) for name, kind in _ASKED.items()]) for at in range(count)]
     asked = values(*(column(name, kind) for name, kind in _ASKED.items()), name="asked").data(rows).cte().c
@@ -353,28 +356,28 @@ _BASE_FROM: Final = _STATE_FROM + len(_STATE_FIELDS)
 
 
 class SettleSnapshot(Struct, frozen=True, kw_only=True):
-    """How things stand."""
+    """The state of a session and an exchange before settling."""
 
-    session: SessionRow | None = None  # the session, which is locked from now on; None where there is none
-    state: ExchangeState | None = None  # the exchange; None where it is not stored
+    session: SessionRow | None = None  # the session, which is locked from now on; None if there is none
+    state: ExchangeState | None = None  # the exchange; None if it is not stored
     under: tree.NodePlace | None = None
-    """Where the node stands under which its messages belong, if it is known that the first of them does not stand there
+    """The place of the node that the messages go under. Set only if the first message is known not to be stored there
     yet."""
 
 
 def settle_snapshots(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
-    """Return how sessions stand, by their internal names, and for each an exchange that is to be settled."""
+    """Return a snapshot by session, each with the state of the exchange to settle in it."""
     if connection.dialect.name == "sqlite":
         return _snapshots_at_once(connection, settlements)
     found: dict[str, SettleSnapshot] = {}
-    for key in sorted(settlements, key=encode_session):  # all lock in one order, the database's
+    for key in sorted(settlements, key=encode_session):  # the database's order avoids deadlocks
         session = sessions.locked_session(connection, key)
         found[key] = SettleSnapshot(session=session, state=_state(connection, key, settlements[key].exchange))
     return found
 
 
 def _state(connection: StoreConnection, key: str, exchange: str) -> ExchangeState | None:
-    """Return how an exchange stands that is under way, or else how it ended."""
+    """Return the state of an exchange, pending or settled; None if it is not stored."""
     for found in _STATE:
         row = connection.execute(found, {"key": key, "exchange": exchange}).one_or_none()
         if row is not None:
@@ -383,7 +386,7 @@ def _state(connection: StoreConnection, key: str, exchange: str) -> ExchangeStat
 
 
 def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Settlement]) -> dict[str, SettleSnapshot]:
-    count = 1 << (len(settlements) - 1).bit_length()  # a few statements serve all numbers
+    count = 1 << (len(settlements) - 1).bit_length()  # a power of two, so that few distinct statements are needed
     asked: dict[str, str | None] = {f"{name}_{at}": None for name in _ASKED for at in range(len(settlements), count)}
     for at, (key, settlement) in enumerate(settlements.items()):
         first = node_id(settlement.base, settlement.messages[0].message) if settlement.messages else None
@@ -413,7 +416,7 @@ def _snapshots_at_once(connection: StoreConnection, settlements: Mapping[str, Se
 
 # ----------------------------------------------------------------------------- where messages go
 
-_NEAR: Final = 64  # messages among which the call of a tool result is looked for, from the head upwards
+_NEAR: Final = 64  # the call of a tool result is searched for among so many messages, from the head upwards
 
 _TWINS: Final = (
     select(EXCHANGES.c.base, EXCHANGES.c.replies, EXCHANGES.c.status, EXCHANGES.c.created_at, EXCHANGES.c.id).where(
@@ -423,10 +426,10 @@ _TWINS: Final = (
             EXCHANGES.c.base == bindparam("there", type_=EXCHANGES.c.base.type),
         ),
         EXCHANGES.c.agent.is_not_distinct_from(bindparam("agent", type_=EXCHANGES.c.agent.type)),
-        text("exchanges.kind IN ('append', 'first')"),  # written out, as the index has it
+        text("exchanges.kind IN ('append', 'first')"),  # literal, as in the index
         EXCHANGES.c.replies != "[]",
     )
-    # In no order: for the sake of one, SQLite would rather read every exchange of the session.
+    # No ORDER BY: with one, SQLite would read every exchange of the session.
 )
 
 # ----------------------------------------------------------------------------------------------------- settle
@@ -440,9 +443,10 @@ _CHANGE: Final = update(EXCHANGES).where(_THE_EXCHANGE[1])
 
 
 def write_exchanges(connection: StoreConnection, items: Sequence[Exchange]) -> list[Any]:
-    """Begin and settle exchanges, several callers' at once; return a `Settled` for each settlement, None for openings.
+    """Begin and settle exchanges of several callers; return a `Settled` for each settlement, None for each opening.
 
-    What begins goes first: an exchange may begin and end here. Of a session's settlements each sees the one before it.
+    Openings go first, so that an exchange may begin and end in one call. Settlements of the same session are done one
+    after the other; each sees the one before.
     """
     gathered = GatheringConnection(connection)
     openings = [item for item in items if isinstance(item, Opening)]
@@ -470,7 +474,7 @@ def write_exchanges(connection: StoreConnection, items: Sequence[Exchange]) -> l
 
 
 def settle_placed(connection: StoreConnection, settlement: Settlement, line: Sequence[tree.NodePlace]) -> Settled:
-    """Settle an exchange whose messages are stored already, at `line`, where they were planned; see `portions`."""
+    """Settle an exchange whose messages are stored already at their planned places, `line`; see `portions`."""
     gathered = GatheringConnection(connection)
     key = session_key(settlement.tenant, settlement.session, settlement.dialect)
     now = settle_snapshots(gathered, {key: settlement})[key]
@@ -488,10 +492,10 @@ def _settle(
     ended: list[Sums],
     line: Sequence[tree.NodePlace] = (),
 ) -> Settled:
-    """Make it true that the exchange ended so, and add it to `ended`.
+    """Settle the exchange, and add its figures to `ended`.
 
-    Where the node under which its messages belong is not stored any more, it ends as failed, and nothing becomes a
-    node. Where its session was deleted meanwhile, only what it came to is counted.
+    If the node that its messages go under is no longer stored, it ends as failed, and nothing becomes a node. If its
+    session was deleted meanwhile, only its figures are counted.
     """
     session, state = now.session, now.state
     if session is None or state is None:
@@ -509,7 +513,7 @@ def _settle(
         told = {f"the_{name}": value for name, value in (NOTHING_CAME | end.exchange_row).items()}
         connection.execute(_close(connection.dialect.name), {"the_base": None} | told | exchange)
         connection.execute(_NOT_PENDING, exchange)
-    else:  # it was taken for interrupted, or its reply comes late
+    else:  # it was marked as interrupted, or its reply comes late
         connection.execute(_CHANGE, end.exchange_row | exchange)
     connection.execute(_MOVE, end.session_row | {"the_session": session.key})
     if (figures := counted(settlement, session.key, end.exchange_row["status"])) is not None:
@@ -518,7 +522,7 @@ def _settle(
 
 
 def _is_open(settlement: Settlement, state: ExchangeState) -> bool:
-    """Tell whether the exchange can be settled so."""
+    """Tell whether the exchange can still be settled in this way."""
     status = Status(state.status)
     if settlement.late:
         return status is Status.PARTIAL or (status is Status.COMPLETE and state.replies == "[]")
@@ -526,7 +530,7 @@ def _is_open(settlement: Settlement, state: ExchangeState) -> bool:
 
 
 class ExchangeEnd:
-    """Writes what an exchange came to, but for its own row and the session's: those it prepares."""
+    """Writes the results of an exchange. Prepares the changes of its own row and the session's; callers write those."""
 
     def __init__(
         self,
@@ -537,9 +541,9 @@ class ExchangeEnd:
         under: tree.NodePlace | None,
         line: Sequence[tree.NodePlace] = (),
     ) -> None:
-        """`under` is where the base stands, if it is known that the first of the messages does not stand there yet.
+        """`under` is the place of the base, if the first message is known not to be stored there yet.
 
-        `line` is where the messages and their texts are stored already, all of them, in a row under the base.
+        `line` holds the places of the messages if all of them are stored already, with their texts, under the base.
         """
         self._connection = connection
         self._settlement = settlement
@@ -548,14 +552,14 @@ class ExchangeEnd:
         self._under = under
         self._line = line
         self.exchange_row = settled_columns(settlement)
-        """What changes in the exchange's row."""
+        """Changes of the exchange's row."""
         self.session_row: dict[str, Any] = {"updated_at": max(session.updated_at, settlement.settled_at)}
-        """What changes in the session's."""
+        """Changes of the session's row."""
         if settlement.cost is not None:
             self.session_row["cost"] = (session.cost or 0.0) + settlement.cost
 
     def write(self) -> Settled:
-        """Store the messages and the replies; return what they became."""
+        """Store the messages and the replies; return their nodes."""
         settlement = self._settlement
         try:
             if settlement.replies:
@@ -571,7 +575,7 @@ class ExchangeEnd:
         connection, key, settlement = self._connection, self._session.key, self._settlement
         placement, moves_head = self._placement()
         carried = placement.carried
-        # What is known of the place was asked of the planned one, and of these messages alone.
+        # `_line` and `_under` hold only for the planned place, with nothing carried along.
         as_asked = not carried and placement.base == settlement.base
         moved: list[tree.NodePlace] = []
         if as_asked and self._line:
@@ -592,13 +596,13 @@ class ExchangeEnd:
             moved, line = line[: len(carried)], line[len(carried) :]
             bodies = tree.named_bodies(settlement.messages)
         renamed = {row.node: place.node for row, place in zip(carried, moved, strict=True)}
-        for stored in orjson.loads(self._state.messages):  # they came with the opening
+        for stored in orjson.loads(self._state.messages):  # these came with the opening
             bodies.pop(stored, None)
         tree.add_bodies(connection, key, bodies)
         base = moved[-1].node if moved else placement.base
         nodes, heads = [place.node for place in line], [place.node for place in replies]
         self.exchange_row |= {
-            "base": base,  # a retry must go where the request went
+            "base": base,  # a retry must go to the same place
             "nodes": orjson.dumps(nodes).decode(),
             "replies": orjson.dumps(heads).decode(),
             "cut_node": self._keep_cut(base, line, renamed),
@@ -614,7 +618,7 @@ class ExchangeEnd:
         return Settled(head=head, nodes=tuple(nodes), replies=tuple(heads), are_new=are_new)
 
     def _finished(self) -> Settled:
-        """Put the messages where they belong; the reply that answered them is stored already."""
+        """Store the messages of a request that has no reply of its own (`Settlement.finished`)."""
         connection, session, settlement = self._connection, self._session, self._settlement
         base, moves_head = settlement.base, settlement.moves_head
         there: Mapping[bytes, str] = {}
@@ -624,7 +628,7 @@ class ExchangeEnd:
             base = session.head if settlement.at_head else base
             if found is not None:
                 base, there = found.base, found.nodes
-            # Nothing was asked: what came after the reply meanwhile stays where the session stands.
+            # The upstream was not asked. If the session has moved on meanwhile, its head stays.
             moves_head = moves_head and base == session.head
         new = [new_node for new_node in asked_nodes(settlement) if content_hash(new_node.body.message) not in there]
         line, _ = tree.insert_nodes(connection, session.key, base, new, (), tenant=settlement.tenant)
@@ -632,7 +636,7 @@ class ExchangeEnd:
         end = line[-1] if line else tree.places_of(connection, session.key, [base]).get(base)
         places = iter(line)
         nodes = [
-            there.get(content_hash(body.message)) or next(places).node  # in the order in which they came
+            there.get(content_hash(body.message)) or next(places).node  # in the order of the request
             for body in settlement.messages
         ]
         self.exchange_row |= {"base": base, "nodes": orjson.dumps(nodes).decode()}
@@ -644,14 +648,15 @@ class ExchangeEnd:
         return Settled(head=self.session_row.get("head", session.head), nodes=tuple(nodes), replies=())
 
     def _placement(self) -> tuple[Placement[NodeRow], bool]:
-        """Return where the messages of an answered request go, and whether the head goes to its reply."""
+        """Return where the messages of an answered request go, and whether the head moves to its reply."""
         settlement, head = self._settlement, self._session.head
         planned, moves_head = settlement.base, settlement.moves_head
         if settlement.yields and head != ROOT and self._state.instructions not in {None, self._session.instructions}:
-            # A title, asked for at the same moment as the first question, or that question. A title offers no tools.
+            # A title request and the first question were sent at the same moment; this is one of the two. A title
+            # request offers no tools.
             has_tools = self._state.tools is not None and self._session.tools is None
             return Placement(base=planned), moves_head and has_tools
-        # Where the head has not moved since it was planned, nothing that was answered meanwhile can be a twin.
+        # If the head has not moved since the plan, no request answered meanwhile can be a twin (a repetition).
         twins = self._twins() if head != planned and settlement.kind in APPENDING else []
         if twins:
             mine = AnsweredEarlier(
@@ -674,13 +679,13 @@ class ExchangeEnd:
         return placement, moves_head and not placement.beside
 
     def _twins(self) -> list[AnsweredEarlier]:
-        """Return the appends that said the same and were answered before this one knew of them, of one place."""
+        """Return the twins of this append at one place: equal appends that were answered, unknown to this one."""
         settlement, key = self._settlement, self._session.key
         asked = {
             "key": key,
             "digest": self._state.digest,
             "since": self._state.created_at - TWIN_MS,
-            # One that was told where to go repeats what was answered there, however long ago.
+            # An append with a given place also repeats what was answered there, however long ago.
             "there": None if settlement.at_head else settlement.base,
             "agent": settlement.agent,
         }
@@ -701,18 +706,18 @@ class ExchangeEnd:
         return [twin for twin in found if twin.base == nearest]
 
     def _place_append(self) -> Placement[NodeRow]:
-        """Return where an append goes by the head of this moment."""
+        """Return where an append goes, given the current head."""
         settlement, session = self._settlement, self._session
         messages = [body.message for body in settlement.messages]
         if not messages or not messages[0].answers:
             return Placement(base=session.head)
-        near = self._end_of_head(1)  # nearly always the calls are the head's
+        near = self._end_of_head(1)  # nearly always the head makes the calls
         found = None
         if settlement.agent in {None, *(row.agent for row in near)}:
             found = place_append(near, messages, settlement.agent)
         if found is None:
             most = _NEAR
-            if not settlement.at_head:  # their place was known when they were planned, however far up it was
+            if not settlement.at_head:  # the planned place must be in reach, however far up it is
                 depths = tree.depths_of(self._connection, session.key, [settlement.base])
                 most += max(session.messages - depths.get(settlement.base, session.messages), 0)
             found = place_append(self._end_of_head(most), messages, settlement.agent)
@@ -720,7 +725,7 @@ class ExchangeEnd:
             return found
         if settlement.at_head:
             return Placement(base=session.head)
-        return Placement(base=settlement.base, beside=True)  # the session went back to where the calls are not
+        return Placement(base=settlement.base, beside=True)  # the session was rewound to before the calls
 
     def _end_of_head(self, most: int) -> list[NodeRow]:
         """Return the last messages on the branch of the head, oldest first."""
@@ -728,16 +733,16 @@ class ExchangeEnd:
         return tree.path_to(self._connection, session.key, session.head, below=session.messages - most)
 
     def _keep_cut(self, base: str, line: Sequence[tree.NodePlace], renamed: Mapping[str, str]) -> str | None:
-        """Keep the cut that this exchange moved; return at which node, None where none is kept.
+        """Store the cut that this exchange moved; return its node, or None if none is stored.
 
-        `line` is where the new messages stand, `renamed` has the new names of nodes that were carried along.
+        `line` holds the places of the new messages, `renamed` the new names of nodes that were carried along.
         """
         settlement, cut = self._settlement, self._settlement.cut
-        # An append that went elsewhere stands on other messages than those the cut was made for.
+        # An append that went elsewhere follows other messages than those that the cut was made for.
         as_planned = tuple(renamed) == settlement.carried and (bool(renamed) or base == settlement.base)
         end = line[-1].node if line else base
         if cut is not None and line and self._lies_before(cut.position, line):
-            end = base  # it is kept for all that go on from there
+            end = base  # so that every branch from there can use the cut
         if cut is None or not as_planned or end == ROOT:
             return None
         kept = None
@@ -751,7 +756,7 @@ class ExchangeEnd:
             settlement.agent,
             exchange=settlement.exchange,
             at=settlement.settled_at,
-            # Where messages were carried along, it may be on another branch.
+            # If messages were carried along, the previous cut may be on another branch.
             follows=None if renamed else settlement.follows,
         )
         return end
@@ -763,9 +768,9 @@ class ExchangeEnd:
     def _keep_hidden(
         self, heads: Sequence[str], nodes: Sequence[str], carried: Sequence[NodeRow], renamed: Mapping[str, str]
     ) -> None:
-        """Keep what the client was not shown of the replies, and once more what it was not of the carried ones.
+        """Store what was hidden from the client of the replies, and copy what was hidden of the carried nodes.
 
-        What other agents said, and was sent before one of the messages, stays before it.
+        What other agents said, and was sent before one of the messages, is stored with that message.
         """
         connection, session, settlement = self._connection, self._session, self._settlement
         hidden: dict[str, Hidden] = {}
@@ -774,7 +779,7 @@ class ExchangeEnd:
             hidden[nodes[number]] = heard
         for node, reply in zip(heads, settlement.replies, strict=True):
             if reply.hidden is not None:
-                hidden.setdefault(node, reply.hidden)  # of equal replies the first one counts
+                hidden.setdefault(node, reply.hidden)  # the first of equal replies counts
         exchange, at = settlement.exchange, settlement.settled_at
         count = tree.keep_hidden(connection, session.key, hidden, exchange=exchange, at=at)
         if session.hidden and carried:
@@ -789,7 +794,10 @@ class ExchangeEnd:
             self.session_row["hidden"] = session.hidden + count
 
     def _keep_evidence(self, base: str, line: Sequence[tree.NodePlace], heads: Sequence[str]) -> None:
-        """Keep what the replies are known by when the client sends them back, those that it brought included."""
+        """Store the evidence that identifies the replies when the client sends them back.
+
+        This includes upstream's replies that the client itself brought (`Settlement.relayed`).
+        """
         settlement = self._settlement
         brought = [(line[at].node, settlement.messages[at].message) for at in settlement.relayed if at < len(line)]
         said = [
@@ -798,18 +806,18 @@ class ExchangeEnd:
         ]
         witness = Witness(tenant=settlement.tenant, dialect=settlement.dialect)
         begins = settlement.base == ROOT and settlement.kind != "side"
-        places = [line[0].node] if line and begins else []  # a request that resembles the session begins with it
+        places = [line[0].node] if line and begins else []  # the first message; finds sessions with this beginning
         for node, whole, reply in self._prefilled(base, line):
             if len(squeezed(reply.text)) >= TELLING:
                 said.append((node, whole))
-            else:  # the words that a program lets replies begin with are the same for all its users
+            else:  # a short reply tells too little: a program prefills the same words for all its users
                 places.append(node)
         insert_evidence(self._connection, evidence_rows(self._session.key, witness, said, places))
 
     def _prefilled(self, base: str, line: Sequence[tree.NodePlace]) -> list[tuple[str, Message, Message]]:
-        """Return where each reply would stand together with the words that it goes on with, that, and the reply.
+        """Return, for a request that ends with the beginning of a reply, each whole reply: (node, whole, reply).
 
-        A request may end with the beginning of a reply. Most clients send both back as one message.
+        Most clients send the beginning and the reply back as one message, `whole`, which would be at `node`.
         """
         settlement = self._settlement
         begun = settlement.messages[-1].message if settlement.messages else None
@@ -836,7 +844,7 @@ class ExchangeEnd:
         ]
 
     def _progress(self, head: tree.NodePlace | None) -> None:
-        """Note what an answer changes in the session's row; None for `head`: the head stays where it is."""
+        """Record what an answer changes in the session's row. If `head` is None, the head stays."""
         session, settlement, state = self._session, self._settlement, self._state
         self.session_row |= {
             "requests": session.requests + 1,
@@ -845,7 +853,7 @@ class ExchangeEnd:
         }
         if head is not None:
             self.session_row |= _standing_at(head) | {
-                # A request beside the conversation has instructions of its own, which are not the session's.
+                # Only requests that move the head set these: a side request has its own instructions.
                 "instructions": state.instructions or session.instructions,
                 "model": state.model,
                 "tools": state.tools,
@@ -856,12 +864,12 @@ class ExchangeEnd:
 
 
 class LateEnd(ExchangeEnd):
-    """Writes a reply that came after its exchange was settled."""
+    """Writes a reply that arrived after its exchange was settled."""
 
     def write(self) -> Settled:
-        """Store the reply; return what it became."""
+        """Store the reply; return its node."""
         settled = super().write()
-        for name in ("base", "nodes", "cut_node"):  # they are there
+        for name in ("base", "nodes", "cut_node"):  # the exchange has them already
             self.exchange_row.pop(name, None)
         return settled
 
@@ -875,12 +883,12 @@ class LateEnd(ExchangeEnd):
 
 
 def _standing_at(head: tree.NodePlace) -> dict[str, Any]:
-    """Return the columns of a session that say where it stands."""
+    """Return the columns of a session that follow from its head."""
     return {"head": head.node, "messages": head.depth, "rounds": head.round, "tokens": head.tokens_total}
 
 
 def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
-    """Return the client's messages, with what `on_arrival` decided; None for those it was not asked about."""
+    """Return the client's messages as new nodes, with what `on_arrival` decided (None if it was not asked)."""
     arrivals = settlement.arrivals[: len(settlement.messages)]
     relayed = frozenset(settlement.relayed)
     return [
@@ -899,7 +907,7 @@ def asked_nodes(settlement: Settlement) -> list[tree.NewNode]:
 
 
 def _again(row: NodeRow) -> tree.NewNode:
-    """Return what makes a node that says what another one says, by whom and when, at another place."""
+    """Return a copy of a node for another place, with the same content, author and time."""
     return tree.NewNode(
         body=Body(message=row.message, tokens=row.tokens),
         source=row.source,

@@ -1,8 +1,8 @@
-"""What is known of a conversation when a request comes in: one read per request.
+"""Reads what is known about a conversation when a request comes in, in one read per request.
 
-Where the request belongs `conversation.reconcile` decides. What is read then is what its kind needs: the texts for an
-append, which has none itself; for a client that resends its history only what was noted about its messages. Nodes never
-change: what other requests write meanwhile changes nothing here, unless the session is deleted.
+`conversation.reconcile` decides where the request belongs. What is read then depends on its kind. An append needs the
+texts of the messages, which it does not send. A client that resends its history has the texts; only marks are read.
+Nodes never change, so concurrent writes do not affect the result, unless the session is deleted.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ from proxy.trimming import Change, Summary
 # ------------------------------------------------------------------------------- branches that clients resend
 
 MARKS: Final = 50_000
-"""How many messages a process remembers on a small machine: some 17 MB. What was forgotten is read from the store."""
+"""How many messages a process caches on a small machine (some 17 MB). Evicted ones are read from the store again."""
 
-_MARK_BYTES: Final = 340  # what a mark takes, but for the texts that `on_arrival` put in the place of the message
+_MARK_BYTES: Final = 340  # memory of a mark, without the texts by which `on_arrival` replaced the message
 
 _Branch: TypeAlias = tuple[int, tuple[Mark, ...]]
-"""When the session was made, and what was noted about a branch of it, from its root on."""
+"""When the session was created, and the marks of a branch, from its root on."""
 _NONE: Final[tuple[_Branch, int]] = ((0, ()), 0)
 
 
 class Branches:
-    """The branch of each session that was resent last; the oldest go first. Several threads may use it."""
+    """A cache of the last resent branch of each session. Evicts the least recently written. Thread-safe."""
 
     def __init__(self, most: int | None = None) -> None:
-        """Remember `most` messages at most, of all sessions together; None: as many as there is memory for.
+        """Cache up to `most` messages of all sessions together; None means a limit that fits the machine's memory.
 
-        Of messages that `on_arrival` changed fewer are remembered: with each go the texts that are sent in its place.
-        The newest branch is remembered however long.
+        A message that `on_arrival` changed counts as more, because its replacement text is cached too. The newest
+        branch is never evicted, however long it is.
         """
         self._most: Final = scaled(MARKS) if most is None else most
         self._branches: OrderedDict[str, tuple[_Branch, int]] = OrderedDict()  # each with its weight
@@ -89,15 +89,15 @@ class Branches:
         self._lock = threading.Lock()
 
     def beginning(self, session: str, names: Sequence[str]) -> _Branch:
-        """Return when the session was made, and what is known of the branch `names`, from its root on."""
+        """Return when the session was created, and the cached marks of the branch `names`, from its root on."""
         made_at, known = self._branches.get(session, _NONE)[0]
         count = _common(known, names)
         return made_at, known if count == len(known) else known[:count]
 
     def extend(self, session: str, base: str, stored: Iterable[tuple[str, Body, tuple[Change, ...] | None]]) -> None:
-        """Remember what was stored under `base`, each message under the one before, if the branch ends there.
+        """Append messages that were stored as a chain under `base`, if the cached branch ends there.
 
-        Each is a node, what it says, and what `on_arrival` decided about it.
+        `stored` holds (node, body, what `on_arrival` decided) of each.
         """
         (made_at, known), weight = self._branches.get(session, _NONE)
         if not known or known[-1].node != base:
@@ -110,7 +110,7 @@ class Branches:
         self._put(session, (made_at, (*known, *marks)), weight + _weight_of(marks))
 
     def keep(self, session: str, created_at: int, marks: tuple[Mark, ...]) -> None:
-        """Remember a branch from its root on, in the place of the session's last one."""
+        """Cache a branch, from its root on. Replaces the session's previous one."""
         self._put(session, (created_at, marks), _weight_of(marks))
 
     def _put(self, session: str, branch: _Branch, weight: int) -> None:
@@ -122,13 +122,13 @@ class Branches:
 
 
 def _weight_of(marks: Sequence[Mark]) -> int:
-    """Return how many marks without a text take as much memory as these."""
+    """Return the memory that marks take, as a number of marks without texts."""
     changes = [change for mark in marks if mark.arrival for change in mark.arrival]
     return len(marks) + sum([len(each.message.raw) for each in changes if each.message is not None]) // _MARK_BYTES
 
 
 def _common(known: Sequence[Mark], names: Sequence[str]) -> int:
-    """Return how many nodes both begin with: where names agree, so do all before them."""
+    """Return the length of the common prefix, by bisection: if two names agree, so do all before them."""
     most = min(len(known), len(names))
     if most and known[most - 1].node == names[most - 1]:
         return most
@@ -137,19 +137,19 @@ def _common(known: Sequence[Mark], names: Sequence[str]) -> int:
 
 # ---------------------------------------------------------------------------------------- one read per request
 
-_PLACES: Final = 16  # places at which a history without its beginning is looked for: "ok" may stand at a thousand
+_PLACES: Final = 16  # most places tried for a history without its beginning: an "ok" may occur a thousand times
 _CUTS: Final = 3
-"""Newest cuts that are tried before a branch is read whole: others may have been made on other branches."""
+"""Newest cuts that are tried before the whole branch is read. Some may belong to other branches."""
 _FAILED: Final = frozenset({Status.FAILED.value, Status.CANCELLED.value, Status.INTERRUPTED.value})
-"""How exchanges end without a reply."""
+"""Statuses of exchanges that ended without a reply."""
 
 _ASKED_COLUMNS: Final = ("digest", "kind", "base", "status", "replies", "instructions", "tools", "model")
 
 
 def _asked(*like: str, answered: bool = False) -> Select[Any]:
-    """Return what reads the newest exchange that has these values, settled or under way.
+    """Return the query for the newest exchange with these values, settled or pending.
 
-    By a digest, settled ones are found whose repetition is told by it: an index has those.
+    With `like`, settled exchanges are limited to those in the index by digest (`REPEATABLE`).
     """
     newest: list[Select[Any]] = []
     for table in (EXCHANGES, PENDING):
@@ -157,7 +157,7 @@ def _asked(*like: str, answered: bool = False) -> Select[Any]:
         found = found.where(*matching(table, *like), *([table.c.replies != "[]"] if answered else ()))
         if like and table is EXCHANGES:
             found = found.where(text(f"({REPEATABLE})"))
-        # No index has this order: by one, every exchange of the session might be read.
+        # No index has this order. With one that has, every exchange of the session might be read.
         newest_first = [table.c.created_at.desc()] if like else []
         found = found.order_by(*newest_first, table.c.id.desc()).limit(1)
         newest.append(select(found.subquery()))
@@ -173,7 +173,7 @@ _ASKED_BY_KEY: Final = _asked("digest", "idempotency")
 
 
 def _stored(name: ColumnElement[str]) -> ScalarSelect[str]:
-    """Return what looks whether a node is stored, NULL where it is not: an index alone tells that."""
+    """Return a subquery for a node's name, NULL if it is not stored. It is answered by an index alone."""
     return select(NODES.c.node).where(*matching(NODES), NODES.c.node == name).scalar_subquery()
 
 
@@ -183,22 +183,22 @@ _GLANCE: Final = select(
     _stored(bindparam("next", type_=NODES.c.node.type)),
     select(CUTS.c.position).where(*matching(CUTS, "policy", "agent")).limit(1).scalar_subquery(),
 ).where(*matching(SESSIONS))
-"""A session; two nodes, as far as it has them; the position of any cut of a policy and an agent."""
+"""Reads a session; two nodes, NULL if it does not have them; and the position of any cut of a policy and an agent."""
 
 
 def recall(
     connection: StoreConnection, question: HistoryQuery, branches: Branches, *, most: int | None = None
 ) -> HistorySnapshot:
-    """Read what is known of the conversation that a request belongs to, and where it belongs.
+    """Read what is known about the conversation that a request belongs to, and decide where in it.
 
-    What `branches` knows is not read again; it gets to know what was read. Raises `Conflict` where the database shows
-    that the session was deleted meanwhile, `TooLong` where more than `most` messages would have to be read.
+    `branches` is a cache: what it holds is not read again, and what is read is added. Raises `Conflict` if the session
+    was deleted meanwhile, and `TooLong` if more than `most` messages would have to be read.
     """
     return HistoryReader(connection, question, branches, most).read()
 
 
 class HistoryReader:
-    """Reads the history for one request, and answers what `reconcile` asks of the tree."""
+    """Reads the history for one request, and answers the questions of `reconcile` about the tree."""
 
     def __init__(
         self, connection: StoreConnection, question: HistoryQuery, branches: Branches, most: int | None
@@ -211,13 +211,13 @@ class HistoryReader:
         self._key = session_key(question.tenant, question.session, question.dialect)
 
     def read(self) -> HistorySnapshot:
-        """Read it all."""
+        """Read everything that the request needs."""
         session, prefix, has_cuts = self._glance()
         if session is None and self._question.state is not None:
             arrival = Arrival(kind=Kind.PROVIDER_STATE, base=ROOT, known=0, at_head=True)
             return HistorySnapshot(arrival=arrival)
         if session is None:
-            # Another worker may begin it just now: what it stores meanwhile does not count.
+            # Another worker may be starting the session just now. What it stores meanwhile does not count.
             return HistorySnapshot(arrival=reconcile(self._question.incoming, Log(stored=self, prefix=0)))
         question = self._question
         if question.state is not None:
@@ -230,7 +230,7 @@ class HistoryReader:
             stored=self,
             head=session.head,
             depth=session.messages,
-            # Nobody has asked for a fork yet: who goes on with it may append, and may ask in any manner.
+            # A fork had no request yet. The first one may append, with any instructions, tools and model.
             arrival=Kind.APPEND if session.arrival == FORKED else session.arrival,
             last=last,
             manner=manner,
@@ -252,7 +252,7 @@ class HistoryReader:
         return self._with_others(found) if question.merging else found
 
     def _of_provider_state(self, session: SessionRow, state: ProviderState) -> HistorySnapshot:
-        """Read what a request goes on from that an id names: nothing, unless the proxy is to send something of it."""
+        """Read what a request by a provider's id continues from. Messages are read only if the proxy must send some."""
         node = state.node if state.node and self.depths([state.node]) else None
         arrival = Arrival(
             kind=Kind.PROVIDER_STATE, base=node or session.head, known=0, at_head=node is None, expanded=state.expands
@@ -270,9 +270,10 @@ class HistoryReader:
         return self._with_hidden_and_summaries(session, found)
 
     def _owed(self, node: str, *, begun: bool) -> tuple[Message, ...]:
-        """Return what the provider lacks of a reply whose calls of the proxy's tools it holds unanswered.
+        """Return the messages that the provider lacks: it holds a reply with unanswered calls of the proxy's tools.
 
-        Those are the calls beside the client's own. `begun`: those of the first round, and of all rounds after it.
+        These are the results for calls made beside the client's own. If `begun`, the provider holds only the first
+        round: then also that round's results, and all rounds after it.
         """
         hidden = tree.hidden_at(self._connection, self._key, [node], 1).get(node)
         if hidden is None:
@@ -286,13 +287,14 @@ class HistoryReader:
         return (*hidden.before[1:], said, *hidden.after)
 
     def depths(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the depth of each of these nodes that is stored."""
+        """Return the depths of those of these nodes that are stored."""
         return tree.depths_of(self._connection, self._key, names)
 
     def _earlier_names(self, arrival: Arrival) -> Sequence[str]:
-        """Return the nodes of the request's messages, if older versions named the first that is not known.
+        """Return the nodes of the request's messages if the first unknown one is stored under an older version's name.
 
-        A version may change the canonical form of messages. What is stored keeps its names; what is new follows it.
+        A new version may change the canonical form of messages, and so their names. Stored messages keep their old
+        names; new messages are named after them. Returns an empty sequence if no older name is stored.
         """
         messages, incoming, known = self._question.messages, self._question.incoming, arrival.known
         if arrival.kind is Kind.APPEND or known >= len(messages):
@@ -308,8 +310,8 @@ class HistoryReader:
         return ()
 
     def parents(self, content: bytes, depth: int) -> Sequence[str]:
-        """Return the parents of some stored messages with this content."""
-        self._allow(len(self._question.messages))  # at each place the request has other names, which must be made
+        """Return the parents of some stored messages with this content, nearest to `depth` first."""
+        self._allow(len(self._question.messages))  # the request's names differ at each place and must be computed
         return tree.parents_of(self._connection, self._key, content_key(content), depth, _PLACES)
 
     def _allow(self, messages: int) -> None:
@@ -317,9 +319,9 @@ class HistoryReader:
             raise TooLong
 
     def _glance(self) -> tuple[SessionRow | None, int | None, bool]:
-        """Check in one query that the store still has exactly the part of this request that the process remembers.
+        """Check in one query that the store still holds exactly the part of this request that is in the cache.
 
-        Returns the session, how many of the request's names are stored (None: not known), and whether there may be a
+        Returns the session, how many of the request's names are stored (None if not known), and whether there may be a
         cut of the question's policy and agent.
         """
         names = self._question.incoming.names
@@ -345,11 +347,14 @@ class HistoryReader:
         return session, count, cut is not None
 
     def _repeated(self) -> tuple[Incoming, Last | None]:
-        """Return the request, and the one that it may repeat: an announced retry may come after others."""
+        """Return the request, and the earlier one that it may repeat.
+
+        This is the newest one, except for an announced retry, which may come after other requests.
+        """
         connection, key, question = self._connection, self._key, self._question
         incoming = question.incoming
         if incoming.replies and incoming.mode is not Mode.APPEND:
-            return incoming, None  # it says itself where it belongs
+            return incoming, None  # its replies tell where it belongs
         asked = {"key": key, "digest": incoming.digest}
         row: Row | None = None
         if question.idempotency is not None:
@@ -363,23 +368,23 @@ class HistoryReader:
         if row is None:
             return incoming, None
         if row.digest == incoming.digest and row.status in _FAILED:
-            # It may itself have been the repetition of one that was answered: then so is this.
+            # The failed one may have repeated a request that was answered. If so, this one repeats that, too.
             answered = connection.execute(_ANSWERED_THERE, asked | {"base": row.base}).one_or_none()
             if answered is not None:
                 return replace(incoming, retried=True), _last(answered)
         last = _last(row)
         may_resend = last.complete and incoming.mode is not Mode.APPEND and last.digest in incoming.names
         if may_resend and self._say_nothing(last.replies):
-            last = replace(last, complete=False)  # no client sends such a reply back
+            last = replace(last, complete=False)  # clients do not send empty replies back
         return incoming, last
 
     def _say_nothing(self, replies: Collection[str]) -> bool:
-        """Tell whether replies are empty: one of sound or images alone, or of reasoning, is not."""
+        """Tell whether the replies are empty. A reply with only sound, images or reasoning is not."""
         messages = [row.message for row in tree.rows_of(self._connection, self._key, tuple(replies))]
         return bool(messages) and all([_is_empty(message) for message in messages])
 
     def _of_resend(self, session: SessionRow, found: HistorySnapshot, *, has_cuts: bool) -> HistorySnapshot:
-        """Read what was noted about the messages that the client sends again."""
+        """Read the marks of the messages that the client sends again."""
         connection, key, question, arrival = self._connection, self._key, self._question, found.arrival
         depth = arrival.known
         if arrival.kind is Kind.WINDOWED:
@@ -405,7 +410,7 @@ class HistoryReader:
         return replace(found, start=start, depth=depth, marks=marks, cut=cut)
 
     def _of_append(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:
-        """Read what an append goes on from."""
+        """Read the messages that an append continues from."""
         connection, key, question, arrival = self._connection, self._key, self._question, found.arrival
         depth = session.messages
         if not arrival.at_head:
@@ -415,10 +420,10 @@ class HistoryReader:
         place = place_append(rows, question.messages, question.agent) if arrival.at_head else None
         if place is not None:
             if place.block is not None and cut is not None and place.block.depth <= cut.cut.position:
-                # What the cut dropped was said since, too.
+                # The cut lies after the calls, so it may have dropped messages that came after them. Read them too.
                 rows = self._whole(arrival.base, depth)
                 place = place_append(rows, question.messages, question.agent) or place
-            # What they follow is stored: the name that it will have is not, yet.
+            # `place.end` is the message that they follow, by its current name. Its copy's name is not stored yet.
             arrival = replace(arrival, base=place.end, at_head=False, beside=place.beside)
             depth, moved = place.depth, place.carried
             if place.base != session.head:
@@ -429,7 +434,7 @@ class HistoryReader:
         return replace(
             found,
             arrival=arrival,
-            depth=depth,  # not that of the last row: the cut may have dropped the very base
+            depth=depth,  # not the last row's: the cut may have dropped the base itself
             rows=rows,
             carried=tuple([row.node for row in moved]),
             cut=cut,
@@ -437,10 +442,10 @@ class HistoryReader:
         )
 
     def _rows_and_cut(self, base: str, depth: int) -> tuple[Sequence[NodeRow], StandingCut | None]:
-        """Return the stored messages that a view of the branch is made of, and its newest cut.
+        """Return the stored messages for a view of the branch, and the branch's newest cut.
 
-        Those that the cut dropped are left out, unless the question wants them all: what is read grows with what is
-        sent, not with what is stored.
+        Messages that the cut dropped are left out, unless the query wants the whole branch. So the work grows with what
+        is sent, not with what is stored.
         """
         connection, key, policy, agent = self._connection, self._key, self._question.policy, self._question.agent
         if base == ROOT:
@@ -452,7 +457,7 @@ class HistoryReader:
                 self._allow(depth - position)
                 after = tree.path_to(connection, key, base, below=position) if position < depth else []
                 if (after[0].parent if after else base) != node:
-                    continue  # it was made on another branch
+                    continue  # this cut belongs to another branch
                 cut = standing_at(connection, key, node, policy, agent)
                 if cut is None or cut.kept is None:
                     break
@@ -465,7 +470,7 @@ class HistoryReader:
         return rows, newest_cut(connection, key, [row.node for row in rows], policy, agent)
 
     def _whole(self, base: str, depth: int) -> Sequence[NodeRow]:
-        """Return the whole branch, which is not empty."""
+        """Return the whole branch; raises `Conflict` if it is gone."""
         self._allow(depth)
         rows = tree.path_to(self._connection, self._key, base)
         if not rows:
@@ -473,7 +478,7 @@ class HistoryReader:
         return rows
 
     def _with_hidden_and_summaries(self, session: SessionRow, found: HistorySnapshot) -> HistorySnapshot:
-        """Read what the client was not shown of the replies, and the summaries of the branch."""
+        """Read what was hidden from the client of the replies, and the summaries of the branch."""
         recipe = self._question.recipe if session.summaries else None
         if not session.hidden and recipe is None:
             return found
@@ -482,20 +487,20 @@ class HistoryReader:
             self._allow(min(session.hidden, len(nodes)))
             found = replace(found, hidden=tree.hidden_at(self._connection, self._key, nodes, session.hidden))
         if nodes and recipe is not None:
-            known = nodes[: len(nodes) - len(found.carried)]  # what is carried stood at another place
+            known = nodes[: len(nodes) - len(found.carried)]  # carried nodes are from another place
             if not found.carried:
                 known.append(found.arrival.base)
             if found.cut is not None:
-                known.append(found.cut.node)  # the message before the cut need not be sent
+                known.append(found.cut.node)  # the cut may have dropped the message before it
             ready, attempt = ready_summary_on(self._connection, self._key, known, recipe)
             found = replace(found, ready_summary=ready, attempt=attempt)
         return found
 
     def _with_others(self, found: HistorySnapshot) -> HistorySnapshot:
-        """Read what other agents said since the last turn of the one that asks; its own client does not send it."""
+        """Read what other agents said since the last turn of the requesting agent. Its client does not send that."""
         question, arrival, agent = self._question, found.arrival, self._question.agent
         if arrival.composed or agent is None:
-            return found  # the view holds what everybody said
+            return found  # the view holds the messages of all agents
         pairs = zip(question.messages[: arrival.known], found.marks, strict=False)
         turns = [mark.node for message, mark in pairs if message.begins_turn]
         others = tree.said_by_others(self._connection, self._key, agent, turns[-1] if turns else None)
@@ -522,7 +527,7 @@ def _is_empty(reply: Message) -> bool:
 
 
 def _at(row: NodeRow, depth: int) -> NodeRow:
-    """Return a message as it will stand at another depth, under its old name."""
+    """Return a message at another depth, under its old name."""
     decided = row.arrival
     if decided is not None:
         decided = tuple([replace(change, position=depth - 1) for change in decided])
@@ -531,30 +536,31 @@ def _at(row: NodeRow, depth: int) -> NodeRow:
 
 # ---------------------------------------------------------------------------------- branches without their texts
 
-_SUMMARY_CUTS: Final = 64  # newest cuts that are looked through for summaries
+_SUMMARY_CUTS: Final = 64  # newest cuts that are searched for summaries
 _STEP: Final = 64
-"""Messages that are read of a branch until a known one is looked for among them; then four times as many."""
+"""Messages of a branch in the first read, which looks for a known one among them. Each further read takes four times as
+many."""
 
 
 class Lineage:
     """The branches that end at some nodes."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without any branch."""
         self._parents: dict[str, str] = {}
         self._totals: dict[str, int] = {}  # by node, the tokens of the branch up to it, its own included
-        self._branches: dict[str, list[str]] = {}  # by end, the nodes of those that were asked for
+        self._branches: dict[str, list[str]] = {}  # by end, the nodes of branches that were requested: a cache
 
     def __contains__(self, node: object) -> bool:
         """Tell whether a node is on one of the branches."""
         return node in self._parents
 
     def depth(self, end: str) -> int:
-        """Return the number of messages of the branch that ends at `end`; 0 where there is none."""
+        """Return the number of messages of the branch that ends at `end`; 0 if there is none."""
         return len(self.nodes(end))
 
     def nodes(self, end: str) -> Sequence[str]:
-        """Return the branch that ends at `end`, oldest first; empty where there is none."""
+        """Return the branch that ends at `end`, oldest first; empty if there is none."""
         if end not in self._branches:
             branch: list[str] = []
             node = end
@@ -565,50 +571,50 @@ class Lineage:
         return self._branches[end]
 
     def node_at(self, end: str, position: int) -> str | None:
-        """Return the node at a position of the branch that ends at `end`; None where it has no such one."""
+        """Return the node at a position of the branch that ends at `end`; None if the position is out of range."""
         branch = self.nodes(end)
         return branch[position] if 0 <= position < len(branch) else None
 
     def tokens(self, end: str, start: int, stop: int) -> int:
-        """Return the tokens of the messages from `start` to before `stop`, on the branch to `end`."""
+        """Return the tokens of the messages from `start` (inclusive) to `stop` (exclusive), on the branch to `end`."""
         return self._total(end, stop) - self._total(end, start)
 
     def common(self, end: str, other: Lineage, other_end: str) -> int:
-        """Return how many messages the branch to `end` and one of another lineage begin with alike."""
+        """Return the length of the common prefix of the branch to `end` and one of another lineage."""
         pairs = zip(self.nodes(end), other.nodes(other_end), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def add(self, marks: Iterable[Mark], below: str) -> None:
-        """Take in messages that follow the node `below`, which is known or the root."""
+        """Add messages that follow the node `below`, which is known already or the root."""
         for mark in marks:
             self._parents[mark.node] = below
             self._totals[mark.node] = self._totals.get(below, 0) + mark.tokens
             below = mark.node
 
     def _total(self, end: str, count: int) -> int:
-        """Return the tokens of the first messages, of as many as there are."""
+        """Return the tokens of the first `count` messages of the branch, or of all if it has fewer."""
         branch = self.nodes(end)
         last = min(count, len(branch)) - 1
         return self._totals[branch[last]] if last >= 0 else 0
 
 
 def lineage_of(connection: StoreConnection, key: str, ends: Collection[str]) -> Lineage:
-    """Return the branches that end at these nodes; those that are not stored are left out."""
+    """Return the branches that end at these nodes. Nodes that are not stored are left out."""
     found = Lineage()
     depths = tree.depths_of(connection, key, list(ends))
-    # The longest first: it holds most of the others.
+    # The longest first: it contains most of the others.
     for end, depth in sorted(depths.items(), key=lambda item: -item[1]):
         found.add(*_unknown(connection, key, end, depth, found))
     return found
 
 
 def _unknown(connection: StoreConnection, key: str, end: str, depth: int, known: Lineage) -> tuple[list[Mark], str]:
-    """Return what of a branch is not known, oldest first, and the node before it that is, or the root."""
+    """Return the unknown part of a branch, oldest first, and the known node before it (or the root)."""
     parts: list[list[Mark]] = []
     below, step = end if end in known else ROOT, _STEP
     while below == ROOT and depth > 0:
         read = tree.marks_to(connection, key, end, below=max(depth - step, 0))
-        # What comes before a known one is known too.
+        # Everything before a known node is known too.
         first = bisect_left(read, True, key=lambda mark: mark.node not in known)
         below = read[first - 1].node if first else ROOT
         parts.append(read[first:] if not parts else read[first:-1])
@@ -619,9 +625,9 @@ def _unknown(connection: StoreConnection, key: str, end: str, depth: int, known:
 def summaries_of(
     connection: StoreConnection, key: str, head: str, policy: str, agent: str | None
 ) -> list[tuple[Summary, int]]:
-    """Return the summaries that newest cuts of the branch hold, the newest first, each with when it was made.
+    """Return the summaries in the newest cuts of the branch, newest first, each with its time of creation.
 
-    That is in milliseconds since 1970. A summary that several cuts hold was made with the oldest of them.
+    Times are in milliseconds since 1970. A summary that several cuts hold was created with the oldest of them.
     """
     found: list[tuple[Summary, int]] = []
     places = cut_places(connection, key, policy, agent, LIMIT - 1, _SUMMARY_CUTS)
@@ -632,7 +638,7 @@ def summaries_of(
             continue
         summary = decode_cut(changes_of(connection, key, row), dialect_of(key)).summary
         if summary is None:
-            break  # none was made before that
+            break  # earlier cuts have no summaries
         if found and found[-1][0] == summary:
             found.pop()
         found.append((summary, row.created_at))

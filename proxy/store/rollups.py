@@ -1,10 +1,11 @@
-"""Sums over exchanges, by hour: written in the transaction that settles, read for statistics.
+"""Sums over exchanges, by hour. They are written in the transaction that settles, and read for statistics.
 
-`rollups` has no session and stays when sessions are deleted. `session_rollups` goes with its session: from it come the
-sums by session, and the numbers of sessions.
+The table `rollups` has no session and stays when sessions are deleted. Rows of `session_rollups` are deleted with their
+session; they provide the sums by session and the numbers of sessions.
 
-While an hour lasts, each process adds to rows of its own; later its rows are folded into one, and after a month those
-of a day: what statistics read grows with the time and with what is told apart, not with the number of exchanges.
+During an hour, each process adds to rows of its own. Later the rows of an hour are folded into one, and after a month
+those of a day. So statistics read an amount that grows with time and with the number of groups, not with the number of
+exchanges.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ Group: TypeAlias = Literal["day", "hour", "model", "policy", "tenant", "session"
 
 
 Sums: TypeAlias = dict[str, Any]
-"""What an exchange, or what else is counted, adds: the figures, with the keys of both tables.
+"""The figures to add for an exchange (or a summary), with the keys of both tables.
 
-The session is empty where it was deleted meanwhile."""
+The session is empty if it was deleted meanwhile."""
 
 
 def sums_of(
     figures: ExchangeFigures, *, session: str, tenant: str, dialect: str, kind: str, status: str, exchange: str, at: int
 ) -> Sums:
-    """Return what is added; `session` is an internal name, `exchange` an id, `at` in milliseconds since 1970."""
+    """Return the figures with their keys. `session` is an internal name, `at` is in milliseconds since 1970."""
     keys = {"hour": at // HOUR, "slot": slot_of(exchange), "session": session, "tenant": tenant, "dialect": dialect}
     return asdict(figures) | keys | {"model": sanitize(figures.model), "kind": kind, "status": status}
 
 
 def counted(settlement: Settlement, session: str, status: str) -> Sums | None:
-    """Return what is counted of an exchange; `status` is how it ended."""
+    """Return the sums to add for an exchange, if it has any figures. `status` is how it ended."""
     if settlement.figures is None:
         return None
     return sums_of(
@@ -65,12 +66,15 @@ def counted(settlement: Settlement, session: str, status: str) -> Sums | None:
 
 
 def slot_of(exchange: str) -> int:
-    """Return which row of several a process adds to: its exchanges' ids end with its mark, in hexadecimal digits."""
+    """Return the number of the row that the exchange's process adds to: the last hexadecimal digit of the id.
+
+    The ids of a process all end with its mark.
+    """
     return max(_DIGITS.find(exchange[-1:]), 0)
 
 
 def add_figures(connection: StoreConnection, rows: Sequence[Sums]) -> None:
-    """Add what exchanges came to. To be called last in a transaction: others wait for the rows from here on."""
+    """Add the figures of exchanges. Call this last in a transaction: it locks rows that other transactions wait for."""
     for table, some in ((ROLLUPS, rows), (SESSION_ROLLUPS, [row for row in rows if row["session"]])):
         if some:
             _add_rows(connection, table, some)
@@ -83,21 +87,21 @@ def _add_rows(connection: StoreConnection, table: Table, rows: Sequence[Mapping[
         place, figures = place_of(row), _FIGURES(row)
         sums[place] = tuple(map(add, sums[place], figures)) if place in sums else figures
     names = (*_KEYS[table], *SUMS)
-    # In one order, so that two that add to the same rows do not wait for each other.
+    # Sorted: two transactions that add to the same rows must not deadlock.
     put(connection, table, [dict(zip(names, place + sums[place], strict=True)) for place in sorted(sums)], adds=True)
 
 
 # ------------------------------------------------------------------------------------------------------ fold
 
-_OVER: Final = 2  # hours after which nobody adds to an hour any more, but for what had to wait
-HOURLY: Final = 30 * 24  # hours that are told apart
+_OVER: Final = 2  # hours after which an hour gets no more additions, except delayed ones
+HOURLY: Final = 30 * 24  # hours that are kept apart; older ones are folded into days
 
 
 def fold(connection: StoreConnection, now: int) -> bool:
-    """Fold what one process added in an hour that is over; return False once all is. `now` is in hours since 1970.
+    """Fold what one process added in an hour that is over; return False if nothing is left. `now` is hours since 1970.
 
-    It takes no longer than a few exchanges do: they wait meanwhile. Several processes may fold: a row is deleted by one
-    of them, which adds what it held to another.
+    Exchanges wait meanwhile; it takes no longer than writing a few exchanges. Several processes may fold at once: only
+    one of them deletes a row, and adds its sums to another row.
     """
     hour, slot = ROLLUPS.c.hour, ROLLUPS.c.slot
     old = (hour < now - HOURLY) & ((hour % 24 != 0) | (slot != 0))
@@ -119,12 +123,12 @@ def fold(connection: StoreConnection, now: int) -> bool:
 
 
 _HOLD: Final = select(func.pg_advisory_xact_lock(0x70616C_73756D73))
-"""Ours by this number alone: migrations have another one."""
+"""The number identifies this lock; migrations use another one."""
 
 
 def hold_sums(connection: StoreConnection) -> None:
-    """Let nobody else fold sums until the transaction ends: who deletes some would miss those that are on their way."""
-    if connection.dialect.name == "postgresql":  # SQLite's one writer holds all
+    """Block other folding until the transaction ends. Otherwise a deletion could miss sums that are being moved."""
+    if connection.dialect.name == "postgresql":  # SQLite has one writer
         connection.execute(_HOLD).all()
 
 
@@ -132,29 +136,29 @@ def hold_sums(connection: StoreConnection) -> None:
 
 
 class StatsQuery(Struct, frozen=True, kw_only=True):
-    """Which exchanges are summed up, and how."""
+    """Which exchanges to sum up, and how."""
 
-    since: int  # hours since 1970
+    since: int  # first hour, in hours since 1970
     until: int  # the hour after the last one
     group: Group
-    tenant: str | None = None  # None: everybody's
+    tenant: str | None = None  # None: all tenants
     policy: str | None = None
     model: str | None = None
     session: str | None = None  # internal name of a session
-    limit: int = 1000  # groups at most: those with the most requests, or the newest days
+    limit: int = 1000  # most groups: those with the most requests, or the newest days or hours
 
 
 class StatsRow(Struct, frozen=True, kw_only=True):
     """The sums of one group."""
 
     group: str
-    tenant: str | None  # of a session
-    sessions: int  # sessions that are still stored, and had requests in that time
+    tenant: str | None  # the tenant, if the group is a session
+    sessions: int  # number of sessions that are still stored and had requests in that time
     sums: dict[str, Any]  # by the names of `SUMS`
 
 
 def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
-    """Return the sums of each group, the largest first; days and hours by time."""
+    """Return the sums of each group, those with the most requests first. Days and hours are ordered by time."""
     by_session = query.group == "session" or query.session is not None
     table = SESSION_ROLLUPS if by_session else ROLLUPS
     group = _group(table, query.group)
@@ -162,7 +166,7 @@ def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
     found = _within(select(*columns).group_by(group), table, query)
     timed = query.group in {"day", "hour"}
     order = [group.desc()] if timed else [func.sum(table.c.requests).desc(), group]
-    if query.group == "session":  # there may be very many: all figures are added up for those alone that are shown
+    if query.group == "session":  # there may be very many, so only those that are shown get all sums
         first = _within(select(group.label("at")).group_by(group), table, query).order_by(*order).limit(query.limit)
         found = found.where(group.in_(first.subquery().select()))
     rows = connection.execute(found.order_by(*order).limit(query.limit)).all()
@@ -182,7 +186,7 @@ def stats(connection: StoreConnection, query: StatsQuery) -> list[StatsRow]:
 
 
 def stats_and_total(connection: StoreConnection, query: StatsQuery) -> tuple[list[StatsRow], StatsRow]:
-    """Return the sums of each group, and of all together; what was read for the groups is not read again."""
+    """Return the sums of each group, and the total. If possible, the total is computed from the groups."""
     rows = stats(connection, query)
     if query.group == "session" or len(rows) >= query.limit:
         return rows, totals(connection, query)
@@ -191,9 +195,9 @@ def stats_and_total(connection: StoreConnection, query: StatsQuery) -> tuple[lis
 
 
 def stats_by(connection: StoreConnection, query: StatsQuery, groups: Sequence[Group]) -> dict[Group, list[StatsRow]]:
-    """Return the sums of each of several groups, the largest first: what they are sums of is read once.
+    """Return the sums by each of several groupings, those with the most requests first. The rows are read only once.
 
-    Groups are those that `rollups` has columns for, but `hour`.
+    `groups` are names of columns of `rollups`, except `hour`.
     """
     columns = ROLLUPS.c
     sums = [func.sum(columns[name]).label(name) for name in SUMS]
@@ -214,7 +218,7 @@ def stats_by(connection: StoreConnection, query: StatsQuery, groups: Sequence[Gr
 
 
 def totals(connection: StoreConnection, query: StatsQuery) -> StatsRow:
-    """Return the sums of all groups together."""
+    """Return the total over all groups."""
     table = SESSION_ROLLUPS if query.session is not None else ROLLUPS
     found = _within(select(*(func.sum(table.c[name]).label(name) for name in SUMS)), table, query)
     row = connection.execute(found).all()[0]
@@ -226,8 +230,8 @@ def _sessions_in(connection: StoreConnection, query: StatsQuery) -> int:
 
 
 def _asked_in(found: Any, query: StatsQuery) -> Any:
-    """Return the SELECT of the sessions that had requests in that time; a tenant's are looked up one by one."""
-    sums = replace(query, tenant=None, group="day")  # whose they are is known of the session
+    """Limit a SELECT to the sessions that had requests in that time. A tenant's sessions are looked up one by one."""
+    sums = replace(query, tenant=None, group="day")  # the session's own row has the tenant
     asked, key = _within(select(SESSION_ROLLUPS.c.session), SESSION_ROLLUPS, sums), SESSIONS.c.session
     if query.tenant is None:
         return found.select_from(SESSIONS).where(key.in_(asked))
@@ -236,8 +240,8 @@ def _asked_in(found: Any, query: StatsQuery) -> Any:
 
 
 def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, int]:
-    """Return how many sessions there were in each group."""
-    if query.group == "miss":  # sessions do not have it
+    """Return the number of sessions in each group."""
+    if query.group == "miss":  # not stored by session
         return {}
     if query.group in {"tenant", "dialect"}:
         name = SESSIONS.c[query.group]
@@ -251,7 +255,7 @@ def _sessions_by(connection: StoreConnection, query: StatsQuery) -> dict[Any, in
 
 
 def _group(table: Table, group: Group) -> ColumnElement[Any]:
-    if group == "day":  # a parameter would make another expression of it, which PostgreSQL would not group by
+    if group == "day":  # literal, not a parameter: PostgreSQL must see the same expression in SELECT and GROUP BY
         return table.c.hour - table.c.hour % literal_column("24")
     if table is SESSION_ROLLUPS and group in {"tenant", "dialect"}:
         return SESSIONS.c[group]
@@ -259,7 +263,7 @@ def _group(table: Table, group: Group) -> ColumnElement[Any]:
 
 
 def _within(found: Any, table: Table, query: StatsQuery) -> Any:
-    """Return the SELECT with what it is to be limited to. How many columns it has is part of its type: it has none."""
+    """Limit a SELECT to the query's exchanges. It is typed Any: the type of a SELECT depends on its columns."""
     found = found.where(table.c.hour >= query.since, table.c.hour < query.until)
     for name in ("policy", "model"):
         if (value := getattr(query, name)) is not None:
@@ -283,7 +287,7 @@ def _sessions_named(connection: StoreConnection, keys: Sequence[str]) -> dict[st
 
 def _sums_of(row: Any) -> dict[str, Any]:
     values = row._asdict()
-    # PostgreSQL gives sums as decimals.
+    # PostgreSQL returns sums as decimals.
     return {name: (float if name in _AMOUNTS else int)(values[name] or 0) for name in SUMS}
 
 
@@ -298,20 +302,20 @@ def _shown(group: Group, value: Any) -> str:
 
 
 def spent(connection: StoreConnection, tenant: str, since: int) -> float:
-    """Return how many dollars a tenant spent since a time (milliseconds since 1970), by whole hours."""
+    """Return the dollars that a tenant spent since a time (milliseconds since 1970), rounded down to the hour."""
     of_tenant = (ROLLUPS.c.tenant == tenant, ROLLUPS.c.hour >= since // HOUR)
     found = select(func.sum(ROLLUPS.c.cost + ROLLUPS.c.cost_summaries)).where(*of_tenant)
     return float(connection.execute(found).scalar_one_or_none() or 0)
 
 
 def spend(connection: StoreConnection, tenant: str, key: str, at: int, dollars: float) -> None:
-    """Add what was spent with a named key of a tenant at a time (milliseconds since 1970)."""
+    """Add dollars that were spent with a named key of a tenant at a time (milliseconds since 1970)."""
     row = {"tenant": tenant, "name": key, "day": at // (24 * HOUR), "dollars": dollars}
     put(connection, KEY_COSTS, [row], adds=True)
 
 
 def spent_with(connection: StoreConnection, key: str, since: int) -> float:
-    """Return how many dollars were spent with keys of this name since a time, by whole days."""
+    """Return the dollars that were spent with keys of this name since a time, rounded down to the day."""
     days = KEY_COSTS.c.day >= since // (24 * HOUR)
     found = select(func.sum(KEY_COSTS.c.dollars)).where(KEY_COSTS.c.name == key, days)
     return float(connection.execute(found).scalar_one_or_none() or 0)

@@ -1,4 +1,4 @@
-"""Sessions: made, listed, and deleted with all that they have."""
+"""Creates and lists sessions, and deletes them with all their data."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ _SESSION: Final = select(SESSIONS).where(*matching(SESSIONS))
 _NEWEST_VERSIONS: Final = select(SESSIONS.c.session, SESSIONS.c.instructions, SESSIONS.c.arrival).where(
     SESSIONS.c.session.in_(bindparam("keys", expanding=True))
 )
-# SQLite leaves the locks out: its one writer holds all.
+# SQLite needs no locks: it has one writer.
 _LOCKED: Final = _SESSION.with_for_update(key_share=True)
 _LOCKED_TO_DELETE: Final = _SESSION.with_for_update()
 _SEVERAL_TO_DELETE: Final = (
     select(SESSIONS.c.session)
     .where(SESSIONS.c.session.in_(bindparam("keys", expanding=True)))
-    .order_by(SESSIONS.c.session)  # all lock in one order
+    .order_by(SESSIONS.c.session)  # a common lock order avoids deadlocks
     .with_for_update()
 )
 _KEPT: Final = select(SESSIONS.c.instructions).where(*matching(SESSIONS)).with_for_update(read=True, key_share=True)
-"""Locks a session against being deleted; who settles in it goes on."""
+"""Locks a session against deletion, but not against settling."""
 
 _EMPTY: Final[dict[str, Any]] = {
     column.name: None if column.nullable else 0 for column in SESSIONS.columns if column.computed is None
 } | {"head": ROOT}
-"""What a session that holds nothing has in its columns."""
+"""The columns of an empty session."""
 
 
 REMOVED: Final = "removed"
-"""The `arrival` of a session that is not there any more, or not yet: a part of its rows is. Whoever makes it anew
-deletes those first. Only on SQLite sessions are deleted, and imported, in portions."""
+"""The `arrival` of a session that is partly deleted or partly imported: it counts as absent, though some of its rows
+exist. These are deleted before the session is created again. Only SQLite deletes and imports sessions in portions."""
 IS_THERE: Final = SESSIONS.c.arrival.is_distinct_from(REMOVED)
 
 
 class BeingRemoved(LookupError):
-    """What is left of the session is to be deleted first."""
+    """The session is partly deleted; its remaining rows must be deleted first."""
 
 
 def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
@@ -81,7 +81,7 @@ def session_of(connection: StoreConnection, key: str) -> SessionRow | None:
 
 
 def standing_session(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session with this internal name; raises `BeingRemoved`."""
+    """Return the session with this internal name; raises `BeingRemoved` if it is partly deleted."""
     row = connection.execute(_SESSION, {"key": key}).one_or_none()
     if row is None:
         return None
@@ -92,7 +92,7 @@ def standing_session(connection: StoreConnection, key: str) -> SessionRow | None
 
 
 def there(session: SessionRow) -> SessionRow | None:
-    """Return a session, None where it is removed."""
+    """Return the session, or None if it is removed."""
     return None if session.arrival == REMOVED else session
 
 
@@ -104,30 +104,30 @@ def session_in(row: Row) -> SessionRow:
 
 
 def locked_session(connection: StoreConnection, key: str) -> SessionRow | None:
-    """Return the session as it is now, and keep who settles and who deletes from it until the transaction ends."""
+    """Return the session, and lock it against settling and deletion until the transaction ends."""
     row = connection.execute(_LOCKED, {"key": key}).one_or_none()
     return None if row is None else there(session_in(row))
 
 
 def sessions_named(connection: StoreConnection, session: str) -> list[SessionRow]:
-    """Return the sessions with this id, whoever owns them, by owner."""
+    """Return the sessions with this id, of all tenants, ordered by tenant and dialect."""
     found = select(SESSIONS).where(SESSIONS.c.id == session, IS_THERE).order_by(SESSIONS.c.tenant, SESSIONS.c.dialect)
     return [session_in(row) for row in connection.execute(found)]
 
 
 def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> dict[str, str | None]:
-    """Make the sessions of these requests where there are none, and see to it that nobody deletes them meanwhile.
+    """Create the sessions of these requests if they do not exist, and lock them against deletion.
 
-    Returns the version of the newest instructions of each, by its internal name.
+    Returns the version of each session's newest instructions, by its internal name.
     """
     new = new_sessions(openings)
     newest: dict[str, str | None] = {}
     if connection.dialect.name != "sqlite":
-        for key in sorted(new, key=encode_session):  # all lock in one order
+        for key in sorted(new, key=encode_session):  # a common lock order avoids deadlocks
             while (row := connection.execute(_KEPT, {"key": key}).one_or_none()) is None:
                 insert_new(connection, SESSIONS, [new[key]])
             newest[key] = row.instructions
-    elif new:  # the one writer holds all, and nearly always they are there
+    elif new:  # the one writer needs no locks; nearly always the sessions exist
         for row in connection.execute(_NEWEST_VERSIONS, {"keys": list(new)}).all():
             if row.arrival == REMOVED:
                 delete_session(connection, row.session)
@@ -138,7 +138,7 @@ def open_sessions(connection: StoreConnection, openings: Sequence[Opening]) -> d
 
 
 def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
-    """Return the rows that these requests' sessions begin as, by their internal names."""
+    """Return the initial rows of these requests' sessions, by their internal names."""
     new: dict[str, dict[str, Any]] = {}
     for opening in openings:
         key = session_key(opening.tenant, opening.session, opening.dialect)
@@ -148,7 +148,7 @@ def new_sessions(openings: Iterable[Opening]) -> dict[str, dict[str, Any]]:
 
 
 def create_session(connection: StoreConnection, key: str, tenant: str, session: str, at: int) -> bool:
-    """Make a session that holds nothing yet; return whether there was none."""
+    """Create an empty session; return False if it exists already."""
     try:
         standing_session(connection, key)
     except BeingRemoved:
@@ -158,14 +158,15 @@ def create_session(connection: StoreConnection, key: str, tenant: str, session: 
 
 
 def delete_session(connection: StoreConnection, key: str) -> bool:
-    """Delete the session with everything it has; return whether there was one."""
+    """Delete the session with all its data; return whether it existed."""
     return delete_several(connection, [key]) > 0
 
 
 def remove_some(connection: StoreConnection, key: str, most: int, *, begins: bool) -> bool | None:
-    """Delete up to `most` rows of a session, which is not there any more from the first on.
+    """Delete up to `most` rows of a session. From the first call on, the session counts as absent.
 
-    Returns whether that was all; None where there is none. Unless it `begins`, one that was made anew stays.
+    Returns whether all rows are deleted, or None if there was no session. Unless the deletion `begins` with this call,
+    a session that was created again meanwhile stays.
     """
     row = connection.execute(_LOCKED_TO_DELETE, {"key": key}).one_or_none()
     if row is None:
@@ -184,7 +185,7 @@ def remove_some(connection: StoreConnection, key: str, most: int, *, begins: boo
 def remove_several(
     connection: StoreConnection, keys: Sequence[str], most: int, *, begins: bool = True
 ) -> list[bool | None]:
-    """Delete sessions as `remove_some` does, the first that has more than `most` rows last."""
+    """Delete sessions like `remove_some`. Stops after the first session that has more than `most` rows."""
     done: list[bool | None] = []
     for key in keys:
         done.append(remove_some(connection, key, most, begins=begins))
@@ -194,7 +195,7 @@ def remove_several(
 
 
 def delete_several(connection: StoreConnection, keys: Sequence[str]) -> int:
-    """Delete sessions with everything they have; return how many there were."""
+    """Delete sessions with all their data; return how many there were."""
     found = list(connection.execute(_SEVERAL_TO_DELETE, {"keys": keys}).scalars())
     if found:
         for table in OF_A_SESSION:
@@ -215,18 +216,18 @@ def _deleting(table: Table) -> Executable:
 
 
 def _new(key: str, tenant: str, session: str, at: int) -> dict[str, Any]:
-    """Return the row of a session that holds nothing yet."""
+    """Return the row of an empty session."""
     named = {"session": key, "tenant": tenant, "id": session, "dialect": dialect_of(key).name}
     return _EMPTY | named | {"created_at": at, "updated_at": at}
 
 
 def encode_calls(names: tuple[str, ...]) -> str | None:
-    """Return names as their column has them."""
+    """Encode names for their column."""
     return orjson.dumps(names).decode() if names else None
 
 
 def decode_calls(text: str | None) -> tuple[str, ...]:
-    """Return the names that a column has."""
+    """Decode the names in a column."""
     return () if text is None else tuple(orjson.loads(text))
 
 
@@ -235,36 +236,36 @@ def decode_calls(text: str | None) -> tuple[str, ...]:
 Sort: TypeAlias = Literal["newest", "largest", "dearest", "saved"]
 
 _NANO: Final = 1_000_000_000  # dollars are compared in billionths
-_AT_ONCE: Final = 100  # sessions of a tenant, or to be deleted, that are named at once
-_FEW: Final = 2_000  # sessions with errors that are looked up by their names
+_AT_ONCE: Final = 100  # sessions of a tenant, or sessions to delete, per batch
+_FEW: Final = 2_000  # fewer sessions with errors than this are listed by name in the query
 
 
 class SessionListQuery(Struct, frozen=True, kw_only=True):
-    """Which sessions are listed, and in what order."""
+    """Which sessions to list, and in what order."""
 
-    tenant: str | None = None  # None: everybody's
+    tenant: str | None = None  # None: all tenants
     sort: Sort = "newest"
-    since: int | None = None  # used since, in milliseconds since 1970
-    until: int | None = None  # used before that
+    since: int | None = None  # last used at this time or later, in milliseconds since 1970
+    until: int | None = None  # last used before this time
     min_tokens: int = 0
     model: str | None = None
-    key: str | None = None  # the internal name of the one that is asked for
-    name: str | None = None  # a part of its id
-    agent: str | None = None  # an agent that spoke in it
-    failed: bool = False  # whether it must have requests that failed or broke off
+    key: str | None = None  # the internal name of one session
+    name: str | None = None  # a part of the session's id
+    agent: str | None = None  # an agent that spoke in the session
+    failed: bool = False  # whether the session must have requests that failed or broke off
     limit: int = 50
-    after: str | None = None  # the cursor of the page before
+    after: str | None = None  # the cursor of the previous page
 
 
 class ListedSession(Struct, frozen=True, kw_only=True):
     """A session, and what trimming saved in it."""
 
     row: SessionRow
-    cost_saved: float | None  # dollars; None where no price was known
+    cost_saved: float | None  # dollars; None if no price was known
 
 
 def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
-    """Return a page of sessions with what each saved, and the cursor of the next one."""
+    """Return a page of sessions with their savings, and the cursor of the next page."""
     page, following = page_of_sessions(connection, query)
     sums = _saved().where(SESSION_ROLLUPS.c.session.in_([row.key for row in page]))
     saved = {row.session: float(row.saved) for row in (connection.execute(sums) if page else ()) if row.priced}
@@ -272,7 +273,7 @@ def list_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple
 
 
 def page_of_sessions(connection: StoreConnection, query: SessionListQuery) -> tuple[list[SessionRow], str | None]:
-    """Return a page of sessions, and the cursor of the next one."""
+    """Return a page of sessions, and the cursor of the next page."""
     found = _ordered(query)
     if query.failed:
         found = found.where(_has_failed(connection))
@@ -283,7 +284,7 @@ def page_of_sessions(connection: StoreConnection, query: SessionListQuery) -> tu
 
 
 def _ordered(query: SessionListQuery) -> Any:
-    """Return what reads the sessions in order, each with its `place` there."""
+    """Return the query for the sessions in order, with the sort value of each as `place`."""
     place: ColumnElement[Any] = SESSIONS.c.updated_at
     source: Any = SESSIONS
     if query.sort == "largest":
@@ -310,13 +311,13 @@ def _ordered(query: SessionListQuery) -> Any:
     if query.after is not None:
         last = Cursor.read(query.after)
         found = found.where(or_(place < last.time, and_(place == last.time, SESSIONS.c.session < last.name)))
-        if place is SESSIONS.c.updated_at:  # the index begins there
+        if place is SESSIONS.c.updated_at:  # `period` is the first column of the index
             found = found.where(SESSIONS.c.period <= last.time // PERIOD_MS)
     return found
 
 
 def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
-    """Yield what a session must be like."""
+    """Yield the conditions for a session's name and agents."""
     if query.name is not None:
         yield SESSIONS.c.id.icontains(query.name, autoescape=True)
     if query.agent is not None:
@@ -325,7 +326,7 @@ def _like(query: SessionListQuery) -> Iterator[ColumnElement[bool]]:
 
 
 def _has_failed(connection: StoreConnection) -> ColumnElement[bool]:
-    """Return what makes a session have requests that failed: where few have, they are named instead of looked for."""
+    """Return the condition for sessions with failed requests. If these are few, they are listed by name."""
     failed = select(SESSION_ROLLUPS.c.session).where(HAS_FAILED)
     few = list(connection.execute(failed.distinct().limit(_FEW)).scalars())
     if len(few) < _FEW:
@@ -343,9 +344,9 @@ def _saved() -> Any:
 
 
 def sessions_to_delete(connection: StoreConnection, *, before: int | None, most: int | None) -> Sequence[str]:
-    """Return the internal names of sessions that were last used before a time, or are more than `most`.
+    """Return the internal names of some sessions that were last used before `before`, or in excess of `most`.
 
-    One with an exchange under way is in use; for the time it is one that began later.
+    Sessions with a pending exchange are in use. For `before`, only exchanges that began at that time or later count.
     """
     oldest = select(SESSIONS.c.session).order_by(SESSIONS.c.period, SESSIONS.c.updated_at, SESSIONS.c.session)
     pending = select(PENDING.c.session)
@@ -364,18 +365,18 @@ def sessions_to_delete(connection: StoreConnection, *, before: int | None, most:
 
 
 def sessions_of(connection: StoreConnection, tenant: str, after: str | None) -> Sequence[str]:
-    """Return the internal names of some sessions of a tenant, in order: those after `after`."""
+    """Return the next internal names, in order, of a tenant's sessions: those after `after`."""
     found = select(SESSIONS.c.session).where(SESSIONS.c.tenant == tenant)
     if after is not None:
         found = found.where(SESSIONS.c.session > after)
     return list(connection.execute(found.order_by(SESSIONS.c.session).limit(_AT_ONCE)).scalars())
 
 
-_MAKING_MS: Final = 600_000  # an import that has not gone on for so long was cut off
+_MAKING_MS: Final = 600_000  # an import without progress for so many milliseconds was interrupted
 
 
 def removed_sessions(connection: StoreConnection, at: int) -> Sequence[str]:
-    """Return the internal names of sessions that are removed in part, those excepted that are being made."""
+    """Return the internal names of sessions that are partly deleted, except those that are being imported."""
     columns = (SESSIONS.c.session, SESSIONS.c.model, SESSIONS.c.updated_at)
     rows = connection.execute(select(*columns).where(SESSIONS.c.arrival == REMOVED)).all()
     return [row.session for row in rows if row.model is None or row.updated_at < at - _MAKING_MS]

@@ -1,4 +1,4 @@
-"""The store as other rooms use it: each method is one unit of work, done by the functions beside it."""
+"""The store's public interface. Most methods run one unit of work, defined in the modules beside this one."""
 
 from __future__ import annotations
 
@@ -64,27 +64,28 @@ from proxy.store.writer import WriterProcess, open_database
 from proxy.trimming import Cut, Hidden, Summary
 
 _LAST_SECONDS: Final = 2.0  # how long a store that cannot be used may take to close
-_RETURN_SECONDS: Final = 2.0  # how long callers wait where the spool is being emptied
+_RETURN_SECONDS: Final = 2.0  # how long callers wait while the spool is being emptied
 _AWAY: Final = "The store cannot be used. It is away."
 _HEALTH_SECONDS: Final = 1.0  # how long a probe's result holds
 _RETURNS: Final = "The store cannot be used yet. What was asked while it was away is being stored: try again soon."
-_INDEX_SECONDS: Final = 0.5  # how long a search may take to index what came lately
+_INDEX_SECONDS: Final = 0.5  # how long a search may spend on indexing recent messages
 _FEW: Final = 64  # messages that are read or written within a millisecond
 _STORED_SECONDS: Final = 20.0
-"""How long an exchange waits to be stored. A store that answers others may not store it: somebody holds its session."""
+"""How long an exchange may wait to be stored. A store that answers other requests may still fail to store this one, for
+example while another transaction locks its session."""
 _HELD: Final = (
     f"The store cannot be used. It did not store an exchange within {_STORED_SECONDS:g} s: look for a transaction "
     "that stands still, or a slow disk."
 )
-_LONG: Final = 256  # messages that are written at once at most: some 10 ms, in which nobody else writes
+_LONG: Final = 256  # most messages per transaction: it blocks other writers for some 10 ms
 
 
 class Store:
-    """Everything that is kept. Any number of them, in any number of processes, may share one database.
+    """Persistent storage of sessions. Any number of stores, in any number of processes, may share one database.
 
-    Every method raises `StoreUnavailable` where the database cannot be used. A write whose caller is cancelled is done
-    all the same. `key` is a session's internal name (`records.session_key`). What is asked for by a name that cannot be
-    stored is not there.
+    Every method raises `StoreUnavailable` if the database cannot be used. Writes complete even if the caller is
+    cancelled. `key` is a session's internal name (`records.session_key`). A look-up by a name that cannot be stored
+    finds nothing.
     """
 
     def __init__(
@@ -96,14 +97,14 @@ class Store:
         migrate: bool = False,
         direct: bool = False,
     ) -> None:
-        """Work on an open database; `open` is the usual way.
+        """Use a database that is open already; most callers use `Store.open` instead.
 
-        With a `url`, a database that failed is opened anew. While a record waits in `spool`, the circuit is open.
-        `direct`: there is no circuit.
+        With a `url`, a database that failed is reopened. While a record waits in `spool`, the circuit is open.
+        `direct` bypasses the circuit.
         """
         self._database = database
         self._writer: WriterProcess | None = None
-        self._start = self._start_here  # has an exchange written
+        self._start = self._start_here  # submits an exchange for writing
         self._url = url
         self._migrate = migrate
         self._direct = direct
@@ -111,10 +112,10 @@ class Store:
         self.spool: Final = spool
         self.circuit: Final = Circuit(self._probe, lambda: self._database.is_busy)
         self._branches = Branches()
-        self.masker: Masker | None = None  # masks what is stored
-        self.searches_index = False  # whether there is to be a full-text index
-        self._has_index = False  # whether its tables are known to be there
-        self._has_deleted = False  # whether SQLite's write-ahead log may hold what was deleted
+        self.masker: Masker | None = None  # masks secrets before they are stored
+        self.searches_index = False  # whether a full-text index is wanted
+        self._has_index = False  # whether its tables are known to exist
+        self._has_deleted = False  # whether SQLite's write-ahead log may hold deleted data
         self._tasks = Tasks()
         self._closed = False
 
@@ -128,12 +129,12 @@ class Store:
         bare: bool = False,
         away: StoreUnavailable | None = None,
     ) -> Store:
-        """Open the database that `url` names; without `migrate`, `ready` tells whether its tables are right.
+        """Open the database at `url`. With `migrate`, its tables are migrated; without, `ready` checks them.
 
-        `bare`: the database was there before, and need not be there now; then the circuit is open. It is not even tried
-        where it was found to be `away`.
+        `bare` means that the database existed before and may be unavailable now. If so, the store opens with an open
+        circuit instead of raising. Pass `away`, the reason found earlier, to skip the attempt to connect.
 
-        Raises `ConfigurationError` if it is no URL of a supported database.
+        Raises `ConfigurationError` if `url` does not name a supported database.
         """
         address = address_of(url)
         try:
@@ -158,12 +159,12 @@ class Store:
         await self.close()
 
     async def use(self, writer: WriterProcess) -> None:
-        """Have exchanges written by a process of their own."""
+        """Write exchanges in a separate process from now on."""
         await writer.open(self._start_here)
         self._writer, self._start = writer, writer.start
 
     async def close(self) -> None:
-        """Finish the writes that were asked for, and let go of the database."""
+        """Finish submitted writes and close the database."""
         self._closed = True
         with suppress(StoreUnavailable):
             await self.forget_deleted()
@@ -171,13 +172,13 @@ class Store:
         if self.circuit.down is None:
             await self._tasks.close()
             await self._let_go()
-        else:  # what is of value waits in the spool
+        else:  # whatever must not be lost waits in the spool
             try:
                 async with asyncio.timeout(_LAST_SECONDS):
                     await asyncio.gather(self._tasks.close(), self._let_go())
             except TimeoutError:
                 if self._writer is not None:
-                    self._writer.kill()  # it waits for a lock, say
+                    self._writer.kill()  # it may be waiting for a lock
 
     async def _let_go(self) -> None:
         if self._writer is not None:
@@ -185,7 +186,7 @@ class Store:
         await self._database.close()
 
     async def health(self) -> StoreUnavailable | None:
-        """Return why the store cannot be used, None where it can; within a second, and at most a second old."""
+        """Return why the store cannot be used, or None if it can. Takes at most a second; at most a second old."""
         found = self.circuit.down
         if found is None:
             found = await self.circuit.health(_HEALTH_SECONDS)
@@ -194,15 +195,15 @@ class Store:
         return found
 
     def direct(self) -> Store:
-        """Return a store that asks the same database, even while the circuit is open. It need not be closed."""
+        """Return a store on the same database that works even while the circuit is open. It need not be closed."""
         return Store(self._database, direct=True)
 
     async def ready(self) -> None:
-        """Return if the database answers and its tables are those of this version."""
+        """Check that the database answers and that its tables are those of this version; raise otherwise."""
         require_current(await self._read(current))
 
     async def renew(self) -> None:
-        """Open the database anew: what hangs there is left alone, and no connection is one to another file."""
+        """Reopen the database. This abandons calls that hang, and connections to a file that was replaced."""
         if not self._url:
             return
         if self._migrate:
@@ -228,7 +229,7 @@ class Store:
         except StoreUnavailable as why:
             if writer is None or not is_locked_out(why):
                 raise
-            # It may hang with the lock. A probe has no time to find out.
+            # The writer process may hang while it holds the lock. A probe has no time to find out.
             self._tasks.follow(writer.require_alive())
             if writer.written == written and not await writer.is_busy():  # the lock is not the writer's
                 raise
@@ -236,9 +237,10 @@ class Store:
             await writer.require_alive()
 
     async def _guarded(self, ask: Callable[[], Awaitable[Result]], seconds: float | None = None) -> Result:
-        """Ask the database, and wait so many seconds at most.
+        """Call `ask` under the circuit breaker, with a timeout of `seconds`.
 
-        Raises `StoreUnavailable` at once while the circuit is open, or where it opens.
+        Raises `StoreUnavailable` if the circuit is open, or when it opens during the call. While the spool is being
+        emptied, waits a moment for the circuit to close first.
         """
         if self._direct:
             return await ask()
@@ -276,7 +278,7 @@ class Store:
         return await self._guarded(lambda: self._database.write(unit, again=again))
 
     async def secret(self, name: str) -> bytes:
-        """Return 32 random bytes, made at the first call with this name and the same for ever after."""
+        """Return 32 random bytes. The first call with a name makes them; later calls return the same."""
         found = await self._read(partial(secret_of, name=name))
         if found is not None:
             return found
@@ -285,7 +287,7 @@ class Store:
     # ---------------------------------------------------------------------------------- sessions
 
     async def session(self, tenant: str, session: str) -> SessionRow | None:
-        """Return a session by its owner and its id; of several, that of Chat Completions, or of the first dialect."""
+        """Return a session by its owner and its id: that of Chat Completions, or else of the first dialect by name."""
         found = await self.session_at(session_key(tenant, session))
         return found or next(iter(await self.find(session, tenant)), None)
 
@@ -296,9 +298,9 @@ class Store:
     async def sessions(
         self, tenant: str | None, *, limit: int, after: str | None = None
     ) -> tuple[list[SessionRow], str | None]:
-        """Return up to `limit` sessions of a tenant (None: of all), the last used first, and the next cursor.
+        """Return up to `limit` sessions of a tenant (None: of all), most recently used first, and the next cursor.
 
-        Raises `InvalidRequest` if `after` is no cursor.
+        Raises `InvalidRequest` if `after` is not a cursor.
         """
         if not _are_plain(tenant):
             return [], None
@@ -308,7 +310,7 @@ class Store:
     async def find(self, session: str, tenant: str | None = None, dialect: str | None = None) -> list[SessionRow]:
         """Return the sessions with this id, of all tenants and dialects unless one is named.
 
-        Of one tenant's that of Chat Completions comes first.
+        Among the sessions of one tenant, that of Chat Completions comes first.
         """
         if not is_plain(session):
             return []
@@ -316,11 +318,11 @@ class Store:
         return [row for row in rows if tenant in {None, row.tenant} and dialect in {None, row.dialect}]
 
     async def delete(self, key: str) -> bool:
-        """Delete a session for good, with everything it has; return whether there was one."""
+        """Permanently delete a session with all its data; return whether it existed."""
         return bool(await self._delete([key]))
 
     async def delete_named(self, tenant: str, session: str, dialect: str | None = None) -> list[str]:
-        """Delete a tenant's sessions of this id, in each dialect unless one is named; return their internal names."""
+        """Delete a tenant's sessions with this id, in all dialects unless one is named; return their internal names."""
         keys = [row.key for row in await self.find(session, tenant, dialect)]
         await self._delete(keys)
         return keys
@@ -336,17 +338,17 @@ class Store:
             self._has_deleted = self._has_deleted or bool(keys)
 
     async def finish_removals(self) -> None:
-        """Delete what is left of sessions whose deletion, or import, was cut off."""
+        """Delete the remaining rows of sessions whose deletion or import was interrupted."""
         await self._finish(await self._read(partial(removed_sessions, at=int(time.time() * 1000))))
 
     async def _finish(self, keys: Sequence[str]) -> None:
-        """Delete what is left of sessions; one that was made anew meanwhile stays."""
+        """Delete the remaining rows of these sessions. A session that was created again meanwhile stays."""
         self._has_deleted = self._has_deleted or bool(keys)
         work = partial(delete_sessions, self._database, keys, begins=False)
         await self._guarded(lambda: asyncio.shield(self._tasks.start(work())))
 
     async def forget_deleted(self) -> None:
-        """Take what was deleted out of SQLite's write-ahead log too, unless that is in use: then at the next call."""
+        """Remove deleted data from SQLite's write-ahead log too. If the log is in use, the next call tries again."""
         address = address_of(self._url) if self._has_deleted and self.circuit.down is None else None
         if isinstance(address, SqliteFile):
             self._has_deleted, is_empty = False, False
@@ -356,36 +358,36 @@ class Store:
                 self._has_deleted = self._has_deleted or not is_empty
 
     def export(self, key: str) -> AsyncIterator[JsonObject]:
-        """Give the records of a session one by one, JSON objects; see `archive`.
+        """Yield the records of a session as JSON objects; see `archive`.
 
-        Raises `NotFound` if there is no such session.
+        Raises `NotFound` if the session does not exist.
         """
         return export_session(self._database, key)
 
     async def load(self, tenant: str, session: str, records: Iterable[Mapping[str, Any]]) -> SessionRow:
-        """Make a session of the records of an export; see `archive`.
+        """Create a session from the records of an export; see `archive`.
 
-        Raises `Conflict` if there is a session with this id, `InvalidRequest` if a record is wrong; the message names
-        its line.
+        Raises `Conflict` if a session with this id exists, and `InvalidRequest` if a record is wrong. The message names
+        the line.
         """
         archive = await asyncio.to_thread(read_records, records)
         loading = self._tasks.start(load_session(self._database, tenant, session, archive))
         return await self._guarded(lambda: asyncio.shield(loading))
 
     async def fork(self, tenant: str, source_key: str, node: str, as_id: str) -> SessionRow:
-        """Make a session that has the history of another one up to `node`.
+        """Create a session with the history of another one up to `node`.
 
-        It is many writes where the history is long. If the caller is cancelled, all of them are done.
+        A long history takes many writes. All of them complete even if the caller is cancelled.
 
-        Raises `NotFound` if the tenant has no such session, or it has no such node, `Conflict` if there is a session
-        with this id, or it was deleted while it was made, `InvalidRequest` if the id cannot be stored.
+        Raises `NotFound` if the tenant has no such session or the session has no such node, `Conflict` if a session
+        with this id exists or the new one is deleted while it is made, and `InvalidRequest` if the id cannot be stored.
         """
         return await asyncio.shield(self._tasks.start(fork_session(self._database, tenant, source_key, node, as_id)))
 
-    # -------------------------------------------------------------------------------------- logs
+    # --------------------------------------------------------------------------------- histories
 
     async def recall(self, question: HistoryQuery) -> HistorySnapshot:
-        """Return what is known of the conversation that a request belongs to; see `recall`."""
+        """Return what is known about the conversation that a request belongs to; see `history.recall`."""
         unit = partial(recall, question=question, branches=self._branches)
         try:
             if self._database.blocks:
@@ -398,26 +400,26 @@ class Store:
             return await self.recall(question)
 
     async def infer(self, request: UnnamedRequest) -> Inferred:
-        """Return the session that a request without an id belongs to, or why there is none; see `evidence`."""
+        """Return the session that a request without an id belongs to, or why none was found; see `evidence`."""
         if not is_plain(request.tenant):
             return Inferred()
         return await self._read(partial(infer, request=request), short=True)
 
     async def provider_place(self, tenant: str, dialect: str, name: str) -> tree.ProviderPlace | None:
-        """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+        """Return the session and the reply that came with a provider's id; None if the tenant did not get it here."""
         if not is_plain(tenant):
             return None
         unit = partial(tree.provider_place, tenant=tenant, dialect=dialect, name=name)
         return await self._read(unit, short=True)
 
     async def foreign_ids(self, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
-        """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+        """Return those of a provider's ids that the tenant did not get here."""
         if not is_plain(tenant):
             return list(names)
         return await self._read(partial(tree.foreign_ids, tenant=tenant, dialect=dialect, names=names))
 
     async def replies_with(self, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
-        """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+        """Return the tenant's replies that came with any of these ids of a provider."""
         if not is_plain(tenant):
             return []
         return await self._read(partial(tree.replies_with, tenant=tenant, dialect=dialect, names=names))
@@ -425,21 +427,24 @@ class Store:
     async def keep_provider_ids(
         self, tenant: str, session: str, dialect: str, names: Collection[str], node: str
     ) -> None:
-        """Keep that these ids came with the reply at a node of a session."""
+        """Record that these ids of a provider came with the reply at a node of a session."""
         key = session_key(tenant, session, dialect)
         unit = partial(tree.keep_provider_ids, key=key, tenant=tenant, dialect=dialect, names=names, node=node)
         await self._write(unit)
 
     async def path(self, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
-        """Return the branch to `node`, oldest first, or what of it lies below a depth; empty where it is not there."""
+        """Return the branch that ends at `node`, oldest first; empty if it is not stored.
+
+        With `below`, only `node` and its ancestors deeper than that.
+        """
         if not node or not is_plain(node):
             return []
         return await self._read(partial(tree.path_to, key=key, node=node, below=below))
 
     async def portions(self, key: str, nodes: Sequence[str]) -> AsyncIterator[list[NodeRow]]:
-        """Give these nodes of a branch a few at a time, the oldest of these first.
+        """Yield the rows of these nodes of a branch in portions, oldest first.
 
-        Raises `NotFound` if they are deleted.
+        Raises `NotFound` if the session is deleted meanwhile.
         """
         start, count = 0, AT_FIRST
         while some := nodes[start : start + count]:
@@ -450,7 +455,7 @@ class Store:
             start, count = start + count, next_count(count, sum([len(row.message.raw) for row in rows]))
 
     async def lineage(self, key: str, ends: Collection[str]) -> Lineage:
-        """Return the branches that end at these nodes, without their texts; see `lineage`."""
+        """Return the branches that end at these nodes, without their texts; see `history.Lineage`."""
         asked = list(filter(is_plain, ends))
         return await self._read(partial(lineage_of, key=key, ends=asked)) if asked else Lineage()
 
@@ -459,7 +464,7 @@ class Store:
         return await self._read(partial(tree.leaves, key=key))
 
     async def instructions(self, key: str, version: str | None = None) -> InstructionsRow | None:
-        """Return a version of the instructions; where `version` is None, the newest that was answered."""
+        """Return a version of the instructions. If `version` is None, return the newest that was answered."""
         if version is not None and not is_plain(version):
             return None
         return await self._read(partial(tree.instructions_of, key=key, version=version))
@@ -487,51 +492,50 @@ class Store:
     # --------------------------------------------------------------------------------- summaries
 
     async def keep_summary(self, key: str, row: SummaryRow, policy: str | None = "") -> bool:
-        """Keep a summary by a model, or the attempt at one, and book its cost; see `summaries.keep_summary`.
+        """Store a summary by a model, or the attempt at one, and book its cost; see `summaries.keep_summary`.
 
-        `policy` is the name of the one that asked for it, for the statistics; None: it is counted there already.
+        `policy` names the policy that asked for it, for the statistics. None means that it is counted there already.
         """
         if self.masker is not None:
             row = self.masker.summary(row)
         return await self._write(partial(summaries.keep_summary, key=key, row=row, policy=policy))
 
     async def summary_rows(self, key: str) -> list[SummaryRow]:
-        """Return every summary by a model that was tried for the session, newest first."""
+        """Return all summaries by a model that were tried for the session, newest first."""
         return await self._read(partial(summaries.summary_rows, key=key))
 
     async def ready_summary(
         self, key: str, nodes: Collection[str], recipe: str
     ) -> tuple[SummaryRow | None, SummaryRow | None]:
-        """Return the summary of a recipe that covers most of a branch, and the one that was tried last; None if none.
+        """Return the ready summary of a recipe that covers most of a branch, and the newest attempt; None if none.
 
-        A summary is on the branch where its `node` or its `tip` is among `nodes`.
+        A summary belongs to the branch if its `node` or its `tip` is among `nodes`.
         """
         if not nodes or not is_plain(recipe):
             return None, None
         return await self._read(partial(summaries.ready_summary_on, key=key, branch=nodes, recipe=recipe))
 
     async def hidden(self, session: SessionRow, nodes: Collection[str]) -> dict[str, Hidden]:
-        """Return, by node, what the client was not shown of those of `nodes` where there is something."""
+        """Return what was hidden from the client, by node, for those of `nodes` that have something hidden."""
         if not session.hidden or not nodes:
             return {}
         return await self._read(partial(hidden_at, key=session.key, nodes=nodes, total=session.hidden))
 
     async def lease(self, key: str, name: str, holder: str, at: int, until: int) -> bool:
-        """Take the lease `name` of a session from the time `at` on; return whether `holder` has it now.
+        """Take the lease `name` of a session at the time `at`, until `until`; return whether `holder` has it now.
 
-        It is free where it has expired by `at`; its holder may prolong it. It expires at `until`. False where there is
-        no such session.
+        A lease that has expired by `at` is free. Its holder may extend it. Returns False if the session does not exist.
         """
         return await self._write(partial(summaries.take_lease, key=key, name=name, holder=holder, at=at, until=until))
 
     async def release(self, key: str, name: str, holder: str) -> None:
-        """Give a lease back; nothing happens where somebody else has it."""
+        """Release a lease. Does nothing if another holder has it."""
         await self._write(partial(summaries.release_lease, key=key, name=name, holder=holder))
 
     # ------------------------------------------------------------------------------------ search
 
     async def index_texts(self, seconds: float) -> bool:
-        """Index messages for so long; return whether all that are stored are indexed."""
+        """Index messages for at most `seconds`; return whether all stored messages are indexed."""
         if not self._has_index:
             await make_search_index(self._url)
             self._has_index = True
@@ -554,7 +558,7 @@ class Store:
         return True
 
     async def find_texts(self, words: Sequence[str], tenant: str | None) -> list[FoundTexts] | None:
-        """Return the messages that may hold all of these words; None where the index does not tell."""
+        """Return the messages that may hold all of these words; None if the index cannot tell."""
         dialect = "sqlite" if isinstance(self._database, SqliteDatabase) else "postgresql"
         asked = search.question_of(words, dialect)
         if asked is None or not _are_plain(asked, tenant) or not await self.index_texts(_INDEX_SECONDS):
@@ -566,7 +570,7 @@ class Store:
     async def body(self, key: str, prefix: str) -> tuple[str, Message] | None:
         """Return name and message of the text whose name begins with `prefix`, 8 to 40 hexadecimal digits.
 
-        None where there is none, or more than one.
+        None if there is no such text, or more than one.
         """
         return await self._read(partial(tree.message_of, key=key, prefix=prefix))
 
@@ -577,13 +581,13 @@ class Store:
         return await self._read(partial(tree.tools_of, key=key, body=body))
 
     async def first_tools(self, key: str) -> FirstTools | None:
-        """Return the tools of the session's first request that had any; None where none was settled."""
+        """Return the tools of the session's first request that had any; None if no such request was settled."""
         return await self._read(partial(exchanges.first_tools, key=key))
 
     # --------------------------------------------------------------------------------- exchanges
 
     def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages; a second time changes nothing. The future tells when that is done."""
+        """Store a request with its new messages. Idempotent. The future completes when they are stored."""
         named = ("session", "tenant", "exchange", "model", "agent", "policy")
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
@@ -597,25 +601,25 @@ class Store:
             future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
         else:
             future = self._start(opening)
-        future.add_done_callback(_noticed)  # who settles may hear of the failure otherwise
+        future.add_done_callback(_noticed)  # the failure may be reported another way, by `settle`
         return future
 
     async def began(self, future: asyncio.Future[None]) -> None:
-        """Wait for what `begin` returned."""
-        if not future.done() or future.exception() is not None:  # most upstreams take longer than the store
+        """Wait for the future that `begin` returned."""
+        if not future.done() or future.exception() is not None:  # the store is usually faster than the upstream
             await self._guarded(lambda: asyncio.shield(future), _STORED_SECONDS)
 
     async def settle(self, settlement: Settlement, began: asyncio.Future[None] | None = None) -> Settled:
-        """Store how an exchange ended, all of it or nothing; a second time returns what the first one made.
+        """Store how an exchange ended, all of it or nothing. Idempotent: a second call returns the first one's result.
 
-        The result is empty where the session was deleted meanwhile. `began` is what `begin` returned for the exchange,
-        where that may not be done yet: beginning and end then are one transaction, where that can be.
+        The result is empty if the session was deleted meanwhile. `began` is the future of `begin` if that may not be
+        done yet. If possible, beginning and end then share one transaction.
         """
         return await self._guarded(lambda: self._settle(settlement, began), _STORED_SECONDS)
 
     async def _settle(self, settlement: Settlement, began: asyncio.Future[None] | None) -> Settled:
-        # A long one takes several writes. One that failed is stored later, with the end: that alone would be counted,
-        # as if the session had been deleted.
+        # A long beginning takes several writes, so wait for it. If the beginning failed, raise, so that both are stored
+        # later: an end without its beginning would only be counted, as if the session had been deleted.
         if began is not None and (isinstance(began, asyncio.Task) or began.done()):
             await asyncio.shield(began)
         if self.masker is not None:
@@ -631,9 +635,9 @@ class Store:
         return settled
 
     def _remember(self, settlement: Settlement, settled: Settled) -> None:
-        """Remember the branch that an exchange went on with: the next request need not read what this one stored.
+        """Cache the messages that an exchange added to its branch, so that the next request need not read them.
 
-        What was there before may be stored in another form, and stays as it is.
+        If some of the nodes existed before, nothing is cached: their stored texts may differ from these.
         """
         if not settled.are_new or len(settled.replies) != 1:
             return
@@ -647,26 +651,26 @@ class Store:
         return self._database.start(exchange)
 
     async def interrupt_pending(self, at: int, marks: Collection[str] | None = None) -> int:
-        """Settle what a process left pending as interrupted; return how many there were; see `exchanges`.
+        """Settle pending exchanges of a process that ended as interrupted; return how many; see `exchanges`.
 
-        The process may live after all (another worker's, another host's): its own settling still counts.
+        If the process is alive after all (another worker, another host), its own settlement still counts.
         """
         return await self._write(partial(exchanges.interrupt_pending, at=at, marks=marks))
 
     async def exchange(self, exchange_id: str) -> ExchangeRow | None:
-        """Return an exchange by its id, whoever owns it."""
+        """Return an exchange by its id, of any tenant."""
         if not is_plain(exchange_id):
             return None
         return await self._read(partial(exchanges.exchange_of, exchange=exchange_id))
 
     async def exchange_with(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
-        """Return the tenant's exchange to which this response of the provider's belongs; see `exchanges`."""
+        """Return the tenant's exchange with this response id of the provider; see `exchanges`."""
         if not _are_plain(tenant, response):
             return None
         return await self._read(partial(exchanges.exchange_with, tenant=tenant, dialect=dialect, response=response))
 
     async def unfinished(self, tenant: str, dialect: str, response: str) -> ExchangeRow | None:
-        """Return the tenant's exchange that waits for this response of the provider's; see `exchanges.unfinished`."""
+        """Return the tenant's exchange that waits for this response of the provider; see `exchanges.unfinished`."""
         if not _are_plain(tenant, response):
             return None
         unit = partial(exchanges.unfinished, tenant=tenant, dialect=dialect, response=response)
@@ -677,7 +681,7 @@ class Store:
     ) -> tuple[list[ExchangeRow], str | None]:
         """Return up to `limit` exchanges of a session, newest first, and the next cursor.
 
-        Raises `InvalidRequest` if `after` is no cursor.
+        Raises `InvalidRequest` if `after` is not a cursor.
         """
         cursor = None if after is None else Cursor.read(after)
         return await self._read(partial(exchanges.exchanges_page, key=key, limit=limit, after=cursor))
@@ -685,41 +689,41 @@ class Store:
     # -------------------------------------------------------------------------------- statistics
 
     async def stats_by(self, query: StatsQuery, groups: Sequence[Group]) -> dict[Group, list[StatsRow]]:
-        """Return the sums in each of several groups; see `rollups`."""
+        """Return the sums by each of several groupings; see `rollups`."""
         if not _are_plain(query.tenant, query.policy, query.model):
             return {name: [] for name in groups}
         return await self._read(partial(rollups.stats_by, query=query, groups=groups))
 
     async def stats_and_total(self, query: StatsQuery) -> tuple[list[StatsRow], StatsRow]:
-        """Return the sums in each group, and over all groups."""
+        """Return the sums of each group, and the total."""
         if not _are_plain(query.tenant, query.policy, query.model):
             return [], StatsRow(group="total", tenant=query.tenant, sessions=0, sums=dict.fromkeys(rollups.SUMS, 0))
         return await self._read(partial(rollups.stats_and_total, query=query))
 
     async def fold(self, now: int) -> bool:
-        """Fold some sums; return False once all are folded. `now` is in milliseconds since 1970. See `rollups`."""
+        """Fold a batch of sums; return False if none are left. `now` is in milliseconds since 1970. See `rollups`."""
         return await self._write(partial(rollups.fold, now=now // rollups.HOUR))
 
     async def listed(self, query: SessionListQuery) -> tuple[list[ListedSession], str | None]:
-        """Return a page of sessions in some order, and the cursor of the next one; see `sessions`."""
+        """Return a page of sessions in the query's order, and the cursor of the next page; see `sessions`."""
         if not _are_plain(query.tenant, query.model, query.key, query.name, query.agent):
             return [], None
         return await self._read(partial(list_sessions, query=query))
 
     async def forms(self, key: str, exchange: str) -> dict[str, Message]:
-        """Return by node the text in which clients sent a message back, up to an exchange."""
+        """Return, by node, the differing texts in which clients sent messages back, up to an exchange."""
         return await self._read(partial(tree.forms_of, key=key, exchange=exchange))
 
     async def sweep(self, *, before: int | None, most: int | None) -> int:
-        """Delete some sessions that were last used before a time, or are more than `most`; return how many."""
+        """Delete a batch of sessions last used before `before`, or in excess of `most` sessions; return how many."""
         keys = await self._read(partial(sessions_to_delete, before=before, most=most))
         return await self._delete(keys)
 
     async def erase(self, tenant: str) -> int:
-        """Delete all that is stored of a tenant, the statistics too; return how many sessions there were."""
+        """Delete all data of a tenant, statistics included; return how many sessions there were."""
         number = 0
         last: str | None = None
-        # Each name once: while the tenant goes on asking, there would be no end to new ones.
+        # One pass in order of names. Otherwise a tenant that keeps sending requests would keep this going forever.
         while keys := await self._read(partial(sessions_of, tenant=tenant, after=last)):
             number += await self._delete(keys)
             last = keys[-1]
@@ -727,21 +731,21 @@ class Store:
         return number
 
     async def spent(self, tenant: str, since: int) -> float:
-        """Return how many dollars a tenant spent since a time, in milliseconds since 1970, by whole hours."""
+        """Return the dollars that a tenant spent since a time (milliseconds since 1970), rounded down to the hour."""
         return await self._read(partial(rollups.spent, tenant=tenant, since=since))
 
     async def spend(self, tenant: str, key: str, at: int, dollars: float) -> None:
-        """Add what was spent with a named key; `at` is in milliseconds since 1970."""
+        """Add dollars that were spent with a named key; `at` is in milliseconds since 1970."""
         unit = partial(rollups.spend, tenant=tenant, key=key, at=at, dollars=dollars)
-        await self._write(unit, again=False)  # it would be added twice
+        await self._write(unit, again=False)  # a retry might add it twice
 
     async def spent_with(self, key: str, since: int) -> float:
-        """Return how many dollars were spent with keys of this name since a time, by whole days."""
+        """Return the dollars that were spent with keys of this name since a time, rounded down to the day."""
         return await self._read(partial(rollups.spent_with, key=key, since=since))
 
 
 def is_long(messages: Sequence[Body]) -> bool:
-    """Tell whether these messages are too many, or too large, for one transaction."""
+    """Tell whether these messages are too many or too large for one transaction."""
     size = 0
     for body in messages:
         size += len(body.message.raw)
@@ -749,10 +753,10 @@ def is_long(messages: Sequence[Body]) -> bool:
 
 
 def _refused(why: Exception) -> asyncio.Future[None]:
-    """Return what has failed already."""
+    """Return a future that has already failed."""
     refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     refused.set_exception(why)
-    refused.exception()  # nobody need ask for it
+    refused.exception()  # marks it as retrieved: callers need not ask for it
     return refused
 
 

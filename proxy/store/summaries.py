@@ -1,7 +1,8 @@
-"""Summaries by a model, and who may make one.
+"""Summaries by a model, and the leases to make them.
 
-A summary belongs to a branch. Two of its nodes tell which: the last that it covers, and the end of the branch on which
-it was made. An append reads the messages that are still sent, and one of the two is nearly always among those.
+A summary belongs to a branch. Two nodes identify the branch: the last message that the summary covers, and the end of
+the branch when it was made. An append reads only the messages that are still sent; one of the two nodes is nearly
+always among them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from proxy.store.rollups import add_figures, sums_of
 from proxy.store.schema import LEASES, SESSIONS, SUMMARIES, insert_into, insert_new, matching
 from proxy.store.sessions import locked_session
 
-_AT_ONCE: Final = 64  # summaries looked at in one question. The first nearly always holds the one wanted.
+_AT_ONCE: Final = 64  # summaries per query. The first query nearly always finds the one wanted.
 
 _ALL: Final = (
     select(SUMMARIES).where(*matching(SUMMARIES)).order_by(SUMMARIES.c.created_at.desc(), SUMMARIES.c.id.desc())
@@ -36,7 +37,7 @@ _BOOK: Final = update(SESSIONS).where(SESSIONS.c.session == bindparam("the_sessi
 
 
 def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Select[Any], Select[Any]]:
-    """Return what reads the places of summaries, those first that are greatest by `order`: first and next."""
+    """Return two queries for the nodes of summaries, in descending `order`: the first page, and the next one."""
     columns = [SUMMARIES.c[name] for name in order]
     first = (
         select(SUMMARIES.c.node, SUMMARIES.c.tip, *columns)
@@ -48,22 +49,23 @@ def _places(*order: str, only: tuple[ColumnElement[bool], ...] = ()) -> tuple[Se
     return first, first.where(tuple_(*columns) < tuple_(*last))
 
 
-_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))  # the one that covers most first
-_TRIED: Final = _places("created_at", "id")  # the newest first
+_READY: Final = _places("until", "created_at", "id", only=(_IS_READY,))  # the one that covers most comes first
+_TRIED: Final = _places("created_at", "id")  # newest first
 
 
 def keep_summary(connection: StoreConnection, key: str, row: SummaryRow, policy: str | None = "") -> bool:
-    """Keep a summary, or the attempt at one, and book its cost with the session; return whether it is kept.
+    """Store a summary, or the attempt at one, and add its cost to the session; return whether it is kept.
 
-    One that is there already, by its id, stays, and nothing is booked again. Of two that are ready, have one recipe and
-    cover the same messages, the first is kept: who made the second had lost the lease meanwhile.
+    If a summary with this id is stored, it stays, and nothing is booked again. Of two ready summaries with the same
+    recipe and the same messages, the first is kept: the worker of the second had lost its lease.
     """
     session = locked_session(connection, key)
     if session is None:
         return False
     if connection.execute(_ONE, {"key": key, "id": row.id}).one_or_none() is not None:
         return True
-    # One that covers the same messages already, and is used as soon, stands in the way.
+    # A ready summary of the same messages makes this one redundant. If this one was asked for, only another one that
+    # was asked for does: those are used sooner.
     asked = {"key": key, "recipe": row.recipe, "until": row.until, "node": row.node}
     standing = connection.execute(_STANDS_ASKED if row.asked else _STANDS, asked).one_or_none()
     is_kept = row.status is not SummaryStatus.READY or standing is None
@@ -93,7 +95,7 @@ def keep_summary(connection: StoreConnection, key: str, row: SummaryRow, policy:
 
 
 def add_summaries(connection: StoreConnection, key: str, rows: Collection[SummaryRow]) -> None:
-    """Store summaries as they are, but for what no text holds: a model may write anything."""
+    """Store summaries. Their texts are sanitized: a model may write characters that a database cannot store."""
     own = [
         msgspec.structs.asdict(row)
         | {
@@ -111,14 +113,14 @@ def add_summaries(connection: StoreConnection, key: str, rows: Collection[Summar
 
 
 def summary_rows(connection: StoreConnection, key: str) -> list[SummaryRow]:
-    """Return every summary of the session, and every attempt at one, newest first."""
+    """Return all summaries of the session, failed attempts included, newest first."""
     return [_summary(row) for row in connection.execute(_ALL, {"key": key})]
 
 
 def ready_summary_on(
     connection: StoreConnection, key: str, branch: Collection[str], recipe: str
 ) -> tuple[SummaryRow | None, SummaryRow | None]:
-    """Return the ready summary that covers most of a branch, and the one that was tried last; None if none."""
+    """Return the ready summary that covers most of a branch, and the newest attempt; None if none."""
     nodes = frozenset(branch)
     attempt = _first_on(connection, key, nodes, recipe, _TRIED)
     ready = None if attempt is None else _first_on(connection, key, nodes, recipe, _READY, attempt)
@@ -133,7 +135,7 @@ def _first_on(
     places: tuple[Select[Any], Select[Any]],
     known: SummaryRow | None = None,
 ) -> SummaryRow | None:
-    """Return the first one whose place is on the branch; `known` is not read again."""
+    """Return the first summary with a node on the branch. If that is `known`, it is not read again."""
     first, following = places
     asked = {"key": key, "recipe": recipe}
     found = connection.execute(first, asked).all()
@@ -166,7 +168,7 @@ _RELEASE: Final = delete(LEASES).where(
 
 
 def take_lease(connection: StoreConnection, key: str, name: str, holder: str, at: int, until: int) -> bool:
-    """Take a lease, or prolong it; see `Store.lease`."""
+    """Take or extend a lease; see `Store.lease`."""
     if locked_session(connection, key) is None:
         return False
     values = {"session": key, "name": name, "holder": holder, "expires_at": until, "at": at}
@@ -175,7 +177,7 @@ def take_lease(connection: StoreConnection, key: str, name: str, holder: str, at
 
 
 def release_lease(connection: StoreConnection, key: str, name: str, holder: str) -> None:
-    """Give a lease back; nothing happens where somebody else has it."""
+    """Release a lease. Does nothing if another holder has it."""
     connection.execute(_RELEASE, {"key": key, "lease": name, "by": holder})
 
 

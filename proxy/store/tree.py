@@ -1,6 +1,6 @@
-"""The rows of a session: its nodes, their texts, versions of instructions, and hidden rounds. All are append-only.
+"""The rows of a session: nodes, texts, versions of instructions, and hidden rounds. All are append-only.
 
-Nodes form a tree like git's commits. Texts are stored once per session, to the byte. The secrets of the installation
+Nodes form a tree, like commits in git. Each text is stored once per session, byte for byte. The installation's secrets
 are here too.
 """
 
@@ -89,13 +89,13 @@ from proxy.trimming import Change, Hidden
 
 
 def secret_of(connection: StoreConnection, name: str) -> bytes | None:
-    """Return the secret with this name, 32 bytes."""
+    """Return the secret with this name (32 bytes), or None if there is none."""
     found: str | None = connection.execute(select(SECRETS.c.value).where(SECRETS.c.name == name)).scalar_one_or_none()
     return None if found is None else bytes.fromhex(found)
 
 
 def make_secret(connection: StoreConnection, name: str) -> bytes:
-    """Return the secret with this name, a new one where there is none."""
+    """Return the secret with this name; make a new one if there is none."""
     fresh = secrets.token_bytes(32)
     insert_new(connection, SECRETS, [{"name": name, "value": fresh.hex()}])
     return secret_of(connection, name) or fresh
@@ -105,7 +105,7 @@ def make_secret(connection: StoreConnection, name: str) -> bytes:
 
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _PREFIX: Final = re.compile(r"[0-9a-f]{8,40}", re.ASCII)
-_LETTERS: Final = 40  # of a name
+_LETTERS: Final = 40  # length of a name
 
 _TEXT: Final = select(BODIES.c.text).where(*matching(BODIES, "body"))
 _BY_PREFIX: Final = (
@@ -138,7 +138,7 @@ _BEHIND: Final = (
 
 
 def add_bodies(connection: StoreConnection, key: str, bodies: Mapping[str, Body]) -> None:
-    """Store messages by the names of their texts; those that are there stay as they are."""
+    """Store messages by the names of their texts. Existing ones stay as they are."""
     rows = [
         {"session": key, "body": name, "tokens": body.tokens, "text": body.message.raw.decode()}
         for name, body in bodies.items()
@@ -152,7 +152,7 @@ def named_bodies(bodies: Iterable[Body]) -> dict[str, Body]:
 
 
 def said_before(connection: StoreConnection, openings: Iterable[Opening]) -> dict[tuple[str, str], str]:
-    """Return the texts of the stored messages that these requests have in other forms, by session and node."""
+    """Return the stored texts of messages that these requests send in other forms, by session and node."""
     said: dict[tuple[str, str], str] = {}
     for opening in openings:
         if opening.forms:
@@ -164,16 +164,16 @@ def said_before(connection: StoreConnection, openings: Iterable[Opening]) -> dic
 
 
 class Form(Struct, frozen=True, kw_only=True):
-    """Another text of a stored message, as a client sent it back."""
+    """A different text of a stored message, as a client sent it back."""
 
-    exchange: str  # that brought it
+    exchange: str  # the exchange that brought it
     node: str
     body: str  # name of the text
-    packed: bytes  # maybe against the text of the message
+    packed: bytes  # packed on its own, or against the stored text of the message
 
 
 def encode_forms(forms: Sequence[tuple[str, Message]], said: Mapping[str, str]) -> bytes | None:
-    """Return (node, message) as the row of an exchange has them; `said` are texts of stored messages by node."""
+    """Encode forms, (node, message), for the row of an exchange. `said` has the stored texts by node, if known."""
     rows: list[tuple[bytes, bytes, bytes]] = []
     for node, form in forms:
         text, stored = form.raw.decode(), said.get(node)
@@ -183,7 +183,7 @@ def encode_forms(forms: Sequence[tuple[str, Message]], said: Mapping[str, str]) 
 
 
 def forms_in(connection: StoreConnection, key: str) -> list[Form]:
-    """Return the forms that a session has, the oldest first; one that was brought again is there again."""
+    """Return the forms of a session, oldest first. A form that was sent again is listed again."""
     found = {row.id: row.forms for each in _FORMS for row in connection.execute(each, {"key": key})}
     return [
         Form(exchange=exchange, node=decode_name(node), body=decode_name(body), packed=packed)
@@ -196,10 +196,14 @@ _FORM_ROWS: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes, bytes]])
 
 
 def forms_of(connection: StoreConnection, key: str, exchange: str) -> dict[str, Message]:
-    """Return by node the text in which clients sent a message back, up to an exchange, if it was not the stored one."""
+    """Return, by node, the text in which clients sent a message back if it differs from the stored one.
+
+    Only exchanges up to the given one count.
+    """
     last = encode_exchange(exchange)
+    # If a node has several forms, the last one counts.
     found = {form.node: form for form in forms_in(connection, key) if encode_exchange(form.exchange) <= last}
-    api = dialect_of(key)  # of a node's forms the last one counts
+    api = dialect_of(key)
     return {node: api.message(form_text(connection, key, form).encode()) for node, form in found.items()}
 
 
@@ -212,7 +216,7 @@ def form_text(connection: StoreConnection, key: str, form: Form) -> str:
 
 
 def add_tools(connection: StoreConnection, key: str, tools: bytes, *, there: str | None = None) -> str:
-    """Store the text of `tools`; return its name. `there` is one that is known to be stored."""
+    """Store the text of `tools`; return its name. `there` is a name that is known to be stored."""
     name = body_id(tools)
     if name != there:
         insert_new(connection, BODIES, [{"session": key, "body": name, "tokens": 0, "text": tools.decode()}])
@@ -220,17 +224,17 @@ def add_tools(connection: StoreConnection, key: str, tools: bytes, *, there: str
 
 
 def tools_of(connection: StoreConnection, key: str, body: str) -> bytes | None:
-    """Return the text of tools with this name."""
+    """Return the text of tools with this name; None if there is none."""
     text: str | None = connection.execute(_TEXT, {"key": key, "body": body}).scalar_one_or_none()
     return text.encode() if text is not None and not is_message(text.encode()) else None
 
 
 def message_of(connection: StoreConnection, key: str, prefix: str) -> tuple[str, Message] | None:
-    """Return name and message of the text whose name begins so; None where there is none, or several."""
+    """Return name and message of the text whose name begins with `prefix`; None if there is none, or several."""
     if not _PREFIX.fullmatch(prefix):
         return None
     asked = {"key": key, "from": prefix.ljust(_LETTERS, "0"), "to": prefix.ljust(_LETTERS, "f")}
-    # Replies are found by reading all nodes of the session, forms by reading all forms: so these come last.
+    # Replies are searched for in all nodes of the session, and forms in all its forms. So these come last.
     found: dict[str, str] = {row.body: row.text for row in connection.execute(_BY_PREFIX, asked)}
     if not found:
         found = {row.body: row.text for row in connection.execute(_REPLIES_BY_PREFIX, asked)}
@@ -253,9 +257,9 @@ def add_instructions(
     *,
     there: str | None = None,
 ) -> str:
-    """Store a version of the instructions; return its name, the same for the same messages.
+    """Store a version of the instructions; return its name, which is the same for the same messages.
 
-    `there` is one that is known to be stored.
+    `there` is a version that is known to be stored.
     """
     version = version_of(messages)
     if version == there:
@@ -267,7 +271,7 @@ def add_instructions(
 
 
 def instructions_of(connection: StoreConnection, key: str, version: str | None) -> InstructionsRow | None:
-    """Return a version of the instructions, or the newest where `version` is None."""
+    """Return a version of the instructions, or the newest if `version` is None."""
     asked = {"key": key} if version is None else {"key": key, "version": version}
     row = connection.execute(_NEWEST if version is None else _VERSION, asked).one_or_none()
     if row is None:
@@ -277,7 +281,7 @@ def instructions_of(connection: StoreConnection, key: str, version: str | None) 
 
 
 def instructions_at(connection: StoreConnection, key: str, node: str) -> tuple[Message, ...]:
-    """Return the instructions behind which a reply was given; the newest where that is not known, as of an import."""
+    """Return the instructions under which a reply was given; the newest if that is not known (an import)."""
     row = connection.execute(_BEHIND, {"key": key, "node": node}).one_or_none()
     if row is not None and row.instructions is None:
         return ()
@@ -286,19 +290,19 @@ def instructions_at(connection: StoreConnection, key: str, node: str) -> tuple[M
 
 
 def messages_in(text: str, dialect: Dialect) -> tuple[Message, ...]:
-    """Return the messages of a JSON array, each with its own text."""
+    """Return the messages in a JSON array, each with its original text."""
     return tuple(dialect.message(bytes(raw)) for raw in _RAW_LIST.decode(text))
 
 
 def is_message(raw: bytes) -> bool:
-    """Tell the text of a message, an object, from that of tools, an array."""
+    """Tell whether a text is a message (a JSON object), not tools (an array)."""
     return raw.lstrip(b" \t\r\n").startswith(b"{")
 
 
 # ------------------------------------------------------------------------------------------------------ nodes
 
 Name = TypeVar("Name")
-_AT_ONCE: Final = 500  # names in one question: databases limit them
+_AT_ONCE: Final = 500  # names per query; databases limit the parameters
 
 _AMONG: Final = NODES.c.node.in_(bindparam("nodes", expanding=True))
 _PLACE_COLUMNS: Final = ("node", "depth", "round", "tokens_total", "recorded")
@@ -319,7 +323,7 @@ def _contents(dialect: str) -> Select[Any]:
 
 
 def _says(dialect: str) -> list[ColumnElement[bool]]:
-    """Return what makes a node be of the session `key` and have one of some contents."""
+    """Return the conditions for nodes of the session `key` that have one of some contents."""
     says = [*matching(NODES), NODES.c.content.in_(bindparam("contents", expanding=True))]
     if dialect == "postgresql":
         asked = func.unnest(bindparam("asked", type_=ARRAY(LargeBinary))).column_valued("content")
@@ -337,7 +341,7 @@ _MARK_COLUMNS: Final = Mark.__struct_fields__
 
 
 def _text_of(table: FromClause) -> ColumnElement[str]:
-    """Return the text of a row's message: its own, or what is looked up."""
+    """Return the SQL expression for the text of a row's message: its own column, or a look-up in `bodies`."""
     found = select(BODIES.c.text).where(BODIES.c.session == bindparam("key"), BODIES.c.body == table.c.body)
     return func.coalesce(table.c.text, found.correlate(table).scalar_subquery(), type_=NODES.c.text.type)
 
@@ -348,13 +352,13 @@ _TEXTS_AT: Final = select(NODES.c.node, _text_of(NODES)).where(*matching(NODES),
 
 @cache
 def _path(dialect: str, *, texts: bool) -> Select[*tuple[Any, ...]]:
-    """Climb from a node to its root, a row at a time; `texts` are looked up on the way."""
+    """Return the query that climbs from a node to its root, row by row. With `texts`, it reads the texts too."""
     columns = [column for column in NODES.columns if texts or column.name != "text"]
     up = select(*columns).where(*matching(NODES, "node")).cte("up", recursive=True)
     step = select(*columns).where(*matching(NODES), NODES.c.node == up.c.parent, NODES.c.depth > bindparam("below"))
     if dialect == "postgresql":
-        # Left to itself it reads the whole session at each step, since it takes a branch to be ten messages long. So it
-        # is told to look each parent up by its primary key.
+        # The planner expects a branch of ten messages and would read the whole session at each step. The lateral join
+        # makes it look each parent up by its primary key.
         above = step.limit(1).lateral("above")
         step = select(*above.c).select_from(up.join(above, true()))
     up = up.union_all(step)
@@ -374,43 +378,43 @@ _LEAVES: Final = (
 
 
 class NodePlace(Struct, frozen=True, kw_only=True):
-    """A node with the sums that its children go on from."""
+    """A node's place in the tree, with the sums that its children continue."""
 
     node: str
     depth: int
     round: int
     tokens_total: int
     recorded: str | None = None
-    """The tenant, where every assistant message up to here came from upstream (or is vouched for)."""
+    """The tenant, if every assistant message up to here came from upstream (or is vouched for); otherwise None."""
     is_new: bool = False  # whether it was not stored before
 
 
 def root_of(tenant: str | None) -> NodePlace:
-    """Return where the first messages of a tenant's conversation go; None: of one that cannot be found by them."""
+    """Return the place above a conversation's first messages. `tenant` is None if they must not identify it."""
     return NodePlace(node=ROOT, depth=0, round=0, tokens_total=0, recorded=tenant)
 
 
 class NewNode(Struct, frozen=True, kw_only=True):
-    """A message that is to be a node, with what its row says beside it."""
+    """A message to insert as a node, with the other values of its row."""
 
     body: Body
     source: Source
     created_at: int
     partial: bool = False
     exchange: str | None = None
-    agent: str | None = None  # who wrote it, where the message itself does not say
-    has_text: bool = False  # whether its row has its text
-    vouched: bool = False  # whether it is known to have come from upstream, though the client brought it
+    agent: str | None = None  # the author, if the message itself does not name one
+    has_text: bool = False  # whether the text is stored in the node's own row
+    vouched: bool = False  # whether it is known to have come from upstream, although the client sent it
     policy: str | None = None
     arrival: tuple[Change, ...] | None = None
 
 
 class UnknownBase(LookupError):
-    """The node under which others should be put is not stored."""
+    """The node under which others should be inserted is not stored."""
 
 
 def depths_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, int]:
-    """Return the depth, 1 under the root, of those of `nodes` that are stored."""
+    """Return the depth of each of `nodes` that is stored. Depth 1 is right under the root."""
     return {
         row.node: row.depth
         for some in in_parts(nodes)
@@ -419,13 +423,13 @@ def depths_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> di
 
 
 def parents_of(connection: StoreConnection, key: str, content: str, depth: int, most: int) -> list[str]:
-    """Return the parents of up to `most` nodes with this `content_key`, those nearest to `depth` first."""
+    """Return the parents of up to `most` nodes with this `content_key`, nearest to `depth` first."""
     asked = _asked_contents(key, [content]) | {"depth": depth, "most": most}
     return [row.parent for row in connection.execute(_parents(connection.dialect.name), asked)]
 
 
 def contents_there(connection: StoreConnection, key: str, contents: Sequence[str]) -> set[str]:
-    """Return those of these `content_key`s that a node of the session has."""
+    """Return the given `content_key`s that some node of the session has."""
     return {
         content
         for some in in_parts(contents)
@@ -434,15 +438,15 @@ def contents_there(connection: StoreConnection, key: str, contents: Sequence[str
 
 
 class ProviderPlace(Struct, frozen=True, kw_only=True):
-    """Where something came from that a provider keeps."""
+    """The session and the reply that came with an id of a provider."""
 
     session: str  # id of the session
-    node: str  # the reply; "" where it became none
-    begun: bool = False  # whether the provider has but the first round of it under the id
+    node: str  # the reply; "" if it became no node
+    begun: bool = False  # whether the provider holds only the first round of the reply under the id
 
 
 def _of_tenant(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Return what reads what came to a tenant under some ids."""
+    """Return a query for the provider ids, among some, that came to a tenant."""
     return (
         select(*columns)
         .join_from(PROVIDER_IDS, SESSIONS, PROVIDER_IDS.c.session == SESSIONS.c.session)
@@ -464,7 +468,7 @@ _NODES_OF_PIECES: Final = _of_tenant(PROVIDER_IDS.c.session, PROVIDER_IDS.c.node
 
 
 def provider_place(connection: StoreConnection, tenant: str, dialect: str, name: str) -> ProviderPlace | None:
-    """Return where the tenant got what a provider keeps under this id; None where it did not get it here."""
+    """Return the session and the reply that came with a provider's id; None if the tenant did not get it here."""
     begun = _piece(tenant, dialect, begun_under(name))
     asked = {"pieces": [_piece(tenant, dialect, name), begun], "tenant": tenant, "dialect": dialect}
     rows = connection.execute(_NEWEST_PLACES, asked).all()
@@ -476,7 +480,7 @@ def provider_place(connection: StoreConnection, tenant: str, dialect: str, name:
 
 
 def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[str]:
-    """Return those of the ids under which the tenant got nothing here that a provider keeps."""
+    """Return those of a provider's ids that the tenant did not get here."""
     pieces = {name: _piece(tenant, dialect, name) for name in names}
     known: set[int] = set()
     for some in in_parts(list(pieces.values())):
@@ -486,7 +490,7 @@ def foreign_ids(connection: StoreConnection, tenant: str, dialect: str, names: C
 
 
 def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: Collection[str]) -> list[NodeRow]:
-    """Return the tenant's replies that came with any of these ids of what a provider keeps."""
+    """Return the tenant's replies that came with any of these ids of a provider."""
     nodes: dict[str, set[str]] = {}
     for some in in_parts([_piece(tenant, dialect, name) for name in names]):
         for row in connection.execute(_NODES_OF_PIECES, {"pieces": some, "tenant": tenant, "dialect": dialect}):
@@ -497,9 +501,10 @@ def replies_with(connection: StoreConnection, tenant: str, dialect: str, names: 
 def keep_provider_ids(
     connection: StoreConnection, key: str, *, tenant: str, dialect: str, names: Collection[str], node: str
 ) -> None:
-    """Keep that these ids came with the reply at a node of a session.
+    """Record that these ids of a provider came with the reply at a node of a session.
 
-    The id of a conversation comes with each of its replies: the last one counts. What became no node changes nothing.
+    A conversation's id comes with each of its replies; the last reply counts. If the reply became no node (""), ids
+    that are recorded already stay as they are.
     """
     pieces = dict.fromkeys(_piece(tenant, dialect, name) for name in names)
     if sessions.session_of(connection, key) is not None:
@@ -516,7 +521,7 @@ def _piece(tenant: str, dialect: str, name: str) -> int:
 
 
 def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list[NodeRow]:
-    """Return these nodes by depth; those that are not stored are left out."""
+    """Return the rows of these nodes, ordered by depth. Nodes that are not stored are left out."""
     dialect = dialect_of(key)
     asked = [{"key": key, "nodes": some} for some in in_parts(nodes)]
     rows = [_node(row, dialect) for each in asked for row in connection.execute(_ROWS, each)]
@@ -524,31 +529,32 @@ def rows_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> list
 
 
 def path_to(connection: StoreConnection, key: str, node: str, *, below: int = 0) -> list[NodeRow]:
-    """Return the branch that ends at `node`, oldest first; nothing where there is none.
+    """Return the branch that ends at `node`, oldest first; empty if it is not stored.
 
-    With `below`, only what lies deeper than that, and `node` itself.
+    With `below`, only `node` and its ancestors deeper than that.
     """
     asked, dialect = {"key": key, "node": node, "below": below}, dialect_of(key)
     return [_node(row, dialect) for row in connection.execute(_path(connection.dialect.name, texts=True), asked)]
 
 
 def marks_to(connection: StoreConnection, key: str, node: str, *, below: int = 0) -> list[Mark]:
-    """Return what `path_to` does, without the texts: who resends a history has them."""
+    """Like `path_to`, but without the texts: a client that resends its history sends them."""
     asked, dialect = {"key": key, "node": node, "below": below}, dialect_of(key)
     return [_mark(row, dialect) for row in connection.execute(_path(connection.dialect.name, texts=False), asked)]
 
 
 def leaves(connection: StoreConnection, key: str) -> list[BranchRow]:
-    """Return the nodes that nothing follows, newest first."""
+    """Return the leaves of the tree, newest first."""
     return [
         BranchRow(head=row.node, depth=row.depth, updated_at=row.created_at)
         for row in connection.execute(_LEAVES, {"key": key})
     ]
 
 
-_SAID_MOST: Final = 200  # replies of others that are read at most
+_SAID_MOST: Final = 200  # most replies of other agents that are read
 _SAID_BEFORE: Final = 10_000
-"""Milliseconds before an agent's last turn from which others' replies are read again: they may have ended with it."""
+"""Other agents' replies are read from so many milliseconds before an agent's last turn on: some may have ended just
+then."""
 _ASKED_AT: Final = (
     select(EXCHANGES.c.created_at)
     .join(NODES, and_(NODES.c.session == EXCHANGES.c.session, NODES.c.exchange == EXCHANGES.c.id))
@@ -570,9 +576,9 @@ _SAID: Final = (
 
 
 def said_by_others(connection: StoreConnection, key: str, agent: str, turn: str | None) -> list[NodeRow]:
-    """Return the replies of other agents since the request that brought the node `turn`, oldest first.
+    """Return the newest replies of other agents since the request that brought the node `turn`, oldest first.
 
-    None for `turn`: of all time. Those of some seconds before it are among them.
+    Replies from a few seconds before that request are included. If `turn` is None, there is no limit in time.
     """
     since: int | None = None
     if turn is not None:
@@ -591,14 +597,14 @@ def insert_nodes(
     tenant: str | None = None,
     under: NodePlace | None = None,
 ) -> tuple[list[NodePlace], list[NodePlace]]:
-    """Put `messages` in a row under `base`, and `replies` side by side under the last of them.
+    """Insert `messages` as a chain under `base`, and `replies` as siblings under the last of them.
 
-    Texts that their rows do not have must be stored in the same transaction. A node that is there stays as it is.
-    `tenant` is whose conversation it is, where a request without an id may be found by it. `under` is where `base`
-    stands; who gives it knows that the first of `messages` does not stand there yet, so none of these do.
+    Existing nodes stay as they are. Texts that are not in the nodes' own rows must be stored in the same transaction.
+    `tenant` is the conversation's owner, if requests without an id may be matched to it. `under` is the place of
+    `base`; callers may pass it only if the first of `messages` is not stored under it yet (hence none of them is).
 
-    Returns where the messages stand, and where the replies do; raises `UnknownBase`, and writes nothing, where `base`
-    is not stored.
+    Returns the places of the messages and the places of the replies. Raises `UnknownBase`, and writes nothing, if
+    `base` is not stored.
     """
     contents = [content_hash(new_node.body.message) for new_node in (*messages, *replies)]
     names = names_under(base, contents[: len(messages)])
@@ -622,9 +628,9 @@ def node_rows(
     places: dict[str, NodePlace],
     contents: Sequence[bytes] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of those of (parent, node, new_node) that are not in `places`, which gets to know them.
+    """Return rows for each (parent, node, new_node) whose node is not in `places`, and add its place there.
 
-    Parents come before children. `contents` has the hash of what each says, where that is known.
+    Parents must come before children. `contents` holds the content hash of each, if known.
     """
     rows: list[dict[str, Any]] = []
     for number, (parent, node, new_node) in enumerate(new_nodes):
@@ -637,13 +643,13 @@ def node_rows(
 
 
 def in_parts(names: Sequence[Name], most: int = _AT_ONCE) -> Iterator[Sequence[Name]]:
-    """Give names in parts, none too long for one question."""
+    """Yield names in parts that are short enough for one query."""
     for start in range(0, len(names), most):
         yield names[start : start + most]
 
 
 def places_of(connection: StoreConnection, key: str, nodes: Sequence[str]) -> dict[str, NodePlace]:
-    """Return where those of `nodes` stand that are stored."""
+    """Return the places of those of `nodes` that are stored."""
     return {
         row.node: NodePlace(**row._asdict())
         for some in in_parts([node for node in nodes if node != ROOT])
@@ -680,7 +686,7 @@ def _node_row(key: str, under: NodePlace, place: NodePlace, new_node: NewNode, c
         "exchange": new_node.exchange,
         "agent": sanitize(message.agent or "") or new_node.agent,
         "policy": new_node.policy,
-        # The position is the node's own, which its depth tells, wherever the branch was thought to begin.
+        # The position is left out. It follows from the node's depth, wherever the plan assumed the branch to begin.
         "arrival": None if arrival is None else encode_changes([replace(change, position=0) for change in arrival]),
         "created_at": new_node.created_at,
         "content": content_key(content),
@@ -701,7 +707,7 @@ def _mark(row: Row, dialect: Dialect) -> Mark:
 
 
 def _with_arrival(values: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """Decode what `on_arrival` decided about a message; its position is that of the message."""
+    """Decode what `on_arrival` decided about a message. The changes get the message's position."""
     if values["arrival"] is not None:
         position, changes = values["depth"] - 1, decode_changes(values["arrival"], dialect)
         values["arrival"] = tuple([replace(change, position=position) for change in changes])
@@ -710,17 +716,17 @@ def _with_arrival(values: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- the tools that the newest reply calls
 
-_NEAR: Final = 64  # messages among which the reply is looked for, from the end upwards
+_NEAR: Final = 64  # the reply is searched for among so many messages, from the end upwards
 
 
 def calls_of(reply: Message, *, partial: bool) -> tuple[str, ...]:
-    """Return the names of the tools that a reply calls, each once; of a `partial` one, whole calls count."""
+    """Return the names of the tools that a reply calls, each once. Of a `partial` reply, only complete calls count."""
     whole = reply.without_unfinished_calls() if partial else reply
     return tuple(dict.fromkeys([sanitize(call.name) for call in whole.calls]))
 
 
 def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tuple[str, ...]:
-    """Return the names of the tools that the last message of a branch calls, results after it not counted.
+    """Return the names of the tools that the last message of a branch calls. Results after that message are skipped.
 
     The branch ends at the node `end`, which has this `depth`.
     """
@@ -730,7 +736,7 @@ def calls_at(connection: StoreConnection, key: str, end: str, depth: int) -> tup
     return ()
 
 
-# ------------------------------------------------------------------------------ what the client was not shown
+# ------------------------------------------------------------------------------- what was hidden from clients
 
 _HIDDEN_NODES: Final = select(HIDDEN.c.node).where(*matching(HIDDEN))
 _HIDDEN_ROWS: Final = select(HIDDEN).where(*matching(HIDDEN), HIDDEN.c.node.in_(bindparam("nodes", expanding=True)))
@@ -738,9 +744,9 @@ _MADE: Final = select(NODES.c.node).where(*matching(NODES, "exchange"), _AMONG)
 
 
 def keep_hidden(connection: StoreConnection, key: str, replies: Mapping[str, Hidden], *, exchange: str, at: int) -> int:
-    """Keep what the client was not shown of some replies, by node; return of how many.
+    """Store what was hidden from the client of some replies, by node; return for how many.
 
-    A node that another exchange made stays what it was: views that hold it already must not change.
+    A node that another exchange created is skipped: views that hold it already must not change.
     """
     if not replies:
         return 0
@@ -751,7 +757,7 @@ def keep_hidden(connection: StoreConnection, key: str, replies: Mapping[str, Hid
 def add_hidden(
     connection: StoreConnection, key: str, rows: Iterable[tuple[str, Hidden, int]], *, exchange: str | None
 ) -> int:
-    """Store (node, what was hidden, when) of nodes that have nothing yet; return how many they are."""
+    """Store (node, what was hidden, when) for nodes that have nothing hidden yet; return how many."""
     new = [
         {
             "session": key,
@@ -770,10 +776,10 @@ def add_hidden(
 
 
 def hidden_at(connection: StoreConnection, key: str, nodes: Collection[str], total: int) -> dict[str, Hidden]:
-    """Return what the client was not shown of those of `nodes` where there is something.
+    """Return what was hidden from the client, by node, for those of `nodes` that have something hidden.
 
-    `total` is how many such nodes the session has: if they are fewer than `nodes`, theirs are the names that are looked
-    through.
+    `total` is the number of such nodes in the session. If it is less than the number of `nodes`, the session's list of
+    such nodes is searched instead.
     """
     wanted: Sequence[str] = list(nodes)
     if total < len(wanted):
