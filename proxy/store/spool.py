@@ -197,12 +197,11 @@ class Spool:
     def set_aside(self, record: SpooledRecord) -> Path:
         """Append a record that the store rejects to a separate file; return its path."""
         path = self._path.with_suffix(".rejected")
-        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, _framed(record.key.encode(), record.content))
-            os.fsync(file)
-        finally:
-            os.close(file)
+        # A buffered file writes all of it or raises: a disk that is nearly full may take a part.
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as file:
+            file.write(_framed(record.key.encode(), record.content))
+            file.flush()
+            os.fsync(file.fileno())
         return path
 
     def drop(self, is_meant: Callable[[str, bytes | None], bool]) -> int:
