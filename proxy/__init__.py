@@ -13,15 +13,15 @@ The rooms, each of which imports only from those below it:
     upstream        the provider behind the proxy
     store           sessions in SQLite or PostgreSQL
     tokens, models  counting; context windows, prices and prompt caches
-    telemetry       the log
+    telemetry       log, metrics, traces
     config          the configuration file
     trimming        history + policy -> plan -> view; pure
-    textscan        values, digests and shorter forms of texts; pure
+    textscan        finds values in texts, makes digests, compacts; pure
     conversation    node ids, reconciliation, placement, spans; pure
-    dialects        what travels, as bytes and plain data; `base.py` is the seam between APIs; pure
-    errors          every error on purpose
+    dialects        the APIs' JSON: parse, rewrite, check; `base.py` is the interface of a dialect; pure
+    errors          the errors that the proxy raises
 
-`docs/architecture.md` follows one request through them, and says which files to touch to add something.
+`docs/architecture.md` follows one request through them, and says which files to change to add something.
 """
 
 __version__ = "0.1.0"

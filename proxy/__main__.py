@@ -45,7 +45,7 @@ def main() -> None:
     """Run the command that the arguments name."""
     _open_standard_files()
     if sys.argv[1:2] == ["serve"] and hasattr(signal, "SIGHUP") and not os.isatty(0):
-        # Until the proxy hears it: a reload must not end one that is about to read its configuration, or migrates.
+        # Ignore SIGHUP until the proxy handles it: a reload must not end a process that still starts or migrates.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with closing_output():
@@ -56,12 +56,12 @@ def main() -> None:
 
 
 def _open_standard_files() -> None:
-    """Take the numbers of standard files that were closed from the start: a socket with one of them breaks libuv."""
+    """Open the standard files (0, 1, 2) that were closed at the start: a socket with such a number breaks libuv."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     errors: TextIO | None = sys.stderr
     if errors is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the life of the process
@@ -69,7 +69,7 @@ def _open_standard_files() -> None:
 
 @contextmanager
 def closing_output() -> Generator[None]:
-    """Write what is left of the output at the end; exit with 1 and a message where it cannot be written."""
+    """Flush the output at the end. If it cannot be written, exit with 1 and a message."""
     output: TextIO | None = sys.stdout  # None if it was closed from the start
     try:
         try:
@@ -80,9 +80,9 @@ def closing_output() -> Generator[None]:
     except OSError as why:
         if output is None or why.filename is not None or why.errno not in _UNWRITABLE:
             raise
-        # What is left would be tried again at the end of the process.
+        # Redirect it, or Python would try to flush again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        if why.errno != errno.EPIPE:  # whoever read the output has enough of it
+        if why.errno != errno.EPIPE:  # EPIPE: the reader, such as `head`, has closed the pipe
             typer.echo(f"The output cannot be written: {why.strerror}.", err=True)
         sys.exit(1)
 

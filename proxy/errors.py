@@ -1,4 +1,4 @@
-"""Every error that crosses a file's border, each with its HTTP status and OpenAI shape.
+"""Every error of the proxy, each with its HTTP status and its body in OpenAI's shape.
 
     PalimpsestError
       + RequestError               the client must change its request
@@ -7,19 +7,19 @@
         · Forbidden           403  the caller lacks permission
         · NotFound            404  there is no such session, exchange, reference or route
         · Conflict            409  the session exists already
-        · TimedOut            408  it did not come in time
-        · TooLarge            413  it is over a configured limit
-        · LineTooLong         414  its first line is over the limit
-        · UpgradeRefused      426  it asks for another protocol
-        · OverBudget          429  the tenant, or the key, has used up its budget
-        · HeadersTooLarge     431  its headers, or its trailers, are over a limit
+        · TimedOut            408  the request did not arrive in time
+        · TooLarge            413  the request exceeds a configured limit
+        · LineTooLong         414  the request line exceeds the limit
+        · UpgradeRefused      426  the request asks for another protocol
+        · OverBudget          429  the tenant or the key has used up its budget
+        · HeadersTooLarge     431  the headers or the trailers exceed a limit
       + UpstreamError         502  the provider did not answer
         · UpstreamUnreachable 502  no connection, or it broke before the answer was complete
         · UpstreamBusy        503  all connections are in use
         · UpstreamTimeout     504  no connection or no answer in time
       · InternalError         500  a bug in this project
-      · Overloaded            503  no memory, or no connection, is left for the request
-      · Stopping              503  the process stops
+      · Overloaded            503  no memory or no connection is left for the request
+      · Stopping              503  the process is shutting down
       · StoreUnavailable      503  the database cannot be read or written
       · ConfigurationError         stops the start (exit code 2)
       · ClientLeft                 the client closed its connection; nothing can be sent
@@ -80,35 +80,35 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """There is no such thing. What belongs to another tenant looks the same."""
+    """The resource does not exist, or belongs to another tenant; the answer is the same."""
 
     status = 404
     default_code = "not_found"
 
 
 class Conflict(RequestError):
-    """It exists already."""
+    """The resource exists already."""
 
     status = 409
     default_code = "conflict"
 
 
 class TooLarge(RequestError):
-    """The request is over a configured limit."""
+    """The request exceeds a configured limit."""
 
     status = 413
     default_code = "request_too_large"
 
 
 class TimedOut(RequestError):
-    """The request did not come in time."""
+    """The request did not arrive in time."""
 
     status = 408
     default_code = "request_timeout"
 
 
 class LineTooLong(RequestError):
-    """The request line is over the limit."""
+    """The request line exceeds the limit."""
 
     status = 414
     default_code = "uri_too_long"
@@ -122,27 +122,27 @@ class UpgradeRefused(RequestError):
 
 
 class HeadersTooLarge(RequestError):
-    """The headers, or the trailers, are over a limit."""
+    """The headers or the trailers exceed a limit."""
 
     status = 431
     default_code = "headers_too_large"
 
 
 class OverBudget(RequestError):
-    """The tenant, or the key, has used up its budget. The message says what was used."""
+    """The tenant or the key has used up its budget. The message says how much was used."""
 
     status = 429
     type = "rate_limit_error"
     default_code = "budget_exceeded"
 
     def __init__(self, message: str, *, wait: float = 1) -> None:
-        """`wait`: seconds until there is room again."""
+        """`wait`: seconds until the budget has room again."""
         super().__init__(message)
         self.retry_after = max(1, ceil(wait))
 
 
 class UpstreamError(PalimpsestError):
-    """The provider did not answer, or not to the end."""
+    """The provider did not answer, or its answer was incomplete."""
 
     status = 502
 
@@ -174,7 +174,7 @@ class InternalError(PalimpsestError):
 
 
 class Overloaded(PalimpsestError):
-    """No memory, or no connection, is left for the request."""
+    """No memory or no connection is left for the request."""
 
     status = 503
     default_code = "overloaded"
@@ -182,7 +182,7 @@ class Overloaded(PalimpsestError):
 
 
 class Stopping(PalimpsestError):
-    """The process stops before the answer was complete."""
+    """The process is shutting down before the answer was complete."""
 
     status = 503
     default_code = "stopping"
@@ -199,20 +199,20 @@ class StoreUnavailable(PalimpsestError):
 
 
 class ConfigurationError(PalimpsestError):
-    """The configuration is wrong. The message names file, line, path and what is allowed."""
+    """The configuration is invalid. The message names the file, the line, the setting and the allowed values."""
 
 
 class ClientLeft(PalimpsestError):
-    """The client closed its connection before its request was complete. Nothing can be sent to it."""
+    """The client closed its connection before its request was complete. No answer can be sent."""
 
 
 class NoAnswer(PalimpsestError):
-    """The summarizer gave no answer that can be checked. The message quotes nothing that was sent."""
+    """The summarizer gave no usable answer. The message quotes nothing of the conversation."""
 
     def __init__(
         self, message: str, *, wait: float | None = None, too_long: bool = False, window: int | None = None
     ) -> None:
         super().__init__(message)
-        self.wait = wait  # seconds of its `Retry-After`
+        self.wait = wait  # seconds from the `Retry-After` of the summarizer's answer
         self.too_long = too_long  # whether the request was too long for the model
-        self.window = window  # the model's context window in tokens, if it says so
+        self.window = window  # the model's context window in tokens, if the error names it

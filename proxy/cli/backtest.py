@@ -127,11 +127,11 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
             if file
             else "There is nothing to replay. Give --session ID, --file F or --synthetic."
         )
-    # Without recall the oracle has nothing to go by.
+    # The oracle needs the measured recall.
     beside = [each for each in every_baseline() if recall or each.name != ORACLE] if baselines else []
     named = [baseline(name) for name in policy or () if name.startswith(PREFIX)]
     policies = [name for name in policy or () if not name.startswith(PREFIX)]
-    if not policy:  # those that would be used
+    if not policy:  # the policies that would be selected
         known = Policies(settings.policies)
         policies = [known.select(each.tenant, each.model or model)[0] for each in histories]
     compared: list[Strategy] = [*(named or beside), *(_policy(settings, name) for name in dict.fromkeys(policies))]
@@ -167,7 +167,7 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _print_tables(result: BacktestResult, head: Sequence[str], *, several: bool) -> None:
-    """Print the lines first, then every table, and the warnings of replays."""
+    """Print the lines, then every table, then the warnings of replays."""
     typer.echo("\n".join(head))
     for table in (*report_tables(result), *(session_tables(result, [main_prices(result)]) if several else ())):
         typer.echo(f"\n{table.title}")
@@ -180,7 +180,7 @@ def _print_tables(result: BacktestResult, head: Sequence[str], *, several: bool)
 
 
 def _print_suggestion(result: BacktestResult, tried: Sequence[PolicyStrategy], bound: float, *, as_json: bool) -> None:
-    """Print what was tried, cheapest first, and the cheapest policy that keeps enough."""
+    """Print the candidates, cheapest first, and the cheapest policy with a recall of at least `bound`."""
     prices = main_prices(result)
     best, every = suggested(result, tried, prices, bound)
     if not every:
@@ -235,7 +235,7 @@ def _base_url(settings: Settings, model: str) -> str:
 
 @contextmanager
 def _progress(total: int, *, shown: bool) -> Generator[Callable[[], None]]:
-    """Show a progress bar if `shown`. Call the function that it yields after each step."""
+    """Show a progress bar if `shown`. Yields a function to call after each step."""
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(), transient=True, disable=not shown) as bar:
         task = bar.add_task("replaying", total=total)

@@ -1,6 +1,6 @@
-"""The group of all commands, and options and output that several share.
+"""The group of all commands, and shared options and output.
 
-A command is imported when it is used: `check` must not load the server.
+A command is imported when it is used, so that `check`, for example, does not load the server.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _PLACES: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("operating", "doctor"),
     "backtest": ("backtest", "backtest"),
 }
-"""Module and name of each command, or group of commands, in the order of the help."""
+"""Module and name of each command or group of commands, in the order of the help."""
 
 
 class LazyGroup(TyperGroup):
-    """All commands. Only their help imports all of them."""
+    """The group of all commands. Only the help of the group imports all of them."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = dict.fromkeys(_PLACES, cast("Any", None))  # for the help and for suggestions
+        self.commands = dict.fromkeys(_PLACES, cast("Any", None))  # names for the help and for suggestions
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - no command depends on it
-        """Import a command, or group of commands, and return it; None if there is none."""
+        """Import and return a command or group of commands, or None if it does not exist."""
         return _made(cmd_name) if cmd_name in _PLACES else None
 
 
@@ -60,7 +60,7 @@ def _made(name: str) -> Any:
         group.name = name
         return group
     alone = typer.Typer(add_completion=False)
-    # A revision may be -1, which is not an option.
+    # A revision may be -1, which must not be parsed as an option.
     settings = {"ignore_unknown_options": True} if name == "downgrade" else None
     alone.command(name, cls=_ManyValues if name == "backtest" else None, context_settings=settings)(found)
     return get_command(alone)
@@ -70,7 +70,7 @@ class _ManyValues(TyperCommand):
     """A command whose repeatable options take several values in a row: `--file *.json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments as if the option were repeated before each of its values."""
+        """Parse the arguments as if the option were repeated before each of its values."""
         many = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
         return super().parse_args(ctx, list(spelled_out(args, many)))
 
@@ -92,7 +92,7 @@ def spelled_out(arguments: Iterable[str], many: Collection[str]) -> Iterator[str
 def print_table(
     columns: Sequence[str], rows: Collection[Sequence[str]], *, texts: Collection[int], indent: str = ""
 ) -> None:
-    """Print aligned columns, numbers on the right and those in `texts` on the left. No cell is ever cut."""
+    """Print aligned columns. Columns in `texts` are left-aligned, the others right-aligned. No cell is truncated."""
     lines = [columns, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
     for cells in lines:
@@ -105,12 +105,12 @@ def print_table(
 
 
 def numbered(count: int, thing: str) -> str:
-    """Return a count with the name of what is counted: `1 session`, `2 sessions`."""
+    """Return a count with its noun: `1 session`, `2 sessions`."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def plain(text: str) -> str:
-    """Return a text as a terminal may be shown it: what would steer the terminal is spelled out."""
+    """Return a text that is safe for a terminal: control and other unprintable characters are escaped."""
     if text.isprintable():
         return text
     return "".join(

@@ -34,7 +34,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
             "valid": True,
             "policies": list(own),
             "merged": {
-                # As it could be written without `extends`.
+                # As it could be written in the file without `extends`.
                 name: {"version": policy.version, **policy.model_dump(mode="json", exclude_none=True)}
                 for name, policy in merged.items()
             },
@@ -79,7 +79,7 @@ def _lines(policy: Policy) -> Iterator[tuple[str, str]]:
 
 
 def _unusual(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Yield what most policies leave as it is, where it differs from that."""
+    """Yield the rarely changed settings of a policy that differ from their defaults."""
     for name in ("mode", "share", "trim_at", "agents"):
         value = getattr(policy, name)
         if value != Policy.model_fields[name].default:

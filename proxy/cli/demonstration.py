@@ -1,4 +1,4 @@
-"""`demo`: shows the proxy at work on a recorded conversation, without key, network or configuration."""
+"""`demo`: runs the proxy on a recorded conversation, without key, network or configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTIONS: Final = (
     ("a policy on 10 % of the traffic", "PALIMPSEST_POLICIES__DEFAULT__SHARE=0.1 palimpsest serve"),
     ("which metrics can I scrape?", "palimpsest serve, and: curl http://127.0.0.1:8080/metrics"),
 )
-"""What operators ask, and what answers it in the folder of the demonstration."""
+"""Questions of operators, and the commands that answer them in the folder of the demonstration."""
 
 
 def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) -> None:
@@ -47,7 +47,7 @@ def demo(keep: Annotated[Path | None, _KEEP] = None, as_json: AsJson = False) ->
 
 
 def _empty(folder: Path) -> Path:
-    """Return the folder, created if needed. No file in it is ever overwritten."""
+    """Return the folder, created if needed. Raises `ConfigurationError` rather than overwrite a file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (STORE, CONFIG):
         if (folder / name).exists():
@@ -56,7 +56,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _look(folder: Path, session: str) -> list[str]:
-    """Return what to ask the store that is kept in a folder."""
+    """Return the lines that suggest commands for the store in a folder."""
     program = Path(sys.executable).with_name("palimpsest")
     is_found = shutil.which("palimpsest") is not None or not program.exists()
     path = "" if is_found else f"; export PATH={program.parent}:$PATH"

@@ -1,4 +1,4 @@
-"""`stats`, `exchange show`, `key new`, `doctor`: what an operator asks, on a terminal."""
+"""`stats`, `exchange show`, `key new`, `doctor`: commands for operators."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def show_exchange(
 
 
 async def _numbered(store: Store, session: SessionRow, number: int) -> ExchangeRow:
-    """Return a request of a session by its number, the oldest being 1."""
+    """Return a request of a session by its number. The oldest is 1."""
     rows = await all_exchanges(store, session)
     if not rows:
         raise InvalidRequest(f"The session {session.id!r} has no requests.", param="--request")
@@ -151,7 +151,7 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
 
 
 async def _checks(source: ConfigSource, settings: Settings) -> list[tuple[str, bool, str]]:
-    """Return what was checked: its name, whether it is as it should be, and what was found."""
+    """Run all checks. Returns name, success and finding of each."""
     read = str(source.file) if source.content() is not None else f"no {source.file}: defaults"
     policies = ", ".join(settings.policies) or "the built-in one"
     upstream = settings.upstream
@@ -189,7 +189,7 @@ async def _stored(settings: Settings) -> tuple[bool, str]:
 
 
 def _unwritable(folder: str | Path) -> str:
-    """Return why no file can be made in a folder, which may not be there yet; empty if one can. Nothing is made."""
+    """Return why no file can be created in a folder, or an empty text. The folder need not exist. Creates nothing."""
     path = Path(folder).absolute()
     nearest = next(each for each in (path, *path.parents) if each.exists())
     if not nearest.is_dir():
@@ -198,11 +198,11 @@ def _unwritable(folder: str | Path) -> str:
 
 
 def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
-    """Tell whether anything answers at `base`, by the way that requests take. No key is sent.
+    """Check whether a server answers at `base`, with the same proxy and CA as requests. No key is sent.
 
-    A default that cannot be reached is no failure where the configuration names the other provider alone.
+    An unreachable default address is not a failure if the configuration names only the other provider.
     """
-    import httpx  # noqa: PLC0415 - no other command of these needs it
+    import httpx  # noqa: PLC0415 - only this command needs it
 
     try:
         verify = True if upstream.ca is None else trusting(upstream.ca)
@@ -217,7 +217,7 @@ def _reached(base: str, upstream: UpstreamSettings) -> tuple[bool, str]:
 
 
 def _unnamed(upstream: UpstreamSettings) -> set[str]:
-    """Return the default addresses that are beside one which the configuration names, by address or key."""
+    """Return the default address of a provider that is not configured while the other one is, by address or key."""
     given = upstream.model_fields_set
     named = {name: not given.isdisjoint(fields) for name, fields in _PROVIDERS.items()}
     return {getattr(upstream, name) for name in named if any(named.values()) and not named[name]}
@@ -227,4 +227,4 @@ _PROVIDERS: Final = {
     "base_url": {"base_url", "api_key"},
     "anthropic_base_url": {"anthropic_base_url", "anthropic_api_key"},
 }
-"""Settings that name a provider, by that of its address."""
+"""The settings that configure a provider, by the setting of its address."""

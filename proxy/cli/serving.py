@@ -1,16 +1,16 @@
 """`serve`: runs the proxy, in this process or in several workers that share its port.
 
-With workers, the parent serves nothing. It holds the listening sockets and watches the processes:
+With workers, the parent serves no requests. It holds the listening sockets and supervises the processes:
 
-- A worker is forked from the parent, which has loaded what all need; what nobody writes to is in memory once. The
-  parent has one thread, no event loop and no connections. Where fork is not safe (macOS), a worker is a new
-  interpreter ("spawn").
-- A worker reports once that it serves. If it ends before that, at the first start, it is tried again twice; then the
-  start has failed.
-- A worker that ends later is replaced: at once the first time, after growing pauses if that does not help.
-  The new one gets the marks of its predecessors and gives up their pending exchanges.
-- A signal to stop goes to all workers, and a second one kills them. A worker whose parent is gone stops.
-  SIGHUP is passed on to the workers.
+- A worker is forked from the parent, which has loaded the common data, so that unmodified memory is shared. The parent
+  has one thread, no event loop and no connections. Where fork is not safe (macOS), a worker is a new interpreter
+  ("spawn").
+- A worker reports once that it serves. If it ends before that at the first start, it is started again up to two times;
+  then the start has failed.
+- A worker that ends later is replaced: at once the first time, then with exponential backoff. The new worker gets the
+  marks of its predecessors and marks their pending exchanges as interrupted.
+- A stop signal goes to all workers, and a second one kills them. A worker whose parent has ended stops. SIGHUP is
+  passed on to the workers.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ from proxy.store import CAN_FORK, Store, WriterProcess, fork_writer, set_up_proc
 from proxy.telemetry import Meters, set_up_logging, shared_memory, tracing_class
 from proxy.tokens import TokenCounter
 
-GRACE_SECONDS: Final = 5  # how long those may take to end that `server.drain_timeout` has cut off
+GRACE_SECONDS: Final = 5  # how long requests that are cancelled after `server.drain_timeout` may take to end
 KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than the usual clients keep an idle connection, so that they close it and not the server."""
-_LAST_CALL_SECONDS: Final = GRACE_SECONDS - 1  # how long their clients may take to hear of it
-_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end after the time for its answers
-_START_TRIES: Final = 3  # processes that may end in one place before they serve, when all start
-_STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail because of its start
-_MOST_ENDED: Final = 100  # processes of one place whose exchanges are looked for
-_LAST_SECONDS: Final = 60.0  # how long a worker without a parent may take to end
+"""Longer than usual clients keep an idle connection, so that the client closes it, not the server."""
+_LAST_CALL_SECONDS: Final = GRACE_SECONDS - 1  # how long clients of cancelled requests may take to receive the error
+_PATIENCE_SECONDS: Final = GRACE_SECONDS + 20  # how long a worker may take to end, in addition to the drain timeout
+_START_TRIES: Final = 3  # attempts to start a worker at the first start
+_STEADY_SECONDS: Final = 2.0  # a worker that lived this long did not fail at its start
+_MOST_ENDED: Final = 100  # most predecessors of a worker whose pending exchanges it marks as interrupted
+_LAST_SECONDS: Final = 60.0  # how long a worker may take to end after its parent has ended
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 30.0
-_MOST_FILES: Final = (65_536, 10_240)  # open files that are asked for; macOS refuses more than the second
-_PARENT_SECONDS: Final = 0.5  # time between two looks at whether the parent is there
+_MOST_FILES: Final = (65_536, 10_240)  # limits of open files to request, in this order; macOS refuses the first
+_PARENT_SECONDS: Final = 0.5  # interval of checking that the parent is alive
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 Work: TypeAlias = Callable[..., None]
-"""What a worker does. Its arguments: those given, the sockets, its `Worker`, and a function to call once it serves."""
+"""The main function of a worker. Arguments: the given ones, the sockets, its `Worker`, and a callback for when it
+serves."""
 
 _LOG: Final = logging.getLogger("palimpsest.serving")
 
@@ -89,11 +90,11 @@ def serve(
     for line in loaded.warnings:
         _LOG.warning("%s", line)
     if settings.telemetry.otlp_endpoint is not None:
-        tracing_class()  # what is missing is said before anything begins
+        tracing_class()  # reports a missing package before anything starts
     SharedRoom.factor = room_of(settings.server)
     _allow_files()
     several = settings.server.workers > 1
-    # The port comes first: a second proxy, started by mistake, must not touch the store of the first.
+    # Bind the port first: a second proxy that was started by mistake must not touch the store of the first one.
     sockets = _bound(settings.server.host, settings.server.port)
     try:
         away = asyncio.run(_prepare_store(settings, gives_up=several))
@@ -106,7 +107,7 @@ def serve(
             crew = Workers(settings.server.workers, _work, (loaded, away), sockets, patience)
             succeeded = crew.run(show_banner)
         else:
-            # Several share the processors already.
+            # A separate writer process is of use here only; several workers already use all processors.
             writer = fork_writer(settings.store.url, sockets, uvicorn.Config("", log_config=None).get_loop_factory())
             try:
                 succeeded = _serve_alone(loaded, sockets, show_banner, writer, away)
@@ -128,7 +129,7 @@ def server_config(
     away: StoreUnavailable | None = None,
     **changes: Any,
 ) -> uvicorn.Config:
-    """Return the configuration of uvicorn for an application that follows the file of `loaded`."""
+    """Return uvicorn's configuration for an application that watches the file of `loaded`."""
     chosen: dict[str, Any] = {
         "host": settings.server.host,
         "port": settings.server.port,
@@ -137,7 +138,7 @@ def server_config(
         "lifespan": "on",
         "log_config": None,
         "access_log": False,
-        # The upstream's own Date and Server headers are passed on.
+        # The upstream's own Date and Server headers are relayed.
         "server_header": False,
         "date_header": False,
         "proxy_headers": False,  # the client's address is not used
@@ -148,13 +149,13 @@ def server_config(
 
 
 def _allow_files() -> None:
-    """Let this process and its workers open as many files as the system allows.
+    """Raise the limit of open files for this process and its workers, as far as the system allows.
 
-    An answer under way takes two. The usual limit of 1,024, or of 256, is for programs that use `select`.
+    Each answer in progress needs two files. The usual limit of 1,024 or 256 is meant for programs that use `select`.
     """
     if os.name != "posix":
         return
-    import resource  # noqa: PLC0415 - it is not everywhere
+    import resource  # noqa: PLC0415 - not available on all systems
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for most in _MOST_FILES:
@@ -167,18 +168,18 @@ def _allow_files() -> None:
 
 
 def _load_for_all(settings: Settings) -> None:
-    """Load what every worker needs, so that those that are forked share it."""
+    """Load what every worker needs, so that forked workers share the memory."""
     TokenCounter(settings.tokens.method).warm()
     Catalogue().warm()
-    config = server_config(settings)  # uvicorn imports its parts when they are asked for
+    config = server_config(settings)  # `load` and `get_loop_factory` import uvicorn's parts
     config.load()
     config.get_loop_factory()
     gc.collect()
-    gc.freeze()  # a collection writes to each object that it looks at, and a page that is written to is shared no more
+    gc.freeze()  # a collection writes to every object that it visits, which would unshare its memory page
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with a callback once it serves."""
+    """uvicorn's server with a callback for when it serves."""
 
     def __init__(
         self, config: uvicorn.Config, drain_timeout: float, serves: Callable[[], None], *, is_worker: bool = False
@@ -189,43 +190,43 @@ class _Server(uvicorn.Server):
         self._is_worker = is_worker
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen and open the application."""
+        """Listen, and open the application."""
         try:
             for bound in sockets or ():
-                bound.listen(self.config.backlog)  # uvloop would not report a failure
-        except OSError as why:  # two proxies that start at once may both have bound the port
+                bound.listen(self.config.backlog)  # done here, because uvloop would not report a failure
+        except OSError as why:  # two proxies that start at the same time may both have bound the port
             _LOG.error("%s", _cannot_listen(self.config.host, self.config.port, why))
             sys.exit(STARTUP_FAILURE)
         await super().startup(sockets)
         if self.started:
-            # The garbage collector skips objects that stay for good: scanning them delays requests.
+            # Exclude permanent objects from garbage collection, since scanning them delays requests.
             gc.collect()
             gc.freeze()
             set_up_process()
             self._serves()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop, and at a second signal end at once.
+        """Stop gracefully. A second signal ends the process at once.
 
-        A worker leaves Ctrl-C, and what a second signal means, to its parent. systemd signals every process, and the
-        parent signals its workers too.
+        A worker ignores Ctrl-C and second signals, which its parent handles: systemd signals every process, and the
+        parent signals its workers too, so a worker may get one stop twice.
         """
         if self._is_worker and (sig == signal.SIGINT or self.should_exit):
             return
         if self.should_exit:
-            os._exit(1)  # what was acknowledged is durable
+            os._exit(1)  # safe, because acknowledged data is durable
         self._application.stop()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running answers end; cut off those that take too long; then close the application."""
+        """Let running answers end, cancel those that take longer than the drain timeout, then close the application."""
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_timeout, self._application.cut_off)
         loop.call_later(self._drain_timeout + _LAST_CALL_SECONDS, self._break_off)
         await super().shutdown(sockets)
 
     def _break_off(self) -> None:
-        """Close what is open still, to clients that do not read their answer, or do not send their whole request."""
+        """Abort the remaining connections, of clients that do not read their answer or do not finish their request."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -241,8 +242,8 @@ def _serve_alone(
     writer: WriterProcess | None,
     away: StoreUnavailable | None,
 ) -> bool:
-    """Serve in this process until a signal to stop; return False if it could not start. `away` as `_work` has it."""
-    # uvicorn shuts down and then raises the signal again. That is not a failure.
+    """Serve in this process until a stop signal. Returns False if it could not start. For `away` see `_work`."""
+    # After its shutdown uvicorn raises the signal again, which is not a failure.
     signal.signal(signal.SIGTERM, _exit)
     config = server_config(loaded.settings, loaded=loaded, writer=writer, away=away)
     server = _Server(config, loaded.settings.server.drain_timeout, serves)
@@ -250,7 +251,7 @@ def _serve_alone(
         server.run(sockets)
     except KeyboardInterrupt:
         pass
-    except SystemExit as why:  # from uvicorn if it could not start, or from `_exit`
+    except SystemExit as why:  # raised by uvicorn if it could not start, or by `_exit`
         return not why.code
     return server.started
 
@@ -262,33 +263,33 @@ def _work(
     worker: Worker,
     serves: Callable[[], None],
 ) -> None:
-    """Serve as one of several workers. `away`: why the store could not be used; None where it is migrated already."""
+    """Serve as one of several workers. `away` is why the store could not be used, or None if it is migrated already."""
     settings = loaded.settings
     set_up_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-    SharedRoom.factor = room_of(settings.server)  # a new interpreter does not know it
+    SharedRoom.factor = room_of(settings.server)  # a spawned interpreter has not set it yet
     if away is None:
         settings = settings.model_copy(update={"store": settings.store.model_copy(update={"migrate": False})})
-    # One that takes the place of another starts later: the store may be back.
+    # A replacement starts later, when the store may be back.
     config = server_config(settings, worker, loaded, away=None if worker.ended else away)
     _Server(config, settings.server.drain_timeout, serves, is_worker=True).run(sockets)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`; port 0 takes a free port. Exits if there is none."""
+    """Return sockets bound to every address of `host`. Port 0 takes a free port. Exits with 1 if binding fails."""
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             bound = socket.socket(family, kind, protocol)
             sockets.append(bound)
-            if os.name == "posix":  # elsewhere it would let two processes listen on one port
+            if os.name == "posix":  # on Windows this option would let two processes listen on one port
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # All addresses of a name share one free port.
+            # With port 0, all addresses of a name use the port of the first.
             taken = sockets[0].getsockname()[1] if len(sockets) > 1 else port
             bound.bind((address[0], taken, *address[2:]))
-    except (OSError, UnicodeError) as why:  # a name that cannot be one is a UnicodeError
+    except (OSError, UnicodeError) as why:  # UnicodeError: the host name is invalid
         for bound in sockets:
             bound.close()
         typer.echo(_cannot_listen(host, port, why), err=True)
@@ -305,9 +306,10 @@ def _cannot_listen(host: str, port: int, why: OSError | UnicodeError) -> str:
 
 
 async def _prepare_store(settings: Settings, *, gives_up: bool) -> StoreUnavailable | None:
-    """Migrate and check the store, and give up exchanges that earlier processes left pending if `gives_up`.
+    """Migrate and check the store. With `gives_up`, mark exchanges that earlier processes left pending as interrupted.
 
-    Return why the store cannot be used, where requests can be served without it.
+    Returns None on success. If the store is unavailable, returns the error if the proxy can serve without the store,
+    else raises it.
     """
     try:
         async with await Store.open(settings.store.url, migrate=settings.store.migrate) as store:
@@ -318,15 +320,15 @@ async def _prepare_store(settings: Settings, *, gives_up: bool) -> StoreUnavaila
         if not can_serve_without(settings):
             raise
         _LOG.error("starting without the store: %s", why)
-        return StoreUnavailable(why.message)  # it goes to other processes
+        return StoreUnavailable(why.message)  # a new error without traceback, since it is sent to other processes
     return None
 
 
 def _show(settings: Settings, port: int) -> None:
-    """Say where the proxy listens: as text, or in lines of the log where machines read that."""
+    """Print where the proxy listens: as text, or as log lines if the log format is JSON."""
     banner = _banner(settings, port)
     if settings.telemetry.log_format == "text":
-        with suppress(OSError):  # a log that cannot be written, on a full disk, must not end the proxy
+        with suppress(OSError):  # an output that cannot be written (full disk) must not end the proxy
             typer.echo(banner, err=True)
         return
     for line in banner.splitlines():
@@ -334,7 +336,7 @@ def _show(settings: Settings, port: int) -> None:
 
 
 def _banner(settings: Settings, port: int | None = None) -> str:
-    """Return the text that `serve` prints; `port` is the real one if the setting is 0."""
+    """Return the text that `serve` prints. `port` is the actual port if the setting is 0."""
     host = settings.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port or settings.server.port}"
     policies = ", ".join(settings.policies) or (
@@ -351,19 +353,20 @@ def _banner(settings: Settings, port: int | None = None) -> str:
 
 @dataclass
 class _Place:
-    """The place of one worker, and the process in it, if any."""
+    """The slot of one worker, and its process, if any."""
 
     number: int = 0
     process: BaseProcess | None = None
     mark: str = ""
-    report: socket.socket | None = None  # where the worker reports that it serves; None once it has, or cannot any more
+    report: socket.socket | None = None  # receives the report that the worker serves; None after the report or the end
     serves: bool = False
     started: float = 0.0
     due: float = 0.0  # when the next process starts, if there is none
-    failures: int = 0  # how many processes in a row did not live long
+    failures: int = 0  # number of processes in a row that ended early
     ended: list[str] = field(default_factory=list[str])
-    """Marks of the processes that were there before: each worker gives up what they left pending, again and again. One
-    that ends before it could, since the store was away, leaves that to the next."""
+    """The marks of all earlier processes in this slot. Each worker repeatedly marks their pending exchanges as
+    interrupted. The list keeps all of them, because a predecessor may have ended before it could do so, while the store
+    was unavailable."""
 
     def close_report(self) -> None:
         """Stop waiting for the report."""
@@ -373,7 +376,7 @@ class _Place:
 
 
 class Workers:
-    """Several processes that do the same work on the same sockets."""
+    """A pool of processes that do the same work on the same sockets."""
 
     def __init__(
         self,
@@ -385,7 +388,7 @@ class Workers:
         *,
         forks: bool = CAN_FORK,
     ) -> None:
-        """Start nothing yet. `patience`: seconds that a worker may take to end before it is killed."""
+        """Start nothing yet. `patience` is how many seconds a worker may take to end before it is killed."""
         self._work = work
         self._arguments = tuple(arguments)
         self._sockets = sockets
@@ -393,15 +396,15 @@ class Workers:
         self._places = [_Place(number=number) for number in range(count)]
         self._serving = False
         self._processes = get_context("fork") if forks else get_context("spawn")
-        # A new interpreter counts alone.
+        # Spawned interpreters cannot share this memory: each counts alone.
         self._counting = shared_memory(count) if forks else None
         self._budgets = budget_memory(count) if forks else None
         self._accepted = AcceptedFile() if forks else None
 
     def run(self, ready: Callable[[], None]) -> bool:
-        """Run the workers until a signal to stop; return False if one could not start, else True.
+        """Run the workers until a stop signal. Returns False if one could not start, else True.
 
-        `ready` is called once all of them serve. All have ended when this returns.
+        `ready` is called once all of them serve. All processes have ended when this returns.
         """
         with _signals() as (stops, hangups, bell):
             try:
@@ -436,8 +439,8 @@ class Workers:
         )
         given = (self._work, self._arguments, self._sockets, worker, says)
         place.process = self._processes.Process(target=_run, args=given, daemon=True)
-        # Signals wait until the worker has handlers of its own: those of a forked one are the parent's at first, and a
-        # new interpreter would print a traceback.
+        # Block signals until the worker has its own handlers: a forked process starts with the parent's handlers, and a
+        # spawned interpreter would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             place.process.start()
@@ -451,9 +454,9 @@ class Workers:
         place.started = time.monotonic()
 
     def _check(self, ready: Callable[[], None]) -> bool:
-        """Handle reports and ends, and start what is due; return False if the first start failed."""
+        """Handle reports and ended processes, and start those that are due. Returns False if the first start failed."""
         for place in self._places:
-            # The exit code is read first: a worker that has ended by then has reported all it will.
+            # Read the exit code before the report: an ended worker reports nothing more after that.
             ended = place.process is not None and place.process.exitcode is not None
             if place.report is not None and wait([place.report], 0):
                 place.serves = bool(place.report.recv(1))
@@ -466,7 +469,7 @@ class Workers:
             if place.process is None and place.due <= time.monotonic():
                 try:
                     self._start(place)
-                except OSError as why:  # the system has no room for a process just now
+                except OSError as why:  # the system cannot create another process at the moment
                     place.failures += 1
                     pause = max(pause_after(place.failures), _FIRST_PAUSE)
                     place.due = time.monotonic() + pause
@@ -477,7 +480,7 @@ class Workers:
         return True
 
     def _pass_on_hangup(self) -> None:
-        """Send SIGHUP to the workers that serve. One that is starting reads the configuration anyway."""
+        """Send SIGHUP to the serving workers. A worker that is starting reads the configuration anyway."""
         for place in self._places:
             if place.process is not None and place.process.pid is not None and place.serves:
                 with suppress(ProcessLookupError):
@@ -496,9 +499,9 @@ class Workers:
         place.process, place.due, place.serves = None, now + pause, False
 
     def _end(self, stops: list[int], bell: socket.socket) -> None:
-        """End all workers: by a signal first, by force if they do not end in time."""
+        """Stop all workers: with SIGTERM first, and kill those that do not end in time."""
         for listening in self._sockets:
-            listening.close()  # once the workers have closed theirs, connections are refused
+            listening.close()  # once the workers close their copies too, connections are refused
         running = [place.process for place in self._places if place.process is not None]
         for process in running:
             process.terminate()
@@ -518,16 +521,16 @@ class Workers:
 
 
 def pause_after(failures: int) -> float:
-    """Return the seconds to wait before the next process after so many that did not live long."""
+    """Return the seconds to wait before the next start, after so many processes in a row that ended early."""
     return 0.0 if failures < 2 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(failures - 2, 10))
 
 
 def _run(
     work: Work, arguments: tuple[Any, ...], sockets: list[socket.socket], worker: Worker, says: socket.socket
 ) -> None:
-    signal.set_wakeup_fd(-1)  # the parent's, where this process was forked
+    signal.set_wakeup_fd(-1)  # a forked process inherits the parent's
     if hears_hangup():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the application hears it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the application handles it
     signal.signal(signal.SIGTERM, _exit)
     # Ctrl-C reaches every process of the terminal. The parent alone handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -535,7 +538,7 @@ def _run(
     threading.Thread(target=_end_with_parent, name="palimpsest-parent", daemon=True).start()
 
     def serves() -> None:
-        with suppress(OSError):  # the parent is gone, and `_end_with_parent` ends this process
+        with suppress(OSError):  # raised if the parent has ended; `_end_with_parent` then ends this process
             says.sendall(b"1")
 
     work(*arguments, sockets, worker, serves)
@@ -546,20 +549,20 @@ def _exit(_number: int, _frame: object) -> None:
 
 
 def _end_with_parent() -> None:
-    """Stop this process once its parent is gone."""
+    """Stop this process once its parent has ended."""
     parent = parent_process()
     if parent is not None:
-        # `parent.join()` waits for a pipe to close, and siblings that were forked later hold it open.
+        # Not `parent.join()`: it waits for a pipe to close, which siblings that were forked later keep open.
         while os.getppid() == parent.pid:
             time.sleep(_PARENT_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_LAST_SECONDS)
-        os._exit(1)  # the signal did not end it
+        os._exit(1)  # the signal did not end the process in time
 
 
 @contextmanager
 def _signals() -> Generator[tuple[list[int], list[int], socket.socket]]:
-    """Collect signals to stop, and SIGHUP. The socket becomes readable when a signal comes."""
+    """Collect stop signals and SIGHUP in two lists. The yielded socket becomes readable when a signal arrives."""
     stops: list[int] = []
     hangups: list[int] = []
     bell, rings = socket.socketpair()

@@ -1,4 +1,4 @@
-"""`sessions …`, `upgrade`, `downgrade`: work on the store directly, whether the proxy runs or not."""
+"""`sessions …`, `upgrade`, `downgrade`: access the store directly, whether or not the proxy runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from proxy.summaries import Caller
 Result = TypeVar("Result")
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
 Dialect = Annotated[str | None, typer.Option(help="chat, responses or messages, where several sessions have the id.")]
-_PAGE: Final = 200  # exchanges that are read at once
+_PAGE: Final = 200  # exchanges per read
 
 app = typer.Typer(help="List, show, move and delete stored sessions.", no_args_is_help=True, add_completion=False)
 
@@ -391,9 +391,10 @@ async def all_exchanges(store: Store, session: SessionRow) -> list[ExchangeRow]:
 
 
 async def find_session(store: Store, session: str, tenant: str | None, dialect: str | None = None) -> SessionRow:
-    """Return the session of this id; the tenant must be named if several have it.
+    """Return the session with this id. Raises `InvalidRequest` if several tenants have one and `tenant` is None.
 
-    Of one tenant's in several dialects it is the first, Chat Completions before the others.
+    If one tenant has the id in several dialects, the first is returned; Chat Completions comes first. Raises `NotFound`
+    if there is none.
     """
     if dialect is not None and dialect not in DIALECTS:
         raise InvalidRequest(f"--dialect is {' or '.join(DIALECTS)}, not {dialect!r}.", param="--dialect")
@@ -408,7 +409,7 @@ async def find_session(store: Store, session: str, tenant: str | None, dialect: 
 
 
 def opened_file(file: Path) -> BinaryIO:
-    """Open a file for writing; raise `InvalidRequest` if that fails."""
+    """Open a file for writing. Raises `InvalidRequest` if that fails."""
     try:
         return file.open("wb")
     except OSError as why:
@@ -416,9 +417,9 @@ def opened_file(file: Path) -> BinaryIO:
 
 
 def with_store(config: Path | None, work: Callable[[Store], Awaitable[Result]], *, makes: bool = False) -> Result:
-    """Do the work with the configured store, which is not migrated: an older proxy may be serving it.
+    """Run `work` on the configured store. The store is not migrated, since an older proxy may be serving it.
 
-    `makes`: it is made or migrated, as `serve` does.
+    With `makes`, the store is created or migrated first, as `serve` does.
     """
 
     async def run() -> Result:
@@ -438,7 +439,7 @@ def _title(row: SessionRow) -> str:
 
 
 def line_of(message: Message) -> str:
-    """Return a message on one line: who says it, its beginning, what it calls."""
+    """Return a message on one line: its role, the beginning of its text, and the tools that it calls."""
     parts = [message.text, *[f"[{each.kind}: {each.description}]" for each in message.attachments]]
     shown = " ".join(" ".join(parts).split())
     calls = ", ".join([call.name or "?" for call in message.calls])

@@ -1,12 +1,12 @@
-"""The configuration: the settings, where they come from, and what is said about mistakes.
+"""The configuration: the settings, their sources, and the messages about mistakes.
 
     settings    the settings, one frozen model for each section of the file
-    source      YAML file, environment and command line, merged; `${NAME}` and `NAME_file`; the JSON Schema
-    problems    one line for each mistake: where it is, and what is allowed
-    policies    the built-in policy, which policy serves a request, and `extends`
-    reload      follows the file while the process serves
+    source      merges YAML file, environment and command line; `${NAME}` and `NAME_file`; the JSON Schema
+    problems    formats one line for each mistake: where it is and what is allowed
+    policies    the built-in policy, the choice of a policy for a request, and `extends`
+    reload      watches the file while the process serves
 
-Only this room reads settings from the environment.
+No other package reads settings from the environment.
 """
 
 from __future__ import annotations

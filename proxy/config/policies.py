@@ -1,12 +1,12 @@
-"""Policies by name: the built-in one, which policy serves a request, and what `extends` takes over.
+"""Policies by name: the built-in policy, the choice of a policy for a request, and `extends`.
 
     policies:
       base:  {trigger: {tokens: 50000}, target: {tokens: 30000}, edits: [{type: drop_oldest}]}
       anne:  {extends: base, match: {tenants: [anne]}, target: {tokens: 20000}}
 
-`extends` takes over everything but `match`: mappings are merged key by key, lists are replaced, `null`
-removes a key. Chains are followed. A name means a policy of the file, else a built-in one. Within a policy
-of the same name it always means the built-in one.
+`extends` inherits everything except `match`: mappings are merged key by key, lists are replaced, `null` removes a key.
+Chains are followed. A name refers to a policy of the file, else to the built-in one. If a policy extends its own name,
+that refers to the built-in one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OFF: Final = "off"  # the value of `X-Context-Policy` that switches trimming off
 BUILT_IN: Final = Policy.model_validate(
     {
         "trigger": {"cost": "auto", "ratio": 0.9},
-        "trim_at": "any",  # an agent that reasons may work for hours on one instruction: there is nothing to wait for
+        "trim_at": "any",  # an agent may work for hours on one user message, so a new one is not waited for
         "keep": {"rounds": 1, "spans": 5, "first_user": True},
         "edits": [
             {
@@ -44,16 +44,16 @@ BUILT_IN: Final = Policy.model_validate(
 )
 """The policy for requests that no other policy matches.
 
-It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra.
-Then it replaces old tool output, and what is long in the agent's own old calls and texts, with digests, and folds old
-calls in a row into lines behind the first. It puts newer output in a shorter form that loses nothing. It drops messages
-only when the context window is nearly full.
+It changes no request until trimming saves money at the model's prices, and costs at most a few per cent extra. Then it
+replaces old tool output, and long parts of the agent's own old calls and texts, with digests. It folds runs of old
+calls into lines after the first one, and compacts newer output without loss. It drops messages only when the context
+window is nearly full.
 """
 
 BUILT_IN_NAME: Final = "built-in"
 
 BUILT_INS: Final[Mapping[str, Policy]] = MappingProxyType({"default": BUILT_IN, BUILT_IN_NAME: BUILT_IN})
-"""The names by which `extends` knows the built-in policy."""
+"""The names of the built-in policy for `extends`."""
 
 
 class Policies:
@@ -64,7 +64,7 @@ class Policies:
 
     @property
     def current(self) -> Mapping[str, Policy]:
-        """The policies of the settings by name, in the order in which they are tried."""
+        """The policies of the settings by name, in matching order."""
         return self._current
 
     @current.setter
@@ -72,13 +72,13 @@ class Policies:
         self._current, self._known = policies, with_built_in(policies)
         name, policy = next(iter(self._known.items()))
         self.has_shares = any(each.share < 1 for each in self._known.values())
-        self._only = (name, policy) if matches_all(policy) else None  # nearly always there is but one
+        self._only = (name, policy) if matches_all(policy) else None  # fast path: usually the first matches all
 
     def select(self, tenant: str, model: str, name: str | None = None, session: str = "") -> tuple[str, Policy]:
         """Return name and policy for a request: the policy that the client names, else the first match.
 
-        `name` is the value of `X-Context-Policy`; the caller handles `OFF`. By `session` a policy knows whether the
-        session is of its share.
+        `name` is the value of `X-Context-Policy`; the caller handles `OFF`. `session` decides whether the session
+        belongs to the `share` of a policy. Raises `InvalidRequest` if there is no policy with this name.
         """
         if name is None:
             order = self._known.items()
@@ -89,7 +89,7 @@ class Policies:
             )
         known = {**self._known, BUILT_IN_NAME: BUILT_IN}
         if name not in known:
-            # Names of policies for others alone may tell who they are.
+            # Do not list policies that serve other tenants only: their names may reveal those tenants.
             listed = [each for each, policy in known.items() if policy.match.covers_tenant(tenant)]
             raise InvalidRequest(
                 f"There is no policy named {name!r}. Use one of {', '.join(listed)}; '{OFF}' trims nothing.",
@@ -105,7 +105,7 @@ def matches_all(policy: Policy) -> bool:
 
 
 def is_of_share(name: str, share: float, session: str) -> bool:
-    """Tell whether a session is one of those that a policy serves; it always is, or never."""
+    """Tell whether a session belongs to the share of a policy. The result is always the same for a session."""
     if share >= 1:
         return True
     digest = blake2b(f"{name}\n{session}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -115,7 +115,7 @@ def is_of_share(name: str, share: float, session: str) -> bool:
 def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
     """Return the policies in order, followed by the built-in one unless one of them matches every request.
 
-    The built-in policy is called `default`, or `built-in` if the file has a `default` for some requests.
+    The built-in policy is called `default`, or `built-in` if the file already has a `default`.
     """
     if any(map(matches_all, policies.values())):
         return dict(policies)
@@ -125,7 +125,7 @@ def with_built_in(policies: Mapping[str, Policy]) -> dict[str, Policy]:
 def unreachable(policies: Mapping[str, Policy]) -> Iterator[tuple[str, str]]:
     """Yield each policy whose `match` is never tried, and the policy before it that matches every request.
 
-    A policy without `match` is left out: it is there to be named in a header, or to be extended.
+    A policy without `match` is left out, because it is meant to be named in a header or extended.
     """
     catch_all: str | None = None
     for name, policy in policies.items():
@@ -140,11 +140,11 @@ KEY: Final = "extends"
 _OWN: Final = frozenset({"match", KEY})
 
 Written: TypeAlias = Mapping[str, Any]
-"""Policies by name, before validation: mappings, `Policy` objects, or anything else by mistake."""
+"""Policies by name, before validation: mappings or `Policy` objects, or anything else if they are invalid."""
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both merged, `above` winning: mappings key by key, everything else (lists too) as a whole."""
+    """Return both merged; `above` wins. Mappings are merged key by key, other values and lists are replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -156,7 +156,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def problems(policies: Written) -> Iterator[tuple[str, str]]:
-    """Yield (name of the policy, problem) for each `extends` with an unknown name or in a circle."""
+    """Yield (name of the policy, problem) for each `extends` with an unknown name or in a cycle."""
     for name in policies:
         base = _base(policies[name])
         if base is None:
@@ -171,7 +171,7 @@ def problems(policies: Written) -> Iterator[tuple[str, str]]:
 
 
 def ancestry(name: str, policies: Written) -> list[str]:
-    """Return the policies of the file that the policy extends, nearest first. A circle is followed once."""
+    """Return the policies of the file that the policy extends, nearest first. A cycle is followed once."""
     line = [name]
     while (parent := _parent(line[-1], policies)) is not None and parent not in line:
         line.append(parent)
@@ -184,13 +184,13 @@ def _parent(name: str, policies: Written) -> str | None:
 
 
 def _base(policy: Any) -> str | None:
-    """Return the name under `extends`. A `Policy` object is complete already and takes over nothing."""
+    """Return the name under `extends`, or None. A `Policy` object is already complete and inherits nothing."""
     base = cast("Mapping[str, Any]", policy).get(KEY) if isinstance(policy, Mapping) else None
     return base if isinstance(base, str) else None
 
 
 def extended(name: str, policies: Written) -> Any:
-    """Return the policy laid over what it extends."""
+    """Return the policy merged over the policies that it extends."""
     line = [name, *ancestry(name, policies)]
     first = _base(policies[line[-1]])
     if first is None and len(line) == 1:
@@ -198,12 +198,12 @@ def extended(name: str, policies: Written) -> Any:
     merged = _inherited(BUILT_INS.get(first or ""))
     for each in reversed(line):
         merged = laid_over(merged, policies[each] if each == name else _inherited(policies[each]))
-    # Whom it serves is its own: there is nothing to remove.
+    # `match` and `extends` are not inherited, so a null there removes nothing and is kept for validation.
     return {**_without_nulls(merged), **{key: merged[key] for key in _OWN if key in merged}}
 
 
 def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that `null` removed: their defaults hold."""
+    """Return settings without those that are null, so that their defaults apply."""
     return {
         key: _without_nulls(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
         for key, value in settings.items()
@@ -212,7 +212,7 @@ def _without_nulls(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inherited(policy: Any) -> dict[str, Any]:
-    """Return what others take over; nothing of what is no policy, which is reported as its own mistake."""
+    """Return the settings that others inherit. An invalid policy gives none; it is reported as its own mistake."""
     if isinstance(policy, Policy):
         policy = policy.model_dump()
     elif not isinstance(policy, Mapping):

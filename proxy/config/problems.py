@@ -1,6 +1,6 @@
-"""Mistakes in a configuration, one line each, in terms of the file: where it is, which setting, what is allowed.
+"""Formats mistakes in a configuration, one line each: place in the file, setting, and what is allowed.
 
-A value is shown only where it cannot be a secret.
+A value is shown only if it cannot be a secret.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-Location: TypeAlias = tuple[str | int, ...]  # the path to a value: keys of mappings and positions in lists
+Location: TypeAlias = tuple[str | int, ...]  # the path to a value: keys of mappings and indices of lists
 Where = Callable[[Location], str]
 """Names the source of the value at a location: `config.yaml:12`, a variable, the command line."""
 
@@ -48,9 +48,9 @@ _EXPECTED: Final = {
     "less_than_equal": "a number of at most {le:g} is expected here",
     "missing": "this is required and missing",
 }
-"""What is allowed, by the type of pydantic's error and with the values of its context."""
+"""What is expected, by type of pydantic's error. Placeholders are filled from the error's context."""
 _SHOWN_TEXT: Final = ("literal_error", "int_", "float_", "bool_", "greater_", "less_")
-"""Errors where the text is a mistyped choice or number, which may be shown."""
+"""Prefixes of error types whose text is a mistyped choice or number, which may be shown."""
 _PLAIN_STEP: Final = re.compile(r"[\w-]+")
 _LINE: Final = re.compile(r"[^:]*:([0-9]+): ")
 _AMOUNT: Final = re.compile(r"([0-9][0-9,_']*(?:\.[0-9]+)?)\s*([a-z]+|%)?", re.IGNORECASE)
@@ -68,10 +68,10 @@ def describe(
 ) -> list[str]:
     """Return one line for each mistake in `error`: `config.yaml:12: server.port: problem (got -1)`.
 
-    `owner` returns where a value is written, if a policy takes it over from another; such a mistake is reported
-    once, for its owner. `reference` returns the text `${NAME}` of a value from a variable, to be shown instead.
+    `owner` returns where an inherited value is written; a mistake in it is reported once, there. `reference` returns
+    the text `${NAME}` if a value comes from a variable; it is shown instead of the value.
     """
-    # Where entries of a list are wrong, pydantic says too that it is left with too few.
+    # If entries of a list are wrong, pydantic reports in addition that too few are left: ignore that.
     told = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     found = [_mistake(details, root, reference) for details in told]
     reported = set(found)
@@ -84,7 +84,7 @@ def describe(
 
 
 def _place(line: str) -> int:
-    """Return the line of the file that is named first: mistakes are read from top to bottom."""
+    """Return the line number in the message, to sort mistakes from top to bottom."""
     named = _LINE.match(line)
     return int(named[1]) if named is not None else 0
 
@@ -135,7 +135,7 @@ def _mistake(
     if written is None:
         hint = _right_form(found, location, annotation) if isinstance(found, str) else _right_kind(found, annotation)
     what = _EXPECTED[kind].format(**context) if kind in _EXPECTED else details["msg"]
-    if hint and kind == "literal_error":  # a number or one of some words: the number is meant
+    if hint and kind == "literal_error":  # a number or a choice is allowed, and a number was meant
         what = _WHOLE
     if kind != "missing":
         what += f" (got {_shown(found, kind, location) if written is None else written})"
@@ -145,13 +145,13 @@ def _mistake(
 
 
 def _unknown(noun: str, found: str, allowed: Iterable[str]) -> str:
-    """Say that `found` is unknown, what is allowed, and what was probably meant."""
+    """Return a message that `found` is unknown, with the allowed choices and the probable one."""
     choices = list(allowed)
     return f"unknown {noun} {found!r}; allowed here: {', '.join(choices)}{did_you_mean(found, choices)}"
 
 
 def did_you_mean(found: str, choices: Iterable[str]) -> str:
-    """Return a hint at the choice that is most like `found`; nothing if none is."""
+    """Return a hint with the choice most similar to `found`, or an empty text."""
     near = get_close_matches(found, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -171,7 +171,7 @@ def _shown(found: Any, kind: str, location: Location) -> str:
 
 
 def _name_forgotten(root: type[BaseModel], location: Location) -> str:
-    """Return a hint where a setting stands in place of the name of what has it: `policies: {edits: […]}`."""
+    """Return a hint if a setting stands where a name belongs: `policies: {edits: […]}`."""
     section = root.model_fields.get(str(location[0])) if 2 <= len(location) <= 3 else None
     named = _bare(section.annotation) if section is not None else None
     if get_origin(named) is not dict or location[1] not in getattr(_bare(get_args(named)[1]), "model_fields", ()):
@@ -180,7 +180,7 @@ def _name_forgotten(root: type[BaseModel], location: Location) -> str:
 
 
 def _right_kind(found: Any, annotation: Any) -> str:
-    """Return how to write what is of another kind: `trigger: 50000`, `edits: {type: …}`, `default:` with nothing."""
+    """Return how to write a value of the wrong type: `trigger: 50000`, `edits: {type: …}`, an empty `default:`."""
     fields = getattr(annotation, "model_fields", {})
     if isinstance(found, int) and not isinstance(found, bool) and "tokens" in fields:
         return f": write {{tokens: {found}}}"
@@ -190,7 +190,7 @@ def _right_kind(found: Any, annotation: Any) -> str:
 
 
 def _right_form(found: str, location: Location, annotation: Any) -> str:
-    """Return how to write what `found` probably means: an edit without braces, or a number with its unit."""
+    """Return how to write what `found` probably means: an edit without braces, or a number with a unit."""
     listed = get_origin(annotation) is tuple
     union = _bare(get_args(annotation)[0]) if listed else annotation
     if get_origin(union) in {Union, UnionType} and found in _tags(union, "type"):
@@ -215,9 +215,9 @@ def _right_form(found: str, location: Location, annotation: Any) -> str:
 
 
 def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, type[BaseModel] | None, Any]:
-    """Return the location in the file, the model around its last step, and the type of the value there.
+    """Return the location in the file, the model that contains its last step, and the type of the value there.
 
-    pydantic's `loc` has steps that the file has not: the member of a union, and `[key]` for a mapping's key.
+    pydantic's `loc` has steps that the file does not have: the member of a union, and `[key]` for a mapping's key.
     """
     location: list[str | int] = []
     owner: type[BaseModel] | None = None
@@ -244,7 +244,7 @@ def _trace(root: type[BaseModel], loc: Sequence[str | int]) -> tuple[Location, t
 
 
 def _tags(union: Any, discriminator: str) -> list[str]:
-    """Return the values of `discriminator` in the members of `union`."""
+    """Return the allowed values of `discriminator` in the members of `union`."""
     members = [member for member in map(_bare, get_args(union)) if hasattr(member, "model_fields")]
     fields = [member.model_fields[discriminator] for member in members]
     return [tag for field in fields for tag in get_args(field.annotation)]
@@ -262,7 +262,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _has_tag(member: Any, tag: str) -> bool:
-    """Tell whether a field of the model `member` can only be `tag`, as the discriminator of a union is."""
+    """Tell whether the model `member` has a literal field that allows `tag`, like the discriminator of a union."""
     if not (isinstance(member, type) and issubclass(member, BaseModel)):
         return False
     kinds = [field.annotation for field in member.model_fields.values()]

@@ -1,11 +1,11 @@
-"""Reads the configuration again when its file changes, or on SIGHUP, while the process serves.
+"""Reloads the configuration while the process serves: when its file changes, or on SIGHUP.
 
-The caller passes functions for the settings that may change (`Takes`). Every other change is logged as one
-that needs a restart. An invalid, empty or deleted file is refused with the lines of `check`, and the settings
-in force stay.
+The caller passes a function for each setting that may change (`Takes`). Other changes are logged as needing a restart.
+An invalid, empty or deleted file is refused with the same lines as `check` prints, and the current settings stay in
+force.
 
-The content is compared, not times or inodes: it is right for every editor, file system and replaced link, and
-the file is small. A thread of its own looks at it; the event loop hears of changes only.
+The content is compared, not times or inodes. That works with every editor, file system and replaced link, and the file
+is small. A thread polls the file; the event loop only hears of changes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from proxy.config.source import Loaded
 from proxy.errors import ConfigurationError
 
 Takes: TypeAlias = Mapping[str, Callable[[Settings], None]]
-"""By setting (`policies`, `telemetry.log_level`): the function that puts its new value into force."""
+"""By setting (`policies`, `telemetry.log_level`): the function that applies its new value."""
 
-LOOK_SECONDS: Final = 0.5  # time between two looks at the file
-_SETTLE_SECONDS: Final = 0.1  # a changed file is read once it stays the same for this long: a writer may not be done
+LOOK_SECONDS: Final = 0.5  # interval of polling the file
+_SETTLE_SECONDS: Final = 0.1  # a changed file is read once it is stable for this long, so that writers can finish
 
-_MOST_BYTES: Final = 1_048_576  # of a file that is kept for others; what nobody writes to takes no memory
+_MOST_BYTES: Final = 1_048_576  # largest file that is shared; unused pages take no memory
 _LENGTH_BYTES: Final = 8
 
 _LOG: Final = logging.getLogger("palimpsest.configuration")
@@ -43,54 +43,55 @@ _AUDIT: Final = logging.getLogger("palimpsest.audit")
 
 
 class AcceptedFile:
-    """What stood in the file when a worker last accepted it: for one that starts while the file has mistakes.
+    """The last accepted content of the file, for a worker that starts while the file is invalid.
 
-    It is in memory that processes share if they are forked after this.
+    It is in shared memory: processes that are forked after this share it.
     """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _MOST_BYTES)
 
     def keep(self, content: bytes) -> None:
-        """Keep the content, in place of any other."""
+        """Store the content, replacing the previous one."""
         size = len(content) if len(content) <= _MOST_BYTES - _LENGTH_BYTES else 0
         self._memory[:_LENGTH_BYTES] = bytes(_LENGTH_BYTES)
         self._memory[_LENGTH_BYTES : _LENGTH_BYTES + size] = content[:size]
         self._memory[:_LENGTH_BYTES] = size.to_bytes(_LENGTH_BYTES)
 
     def content(self) -> bytes:
-        """Return what is kept; empty if nothing is."""
+        """Return the stored content, or `b""`."""
         size = int.from_bytes(self._memory[:_LENGTH_BYTES])
         return self._memory[_LENGTH_BYTES : _LENGTH_BYTES + size]
 
 
 class Reload:
-    """Follows the file of the settings. One for the life of the process."""
+    """Watches the settings file. One per process."""
 
     def __init__(self, loaded: Loaded, takes: Takes, shared: AcceptedFile | None = None) -> None:
-        """Begin with the settings of `loaded`. `shared`: what is accepted here is kept there for other workers."""
+        """Start with the settings of `loaded`. Accepted content is also stored in `shared`, for other workers."""
         self._source = loaded.source
         self._shared = shared
         self.settings = loaded.settings
-        """Those in force."""
-        self._accepted = loaded.content  # the content of the file when it was last accepted
-        self._seen: bytes | str | None = loaded.content  # at the last look; a text says why it could not be read
+        """The settings in force."""
+        self._accepted = loaded.content  # the last accepted content of the file
+        self._seen: bytes | str | None = loaded.content  # at the last look; a `str` is the error if it was unreadable
         self._takes = takes
         self._turn = anyio.Lock()
         self._ended = threading.Event()
 
     @asynccontextmanager
     async def running(self, *, again: bool = False) -> AsyncGenerator[None]:
-        """Take changes since the settings were read, then follow the file until the block ends.
+        """Apply changes since the settings were read, then watch the file until the block ends.
 
-        `again`: they were read long ago. What they refer to, such as the file of a key, may be another one too. If the
-        file is refused now, the settings that other workers have are taken: a key that was removed stays removed.
+        `again` says that they were read long ago, so that files they refer to, such as the file of a key, may have
+        changed too: everything is read again. If the file is refused now, the settings of the other workers apply, so
+        that a removed key stays removed.
         """
         accepted = await self.look(asked=again)
         if again and not accepted and self._shared is not None and (content := self._shared.content()):
             try:
                 await self._read(content)
-            except Exception:  # as in `look`  # noqa: BLE001
+            except Exception:  # the old settings stay in force  # noqa: BLE001
                 _LOG.exception("the configuration could not be read again: a mistake of the proxy's own")
         async with anyio.create_task_group() as group:
             group.start_soon(self._follow_file)
@@ -103,7 +104,7 @@ class Reload:
                 group.cancel_scope.cancel()
 
     async def look(self, *, asked: bool = False) -> bool:
-        """Read the configuration if the file has changed since the last look, or if `asked` to.
+        """Read the configuration if the file has changed since the last look, or in any case if `asked`.
 
         Returns False if the file was refused.
         """
@@ -120,7 +121,7 @@ class Reload:
 
     async def _follow_file(self) -> None:
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
-        # A daemon: a process that is made to end at once does not wait for it.
+        # A daemon thread, so that the process does not wait for it if it has to end at once.
         threading.Thread(target=self._watch, args=(changed, loop), daemon=True, name="palimpsest-config").start()
         while True:
             await changed.wait()
@@ -128,16 +129,16 @@ class Reload:
             await self.look()
 
     def _watch(self, changed: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-        """Set `changed` whenever the file is not what it was at the last look, until the block ends."""
+        """Poll the file until the block ends. Set `changed` whenever it differs from the last look."""
         while not self._ended.wait(LOOK_SECONDS):
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # raised if the loop is closed
                 if not self._is_as_seen():
                     loop.call_soon_threadsafe(changed.set)
 
     def _is_as_seen(self) -> bool:
         try:
             return self._sight() == self._seen
-        except Exception:  # noqa: BLE001 - `look` meets it too, and logs it
+        except Exception:  # noqa: BLE001 - `look` will raise and log it too
             return False
 
     async def _follow_signal(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -147,14 +148,14 @@ class Reload:
                 await self.look(asked=True)
 
     def _sight(self) -> bytes | str | None:
-        """Return the content of the file; a text if it cannot be read, None if there need not be one."""
+        """Return the content of the file, an error message (`str`) if it is unreadable, or None without a file."""
         try:
             return self._source.content()
         except ConfigurationError as why:
             return why.message
 
     async def _settled(self, seen: bytes | str | None) -> bytes | str | None:
-        """Return the content of the file once it stays the same for a moment."""
+        """Return the content of the file once it is stable for `_SETTLE_SECONDS`."""
         while True:
             await anyio.sleep(_SETTLE_SECONDS)
             again = await anyio.to_thread.run_sync(self._sight)
@@ -163,7 +164,7 @@ class Reload:
             seen = again
 
     async def _read(self, seen: bytes | str | None) -> bool:
-        """Take the settings in what was seen of the file; return whether it was accepted."""
+        """Parse and apply the result of `_sight`. Returns False if it was refused."""
         name = self._source.file
         if isinstance(seen, str):
             _refuse(seen)
@@ -208,7 +209,7 @@ def _refuse(lines: str) -> None:
 
 
 def _differing(before: Settings, after: Settings) -> list[str]:
-    """Return the settings that differ: `server.port`, or a whole section that is a list or mapping."""
+    """Return the names of the settings that differ: `server.port`, or a whole section that is a list or mapping."""
     names: list[str] = []
     for section in Settings.model_fields:
         old, new = getattr(before, section), getattr(after, section)

@@ -1,8 +1,8 @@
 """The settings: one frozen pydantic model for each section of the configuration file.
 
-The docstring under a field is its description in the JSON Schema, so it is written for operators. A rule about one
-section is checked by its model, a rule about two by `Settings`. Error messages never repeat a value, because a key may
-stand in the wrong place.
+The docstring under a field is its description in the JSON Schema, so it is written for operators. The model of a
+section checks rules within the section; `Settings` checks rules across sections. Error messages never repeat a value,
+because it may be a misplaced key.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ POSTGRES_DRIVERS: Final = {
 }
 """The driver in use, by the scheme of a PostgreSQL store's URL."""
 KEY_HASH: Final = "sha256:"
-"""What a key begins with that is given by its hash."""
+"""Prefix of a key that is given as its hash."""
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
-SHORTEST_KEY: Final = 16  # characters of a key that clients of the proxy use
+SHORTEST_KEY: Final = 16  # least characters of a client's key
 _LAST_PORT: Final = 65535
 _HTTP_PORT: Final = 80
-_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - it is looked for, not listened on
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
 STATEMENT_CACHE: Final = "statement_cache_size"
-"""The proxy's own option in a PostgreSQL store's URL: a number, 0 behind a pooler."""
+"""An option of the proxy itself in the URL of a PostgreSQL store: a number, 0 behind a connection pooler."""
 CONNECT_TIMEOUT: Final = "connect_timeout"
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 LIBPQ_OPTIONS: Final = frozenset(
@@ -75,7 +75,7 @@ LIBPQ_OPTIONS: Final = frozenset(
         *("ssl_min_protocol_version", "ssl_max_protocol_version"),
     }
 )
-"""Options of a URL that asyncpg knows in its own URL only."""
+"""Options that asyncpg accepts only in its own URL, not as arguments."""
 _ASYNCPG_OPTIONS: Final = LIBPQ_OPTIONS | {
     *("host", "port", "user", "password", "passfile", "service", "servicefile", "target_session_attrs"),
     *("ssl", "sslmode", "krbsrvname", "gsslib", CONNECT_TIMEOUT, STATEMENT_CACHE, "prepared_statement_cache_size"),
@@ -108,7 +108,7 @@ def _long_enough(secret: SecretStr) -> SecretStr:
 
 
 def _fits(pattern: re.Pattern[str], problem: str) -> AfterValidator:
-    """Return the check that a text matches a pattern."""
+    """Return a validator that checks a text against a pattern."""
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
@@ -126,7 +126,7 @@ def _parts_of(url: str) -> SplitResult:
         raise ValueError("an address begins with http:// or https:// and names a host")
     try:
         port = parts.port
-    except ValueError:  # its message shows what stands there, which may be a password
+    except ValueError:  # the original message shows the port's text, which may be a password
         port = 0
     if port == 0:
         raise ValueError(f"the port of an address is a number from 1 to {_LAST_PORT}")
@@ -147,7 +147,7 @@ def _base_url(url: str) -> str:
 
 
 def _proxy_url(url: str) -> str:
-    """Return the address of an HTTP proxy; it may hold a user name and a password."""
+    """Return the address of an HTTP proxy. It may contain a user name and a password."""
     parts = _parts_of(url)
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise ValueError("a proxy has no path: http://USER:PASSWORD@HOST:PORT")
@@ -155,7 +155,7 @@ def _proxy_url(url: str) -> str:
 
 
 def _certificates(path: Path) -> Path:
-    """Return the path of a file that holds certificates."""
+    """Return the path of a file with certificates. Raises `ValueError` if it cannot be read."""
     try:
         ssl.create_default_context(cafile=path)
     except OSError as why:
@@ -164,7 +164,7 @@ def _certificates(path: Path) -> Path:
 
 
 def _check_ports(parsed: URL) -> None:
-    """Raise `ValueError` where hosts and ports of a PostgreSQL server do not fit; a URL may name several."""
+    """Raise `ValueError` if the hosts and ports in a PostgreSQL URL do not fit. A URL may name several of them."""
     try:
         _, found = parsed.set(drivername="postgresql+asyncpg").get_dialect()().create_connect_args(parsed)
     except (ArgumentError, ValueError):
@@ -176,7 +176,7 @@ def _check_ports(parsed: URL) -> None:
 
 
 def store_url(url: str) -> str:
-    """Return the URL of a store if it is valid. An error never shows it, since it may hold a password."""
+    """Return the URL of a store if it is valid, else raise `ValueError`. The message never shows the URL."""
     if _CONTROL.search(url):
         raise ValueError("a database URL has no control characters")
     try:
@@ -200,7 +200,7 @@ def store_url(url: str) -> str:
 
 
 def _check_options(parsed: URL) -> None:
-    """Raise `ValueError` where what stands behind the question mark of a PostgreSQL server's URL is wrong."""
+    """Raise `ValueError` if the options in the query of a PostgreSQL URL are invalid."""
     query = parsed.query
     size, seconds = query.get(STATEMENT_CACHE, "0"), query.get(CONNECT_TIMEOUT, "0")
     if not (isinstance(size, str) and _NUMBER.fullmatch(size)):
@@ -229,7 +229,7 @@ def _field_path(path: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a tenant, a key or a policy; raises ValueError if it cannot be one."""
+    """Return the name of a tenant, a key or a policy. Raises `ValueError` if it is invalid."""
     if not name.strip() or name != name.strip() or _CONTROL.search(name):
         raise ValueError("a name has at least one character, no control characters, no spaces at its ends")
     return name
@@ -672,7 +672,7 @@ class Settings(BaseSettings):
         *_: Any,
         **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take values from the arguments alone: `source` merges the others and knows where each is from."""
+        """Use constructor arguments only: `source` merges all sources and tracks where each value comes from."""
         return (init_settings,)
 
     @field_validator("policies", mode="before")
@@ -711,7 +711,7 @@ class Settings(BaseSettings):
         return self
 
     def own_addresses(self) -> Iterator[tuple[str | int, ...]]:
-        """Yield the settings of addresses that are the proxy's own: each request would be another one, without end."""
+        """Yield the settings whose address is the proxy's own, which would forward requests to itself endlessly."""
         named: list[tuple[str | None, tuple[str | int, ...]]] = [
             (self.upstream.base_url, ("upstream", "base_url")),
             (self.upstream.anthropic_base_url, ("upstream", "anthropic_base_url")),
@@ -732,7 +732,7 @@ class Settings(BaseSettings):
                 yield path
 
     def _needs_no_content(self) -> None:
-        """Raise an error where something needs what `store.content: none` does not store."""
+        """Raise an error if a setting needs content that `store.content: none` does not store."""
         tools = self.virtual_tools
         uses: list[tuple[bool, tuple[str | int, ...]]] = [
             (tools.recall_context, ("virtual_tools", "recall_context")),

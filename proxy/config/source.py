@@ -1,12 +1,12 @@
-"""Where settings come from: defaults < file < environment < command line.
+"""The sources of settings: defaults < file < environment < command line.
 
-    PALIMPSEST_SERVER__PORT=9000            server.port; lists and mappings are written as JSON
-    api_key: ${OPENAI_API_KEY}              in the file: a variable of the environment; `$${` means `${`
+    PALIMPSEST_SERVER__PORT=9000            sets server.port; lists and mappings are written as JSON
+    api_key: ${OPENAI_API_KEY}              in the file: a variable of the environment; `$${` is a literal `${`
     api_key_file: /run/secrets/openai       any secret may be read from a file; also as PALIMPSEST_…_FILE
 
-Names of variables are read without regard to case, and an empty variable counts as absent. The values of
-variables and secret files never appear in messages. In the file, what YAML accepts silently is refused: a key
-that is given twice, and a bare `on` or `no` as a key.
+Names of variables are case-insensitive, and an empty variable counts as absent. The values of variables and secret
+files never appear in messages. Some mistakes that YAML accepts silently are refused in the file: duplicate keys, and a
+bare `on` or `no` as a key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from proxy.config.settings import Settings, UpstreamSettings
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.trimming import Policy
 
-DEFAULT_FILE: Final = Path("config.yaml")  # the file that is read if none is named. It need not exist.
+DEFAULT_FILE: Final = Path("config.yaml")  # read if no file is named; it need not exist
 
 SECRETS: Final = frozenset(
     {
@@ -42,26 +42,26 @@ SECRETS: Final = frozenset(
         *(("auth", "key"), ("auth", "admin_key")),
     }
 )
-"""Section and name of each setting that may be given as `NAME_file`, wherever it is in the section."""
+"""Section and name of the settings that may be given as `NAME_file`, at any depth of the section."""
 
 _PREFIX: Final = "PALIMPSEST_"
 _LEVEL: Final = "__"
 _FILE: Final = "_file"
 _SERVICE_LINK: Final = ("tcp://", "udp://", "sctp://")
-"""What Kubernetes puts into `PALIMPSEST_SERVER_PORT` if a service has such a name."""
+"""Prefixes of values that Kubernetes puts into `PALIMPSEST_SERVER_PORT` for a service with such a name."""
 _REFERENCE: Final = re.compile(r"(\$?)\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?")
-_WANT_KEYS: Final = frozenset({"api.openai.com", "api.anthropic.com"})  # hosts that answer nobody without a key
-_ONLY_TENANT: Final = "default"  # where there is no authentication
+_WANT_KEYS: Final = frozenset({"api.openai.com", "api.anthropic.com"})  # hosts that require a key
+_ONLY_TENANT: Final = "default"  # the tenant of everybody without authentication
 _VERBATIM: Final = frozenset({"regex", "patterns", "prompt", "heading", "type", "extends"})
-"""Settings of policies in which `${…}` is not replaced."""
+"""Settings of policies in which `${…}` is left unchanged."""
 
 
 class ConfigSource(Struct, frozen=True, kw_only=True):
-    """Where a process has its settings from, so that it can read them again."""
+    """The sources of a process's settings. They can be read again."""
 
-    path: Path | None = None  # the file; None for `config.yaml` of the working folder, if there is one
-    overrides: Mapping[str, Any] = {}  # settings of the command line, nested like the file. A None in it is ignored.
-    serves: bool = False  # whether it is to serve with them: others do not know of a port on the command line
+    path: Path | None = None  # the file; None: `config.yaml` in the working directory, if it exists
+    overrides: Mapping[str, Any] = {}  # settings of the command line, nested like the file; None values are ignored
+    serves: bool = False  # whether the process will serve; other commands do not know a port passed to `serve`
 
     @property
     def file(self) -> Path:
@@ -69,7 +69,10 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
         return self.path or DEFAULT_FILE
 
     def content(self) -> bytes | None:
-        """Return the content of the file; None if no file is named and there is no `config.yaml`."""
+        """Return the content of the file, or None if no file is named and there is no `config.yaml`.
+
+        Raises `ConfigurationError` if the file cannot be read.
+        """
         try:
             return self.file.read_bytes()
         except FileNotFoundError:
@@ -82,20 +85,20 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
     def read(self) -> Loaded:
         """Read the file, the environment and the command line.
 
-        A `ConfigurationError` has one line for each mistake: file and line, or the variable; the setting; what
-        is allowed.
+        Raises `ConfigurationError` with one line for each mistake: file and line or the variable; the setting; what is
+        allowed.
         """
         return self.parse(self.content())
 
     def parse(self, content: bytes | None) -> Loaded:
-        """Do what `read` does, for a file with this `content`."""
+        """Do the same as `read`, for a file with this `content`."""
         name = str(self.file)
         document = Document.parse(content, name) if content is not None else Document(name="configuration")
         merged = _Merged(document, Environment.read(), _given(self.overrides))
         try:
             settings = Settings(**merged.data)
         except ValidationError as why:
-            # The original message shows values, keys among them. It must not be printed.
+            # The original message shows values, which may be keys. It must not be printed.
             raise ConfigurationError("\n".join(merged.mistakes(why))) from None
         own = list(merged.own_addresses(settings))
         if wrong := [*merged.misread(settings), *(own if self.serves else ())]:
@@ -105,14 +108,14 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """Settings as they were read."""
+    """Settings with their source and warnings."""
 
     source: ConfigSource
     content: bytes | None  # the content of the file, which may hold a key; None without a file
     settings: Settings
     warnings: tuple[str, ...] = ()
-    """A line for each setting that is valid and has no effect, or is one to serve with on another port alone; in the
-    form of those about mistakes."""
+    """One line for each setting without effect, and for each address that is the proxy's own unless it serves on
+    another port. The format is that of mistakes."""
 
     def __repr__(self) -> str:
         return f"Loaded(source={self.source!r}, settings={self.settings!r})"
@@ -124,9 +127,9 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
 
 def policy_of(text: str, known: Mapping[str, Policy]) -> Policy:
-    """Return the policy that somebody typed as YAML; `known` are those that it may extend.
+    """Parse a policy that a user typed as YAML. It may extend the policies in `known`.
 
-    Raises `InvalidRequest` with a line for each mistake.
+    Raises `InvalidRequest` with all mistakes.
     """
     try:
         _check_typed(text)
@@ -142,7 +145,7 @@ def policy_of(text: str, known: Mapping[str, Policy]) -> Policy:
 
 
 def _check_typed(text: str) -> None:
-    """Refuse what would grow when it is read."""
+    """Raise `InvalidRequest` for aliases and deep nesting, which could take too much memory or recursion."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -190,18 +193,18 @@ _CURES: Final = {
     "mapping values are not allowed": "a colon is not allowed here; put text with ': ' in quotes",
     "but got '{'": 'a brace is not allowed here; inside of {…} and […], put "${NAME}" in quotes',
 }
-"""What to do about the most common mistakes, by a part of YAML's own message."""
-_QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages quote only single characters of the file
+"""How to fix the most common syntax mistakes, by a part of YAML's own message."""
+_QUOTING_NOTHING: Final = (ParserError, ScannerError)  # errors whose messages quote at most single characters
 _TEXT: Final = "tag:yaml.org,2002:str"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
-_MOST_REPEATED: Final = 100_000  # values: a thousand large policies that repeat each other, read in seconds
+_MOST_REPEATED: Final = 100_000  # repeated values: a thousand large policies with aliases, which load in seconds
 _LONGEST_NUMBER: Final = 100  # digits; Python refuses to read numbers of more than 4,300
 _POINTED: Final = re.compile(r"[0-9]{1,3}\.000")
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """A YAML file: `data` is its content, `line(location)` the line of a value. Made by `parse`."""
+    """A parsed YAML file: `data` is its content, `line(location)` the line of a value. Created by `parse`."""
 
     name: str
     root: yaml.Node | None = None
@@ -209,7 +212,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Document:
-        """Parse `content`. Messages call the file `name`."""
+        """Parse `content`. Messages call the file `name`. Raises `ConfigurationError`."""
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as why:
@@ -247,11 +250,11 @@ class Document(Struct, frozen=True, kw_only=True):
         return cls(name=name, root=root, data=cast("dict[str, Any]", data))
 
     def line(self, location: Location) -> int:
-        """Return the line, from 1, of the value at `location`, or of the nearest value around it."""
+        """Return the line (from 1) of the value at `location`, or of the nearest enclosing value."""
         node, line = self.root, 1
         for step in location:
             if isinstance(node, yaml.MappingNode):
-                # The pairs of a merge key (`<<`) come first, and the mapping's own keys win.
+                # Search from the end: pairs from a merge key (`<<`) come first, and the mapping's own keys win.
                 found = next((pair for pair in reversed(node.value) if pair[0].value == step), None)
             elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
                 found = (node.value[step], node.value[step])
@@ -264,7 +267,7 @@ class Document(Struct, frozen=True, kw_only=True):
         return line
 
     def pointed(self) -> Iterator[tuple[Location, str]]:
-        """Yield location and text of each number that may have a point between thousands: 50.000."""
+        """Yield location and text of each number that may use a point as thousands separator: 50.000."""
         return _pointed(self.root, ())
 
 
@@ -280,13 +283,13 @@ def _pointed(node: yaml.Node | None, location: Location) -> Iterator[tuple[Locat
 
 
 def _repeated(root: yaml.Node) -> int:
-    """Return how many values the file has beside those that are written, because *NAME repeats them."""
+    """Return how many additional values aliases (*NAME) produce."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if (known := sizes.get(id(node))) is not None:
             return known
-        sizes[id(node)] = 0  # anchors may form a circle
+        sizes[id(node)] = 0  # stops at cycles of anchors
         children: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
         if isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
@@ -297,7 +300,7 @@ def _repeated(root: yaml.Node) -> int:
 
 
 def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Yield line and problem of keys and dates that YAML reads otherwise than their writer meant."""
+    """Yield line and problem of values that YAML reads differently than their author meant, such as dates."""
     found: list[tuple[int, str]] = []
     waiting, seen = [root], {id(root)}
     while waiting:
@@ -319,7 +322,7 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
             meant = node.value.lstrip("0_") or "0"
             problem = f"YAML reads {node.value} as octal: write {meant}, or put it in quotes if it is text"
             found.append((node.start_mark.line + 1, problem))
-        for child in children:  # anchors may form a circle
+        for child in children:  # each node once, because anchors may form a cycle
             if id(child) not in seen:
                 seen.add(id(child))
                 waiting.append(child)
@@ -328,7 +331,7 @@ def _misread(root: yaml.Node) -> Iterator[tuple[int, str]]:
 
 def _problems_of_mapping(mapping: yaml.MappingNode) -> Iterator[tuple[int, str]]:
     first: dict[str, yaml.Node] = {}
-    digits = ""  # of the value before, to which a key of digits belongs: {tokens: 30,000}
+    digits = ""  # the number before: in {tokens: 30,000} YAML reads 000 as a key
     with_commas: dict[int, str] = {}
     for key, value in mapping.value:
         line = key.start_mark.line + 1
@@ -356,7 +359,7 @@ def _is_rest_of_number(key: yaml.Node, value: yaml.Node) -> bool:
 
 
 def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
-    """Return `:line: problem`, without values of the file: one of them may be a key."""
+    """Return `:line: problem` without values of the file, because one of them may be a key."""
     if isinstance(why, ReaderError):
         line = text.count("\n", 0, why.position) + 1
         return f":{line}: a control character, or one that YAML does not allow"
@@ -371,14 +374,14 @@ def _syntax_problem(why: ReaderError | yaml.MarkedYAMLError, text: str) -> str:
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """The settings in the environment: `data` is nested like the file. Made by `read`."""
+    """The settings in the environment: `data` is nested like the file. Created by `read`."""
 
     data: dict[str, Any]
-    names: Mapping[str, str]  # the names of the variables as they are written, by their names in capitals
+    names: Mapping[str, str]  # the original names of the variables, by name in upper case
 
     @classmethod
     def read(cls) -> Environment:
-        """Read the variables of this process."""
+        """Read the variables of this process. Raises `ConfigurationError`."""
         ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
         values = {name: os.environ[name] for name in ours if os.environ[name]}
         problems = [*_misnamed(values)]
@@ -392,7 +395,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         return cls(data=_parsed(values), names={name.upper(): name for name in values})
 
     def variable(self, location: Location) -> str:
-        """Return the name of the variable that sets the value at `location`, or one around it, or something in it."""
+        """Return the name of the variable that sets the value at `location`, an enclosing value, or a part of it."""
         path = [_PREFIX + _LEVEL.join(map(str, location[:length])).upper() for length in range(len(location), 0, -1)]
         found = next((name for name in path if name in self.names), None)
         if found is None:
@@ -407,7 +410,7 @@ def _parsed(values: dict[str, str]) -> dict[str, Any]:
 
 
 def _misnamed(values: dict[str, str]) -> Iterator[str]:
-    """Yield a problem for each variable that looks like a setting and is not one; others are ignored."""
+    """Yield a problem for each variable that looks like a misspelled setting. Others are ignored."""
     sections = Settings.model_fields
     for name, value in values.items():
         rest = name[len(_PREFIX) :].lower()
@@ -423,11 +426,11 @@ def _misnamed(values: dict[str, str]) -> Iterator[str]:
 
 
 def _with_two_underscores(rest: str) -> str | None:
-    """Return the variable that `server_port` stands for; None if there is none."""
+    """Return the correct name of a variable with one underscore, such as `server_port`, or None."""
     for section, field in Settings.model_fields.items():
         model, setting = field.annotation, rest.removeprefix(f"{section}_")
         if setting == rest or not (isinstance(model, type) and issubclass(model, BaseModel)):
-            continue  # `policies` has no fixed names
+            continue  # such as `policies`, which has no fixed names
         if setting in model.model_fields or (section, setting.removesuffix(_FILE)) in SECRETS:
             return f"{_PREFIX}{section}{_LEVEL}{setting}".upper()
     return None
@@ -438,9 +441,9 @@ class _Resolved:
 
     def __init__(self, data: Mapping[str, Any], *, variables: bool) -> None:
         self.references: dict[Location, str] = {}
-        """The text as it is written, by the location of each value that comes from a variable."""
+        """The original text of each value that comes from a variable, by its location."""
         self.files: dict[Location, Location] = {}
-        """The location of `NAME_file`, by the location of each value that comes from a file."""
+        """The location of `NAME_file` for each value that comes from a file, by its location."""
         self.problems: list[tuple[Location, str]] = []
         self._variables = variables
         self._around: set[int] = set()
@@ -451,7 +454,7 @@ class _Resolved:
             verbatim = location[:1] == ("policies",) and not _VERBATIM.isdisjoint(location[2:])
             return self._text(value, location) if self._variables and not verbatim else value
         mark, resolved = id(value), value
-        if mark in self._around:  # an anchor that refers to itself
+        if mark in self._around:  # an anchor that contains itself
             return value
         self._around.add(mark)
         if isinstance(value, list):
@@ -497,7 +500,7 @@ class _Resolved:
 
     def _content(self, path: Any, location: Location) -> str | None:
         """Return the content of a secret file. Messages do not show the path: it may be the key itself."""
-        if any(at == location for at, _ in self.problems):  # its variable is not set
+        if any(at == location for at, _ in self.problems):  # the path is already reported: its variable is not set
             return None
         if not isinstance(path, str) or not path:
             self.problems.append((location, "write the path of a file"))
@@ -518,7 +521,7 @@ class _Merged:
     """The settings of all sources, and which source each of them comes from."""
 
     def __init__(self, document: Document, environment: Environment, on_command_line: dict[str, Any]) -> None:
-        # YAML reads a section with nothing but comments as None. It means the defaults.
+        # YAML reads a section with only comments as None. It means the defaults.
         in_file = {section: value for section, value in document.data.items() if value is not None}
         self._document = document
         self._environment = environment
@@ -532,18 +535,18 @@ class _Merged:
         self.data = laid_over(laid_over(self._file.data, self._variables.data), on_command_line)
 
     def mistakes(self, error: ValidationError) -> list[str]:
-        """Return a line for each mistake."""
+        """Return a line for each mistake in `error`."""
         return describe(error, Settings, self._where, self._owner, self._reference)
 
     def misread(self, settings: Settings) -> Iterator[str]:
-        """Yield a line for each whole number with a point between thousands, which YAML reads as a fraction."""
+        """Yield a line for each integer with a point as thousands separator, which YAML reads as a fraction."""
         for location, text in self._document.pointed():
             if type(_value_at(settings, location)) is int:
                 what = f"YAML reads {text} as {float(text):g}: write {text.replace('.', '')} or {float(text):g}"
                 yield line_about(location, what, self._line)
 
     def own_addresses(self, settings: Settings) -> Iterator[str]:
-        """Yield a line for each address of a provider that is the proxy's own."""
+        """Yield a line for each address of a provider that is the proxy's own address."""
         what = "this is the address of the proxy itself: name the provider's, or give the proxy another server.port"
         for location in settings.own_addresses():
             yield line_about(location, what, self._where)
@@ -568,7 +571,7 @@ class _Merged:
                     yield line_about(location, what, self._where)
 
     def _where(self, location: Location) -> str:
-        """Name the last source that sets the value at `location`, or the nearest value around it."""
+        """Return the last source that sets the value at `location`, or the nearest enclosing value."""
         variable = self._environment.variable(self._variables.files.get(location, location))
         found = [
             (_reach(self._on_command_line, location), "command line"),
@@ -582,7 +585,7 @@ class _Merged:
         return f"{self._document.name}:{self._document.line(self._file.files.get(location, location))}"
 
     def _owner(self, location: Location) -> Location:
-        """Return where a value is written: in this policy, or in the one that it is taken over from."""
+        """Return where a value is written: in this policy, or in the one from which it is inherited."""
         if len(location) < 3 or location[0] != "policies" or not isinstance(name := location[1], str):
             return location
         policies, (_, _, *rest) = self.data["policies"], location
@@ -592,7 +595,7 @@ class _Merged:
         return location
 
     def _reference(self, location: Location) -> str | None:
-        """Return the text of the file that refers to the variable with this value."""
+        """Return the text in the file (`${NAME}`) if the value comes from a variable, else None."""
         owner = self._owner(location)
         over = (self._variables.data, self._on_command_line)
         if any(_reach(layer, owner) == len(owner) for layer in over):
@@ -601,14 +604,14 @@ class _Merged:
 
 
 def _locked(upstream: UpstreamSettings) -> str:
-    """Return an address that surely refuses requests without a key; empty if a key is set, or none may be needed."""
+    """Return the upstream's address if it certainly needs a key and none is set, else an empty text."""
     if upstream.api_key is not None or upstream.anthropic_api_key is not None or upstream.routes:
         return ""
     return upstream.base_url if urlsplit(upstream.base_url).hostname in _WANT_KEYS else ""
 
 
 def _idle_budgets(settings: Settings) -> Iterator[tuple[int, str, str]]:
-    """Yield place, setting and reason of each budget of somebody who does not exist."""
+    """Yield index, setting and reason of each budget for a tenant or key that does not exist."""
     mode, keys = settings.auth.mode, settings.auth.keys if settings.auth.mode == "keys" else ()
     names, tenants = {key.name for key in keys}, {key.tenant for key in keys}
     for place, budget in enumerate(settings.budgets):
@@ -631,7 +634,7 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_at(settings: Settings, location: Location) -> Any:
-    """Return the setting at `location`; None if there is none."""
+    """Return the setting at `location`, or None."""
     value: Any = settings
     for step in location:
         try:

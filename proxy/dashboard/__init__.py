@@ -1,17 +1,17 @@
-"""The dashboard at `/ui`: pages for people, each also as JSON and CSV. It changes nothing but what its reader deletes.
+"""The dashboard at `/ui`: pages for people, each also as JSON and CSV. Read-only, except for deleting sessions.
 
     routes      the paths; start here
-    access      who reads: sign-in, the session cookie, the CSRF token; errors as pages; security headers
-    render      a page as HTML, JSON or CSV; the files beside the pages
-    text        numbers, times, hostile texts, differences
-    sessions    the list of sessions, two sessions compared
-    session     one session: what was said beside what was sent
-    overview    what was paid, what would have been paid, and where the difference is from
-    cache       why the provider's cache missed; tools declared and tools called
-    policies    the configuration, and the lab
+    access      sign-in, the session cookie, the CSRF token; errors as pages; security headers
+    render      renders a page as HTML, JSON or CSV; static files
+    text        formats numbers, times, untrusted texts and differences
+    sessions    the list of sessions, comparison of two sessions
+    session     one session: the history beside what was sent
+    overview    what was paid, what would have been paid, and the sources of the difference
+    cache       causes of misses of the provider's cache; declared and called tools
+    policies    the configuration, and the policy lab
 
-What takes long is a pure function of what was read: `… -> Page`. A page's data is what `.json` answers, and what the
-template shows.
+Expensive steps are pure functions of the data that was read: `… -> Page`. A page's data is what `.json` returns and
+what the template shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who reads the dashboard: signing in, the session cookie, the CSRF token; errors as pages; security headers.
+"""Access to the dashboard: sign-in, the session cookie, the CSRF token; errors as pages; security headers.
 
-The cookie is signed, not stored: any worker can check it. It holds the fingerprint of the key, by which the key is
-looked up at every request, so that it ends with the key. Whoever has not signed in gets a cookie without one: forms
-are bound to it.
+The cookie is signed, not stored, so any worker can check it. It holds the fingerprint of the key. The key is looked up
+at every request, so the session ends when the key is removed. Visitors who have not signed in get a cookie without a
+fingerprint, to which forms are bound.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ THEMES: Final = ("auto", "light", "dark")
 _SECRET: Final = "dashboard-cookies"  # noqa: S105 - the name of a secret
 _LIFETIME: Final = 12 * 3600  # seconds
 _CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key")
-_TITLES: Final = {401: "Not signed in", 403: "Not allowed", 404: "Not found"}  # of errors; of others "Not possible"
-_MOST_BYTES: Final = 262_144  # of a form
+_TITLES: Final = {401: "Not signed in", 403: "Not allowed", 404: "Not found"}  # titles of errors by status
+_MOST_BYTES: Final = 262_144  # largest form
 _SECURITY: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -48,30 +48,30 @@ _SECURITY: Final = {
 
 
 class Cookie(Struct, frozen=True, kw_only=True):
-    """What the session cookie says."""
+    """The content of the session cookie."""
 
-    fingerprint: str  # of the key that signed in; empty where none did
+    fingerprint: str  # of the key that signed in; empty before sign-in
     expires: int  # seconds since 1970
-    nonce: str  # what the CSRF token is made of
+    nonce: str  # the CSRF token is derived from it
 
 
 class Visitor(Struct, frozen=True, kw_only=True):
-    """Who asks for a page."""
+    """The visitor of a page."""
 
-    identity: Identity | None  # None: nobody has signed in, and somebody must
+    identity: Identity | None  # None: sign-in is required and has not happened
     cookie: Cookie
     secret: bytes
-    fresh: bool = False  # whether the cookie is new, and must be set
-    by_key: bool = False  # whether the request itself holds the key: no page of another site can send that
+    fresh: bool = False  # whether the cookie is new and must be set
+    by_key: bool = False  # whether the request itself holds the key, which pages of other sites cannot send
 
     @property
     def csrf(self) -> str:
-        """What every form must hold."""
+        """The CSRF token that every form must contain."""
         return _signed(self.secret, f"csrf:{self.cookie.nonce}")
 
     @property
     def signed_in(self) -> bool:
-        """Whether there is anything to sign out of."""
+        """Whether the visitor has signed in with a key and can sign out."""
         return bool(self.cookie.fingerprint)
 
 
@@ -85,7 +85,7 @@ def _written(cookie: Cookie, secret: bytes) -> str:
 
 
 def _read(value: str, secret: bytes) -> Cookie | None:
-    """Return what a cookie says; None where it was not made here, or has expired."""
+    """Parse a cookie. Returns None if its signature is invalid or it has expired."""
     text, _, signature = value.rpartition(".")
     if not value.isascii() or not hmac.compare_digest(signature, _signed(secret, text)):
         return None
@@ -96,12 +96,12 @@ def _read(value: str, secret: bytes) -> Cookie | None:
 
 
 def new_cookie(fingerprint: str = "") -> Cookie:
-    """Return a cookie for whoever has signed in with a key, or for anybody."""
+    """Return a cookie for the key with this fingerprint, or one for an anonymous visitor."""
     return Cookie(fingerprint=fingerprint, expires=int(time.time()) + _LIFETIME, nonce=secrets.token_hex(16))
 
 
 async def visitor_of(request: Request) -> Visitor:
-    """Return who asks. A key in the request counts before the cookie."""
+    """Return the visitor. A key in the request takes precedence over the cookie."""
     if (known := getattr(request.state, "visitor", None)) is not None:
         found: Visitor = known
         return found
@@ -126,7 +126,7 @@ async def visitor_of(request: Request) -> Visitor:
 
 
 async def reader_of(visitor: Annotated[Visitor, Depends(visitor_of)]) -> Identity:
-    """Return who asks; raises `Unauthenticated` where nobody has signed in."""
+    """Return the identity of the visitor. Raises `Unauthenticated` if sign-in is required and has not happened."""
     if visitor.identity is None:
         raise Unauthenticated("Sign in at /ui/login, or send a key as 'Authorization: Bearer KEY'.")
     return visitor.identity
@@ -137,7 +137,7 @@ Reader = Annotated[Identity, Depends(reader_of)]
 
 
 async def form_fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form, once it is known that one of our own pages sent it."""
+    """Return the fields of a form. Raises `Forbidden` unless its CSRF token shows that the dashboard sent it."""
     visitor = await visitor_of(request)
     announced = request.headers.get("content-length", "").encode("latin-1")
     body = await bounded(request.stream(), announced, _MOST_BYTES)
@@ -156,12 +156,12 @@ Form = Annotated[dict[str, str], Depends(form_fields)]
 
 
 def set_session(request: Request, response: Response, cookie: Cookie, secret: bytes) -> None:
-    """Give the browser its session cookie."""
+    """Set the session cookie."""
     _set(request, response, _COOKIE, _written(cookie, secret), _LIFETIME)
 
 
 def set_theme(request: Request, response: Response, theme: str) -> None:
-    """Remember how the pages look."""
+    """Set the cookie with the theme."""
     _set(request, response, _THEME, theme, 365 * 24 * 3600)
 
 
@@ -172,7 +172,7 @@ def _set(request: Request, response: Response, name: str, value: str, seconds: i
 
 
 async def rendered(request: Request, page: Page) -> Response:
-    """Return a page in the form that its path names."""
+    """Return a page in the format that the path names: HTML, `.json` or `.csv`."""
     match form_of(request):
         case "json":
             return as_json(page)
@@ -187,7 +187,7 @@ async def rendered(request: Request, page: Page) -> Response:
 
 
 async def context_of(request: Request, title: str) -> dict[str, Any]:
-    """Return what every template is given."""
+    """Return the variables that every template gets."""
     return _context(request, title, await visitor_of(request))
 
 
@@ -213,10 +213,10 @@ def _address_of(request: Request) -> str:
 
 
 class PageRoute(APIRoute):
-    """A route of the dashboard: errors become pages, and every answer says what a browser may do with it."""
+    """A route of the dashboard: errors become pages, and every response gets security headers."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -235,7 +235,7 @@ class PageRoute(APIRoute):
 
 
 async def _refused(request: Request, why: PalimpsestError | RequestValidationError) -> Response:
-    """Return an error as a page; raise it where data were asked for."""
+    """Return an error as a page, or a redirect to sign-in. For `.json` and `.csv` the error is raised instead."""
     if form_of(request) != "html":
         raise why
     if isinstance(why, Unauthenticated) and request.method == "GET":
@@ -249,6 +249,6 @@ async def _refused(request: Request, why: PalimpsestError | RequestValidationErr
     title = _TITLES.get(why.status, "Not possible")
     try:
         context = await context_of(request, title)
-    except PalimpsestError:  # the store is away, or the key is wrong: nobody knows who asks
+    except PalimpsestError:  # the store is unavailable, or the key is wrong: the visitor is unknown
         context = _context(request, title, None)
     return html("error.html", context | {"message": why.message, "status": why.status}, why.status)

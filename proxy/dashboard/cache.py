@@ -1,4 +1,4 @@
-"""Why the provider's cache missed and what that cost; tools that are declared against tools that are called."""
+"""The cache page: causes and costs of misses of the provider's cache; declared tools compared with called tools."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ MEANINGS: Final = {
     "history": ("changed history", "the client left out or changed older messages"),
     "other": ("unknown", "nothing that the proxy knows of has changed"),
 }
-ENOUGH: Final = 20  # sessions below which a tool that is never called says nothing
-_SECONDS: Final = 0.4  # that sessions are looked through for tools
+ENOUGH: Final = 20  # least sessions before a tool without calls is shown as removable
+_SECONDS: Final = 0.4  # time limit for scanning sessions for tools
 _PAGE: Final = 50
 _MILLION: Final = 1_000_000
 _COLUMNS: Final = ("cause", "requests", "tokens_missed", "cost_missed")
 
 
 class DeclaredTool(Struct, kw_only=True):
-    """What is known of one tool, over the sessions that were looked through."""
+    """Statistics of one tool over the scanned sessions."""
 
     name: str
-    tokens: int = 0  # of its largest definition
-    sessions: int = 0  # that declare it
-    requests: int = 0  # of these sessions
+    tokens: int = 0  # tokens of its largest definition
+    sessions: int = 0  # number of sessions that declare it
+    requests: int = 0  # number of requests of these sessions
     calls: int = 0
-    called_in: int = 0  # sessions
-    tokens_sent: int = 0  # of its definition, in all these requests
-    cost: float = 0.0  # of these, at the price of cached input
+    called_in: int = 0  # number of sessions that call it
+    tokens_sent: int = 0  # tokens of its definition in all these requests
+    cost: float = 0.0  # dollars for `tokens_sent` at the price of cached input
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """The tools of the sessions that were looked through."""
+    """The tools of the scanned sessions."""
 
     tools: tuple[DeclaredTool, ...]
-    sessions: int
-    complete: bool  # whether these are all of the time that was asked for
+    sessions: int  # number of scanned sessions
+    complete: bool  # whether all sessions of the requested range were scanned
 
 
 async def read_inventory(services: AppServices, query: SessionListQuery) -> Inventory:
-    """Look through the newest sessions for their tools, for a moment."""
+    """Scan sessions for their tools, newest first, for at most `_SECONDS`."""
     until = time.monotonic() + _SECONDS
     found: dict[str, DeclaredTool] = {}
     looked = 0
@@ -83,14 +83,14 @@ async def _add_session(services: AppServices, session: SessionRow, found: dict[s
     if tools is None:
         return
     calls: Counter[str] = Counter()
-    with suppress(NotFound):  # deleted meanwhile
+    with suppress(NotFound):  # deleted in the meantime
         nodes = (await store.lineage(session.key, [session.head])).nodes(session.head)
         async for rows in store.portions(session.key, nodes):
             size = sum([len(row.message.raw) for row in rows])
             calls.update(await compute(size, _calls_in, rows))
     dollars = services.knowledge.facts(model, dialect).dollars
     for name, definition in dialect.requests.declared(tools):
-        if name is None:  # the provider runs it, and nobody here sees its calls
+        if name is None:  # the provider runs the tool, so its calls are not visible here
             continue
         tokens = services.counter.json(bytes(definition), model)
         use = found.setdefault(name, DeclaredTool(name=name))
@@ -109,16 +109,16 @@ def _calls_in(rows: Sequence[NodeRow]) -> list[str]:
 
 
 class CacheData(Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The data of the page."""
 
     asked: RangeQuery
-    misses: Mapping[str, Any]  # by cause, as `GET /stats` tells it
+    misses: Mapping[str, Any]  # by cause, in the format of `GET /stats`
     models: Mapping[str, Any]
     inventory: Inventory
 
 
 async def read_cache(services: AppServices, asked: RangeQuery) -> CacheData:
-    """Return what the page shows."""
+    """Read the data of the page."""
     now = datetime.now(UTC)
     query = asked.within("miss", now)
     sessions = SessionListQuery(

@@ -1,6 +1,6 @@
-"""What was paid, what would have been paid, and where the difference is from.
+"""The overview: what was paid, what would have been paid, and the sources of the difference.
 
-Every figure is a sum of `proxy.pipeline.statistics`, as `GET /stats` tells it; nothing is reckoned here but shares.
+Every figure is a sum of `proxy.pipeline.statistics`, as in `GET /stats`. Only shares and totals are computed here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RANGES: Final = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90
 GROUPS: Final = ("day", "hour", "model", "policy", "tenant", "kind", "status", "dialect")
 _TABLES: Final = ("model", "policy", "tenant")
 _TIMED: Final = frozenset({"day", "hour"})
-_BY_HOUR: Final = 72  # hours of the longest range that is drawn by the hour
+_BY_HOUR: Final = 72  # ranges up to so many hours are drawn by the hour, longer ones by the day
 _MOST_POINTS: Final = 2_000
-_ENOUGH: Final = 30  # sessions below which a difference between policies may be chance
-_ROWS: Final = 20  # of a table
+_ENOUGH: Final = 30  # with fewer sessions, a difference between policies may be chance
+_ROWS: Final = 20  # most rows of a table
 COLUMNS: Final = (
     *("group", "requests", "sessions", "priced", "tokens_before", "tokens_sent", "tokens_saved", "tokens_unique"),
     *("tokens_input", "tokens_cached", "tokens_output", "cost", "cost_untrimmed", "cost_saved", "cost_saved_net"),
@@ -35,17 +35,17 @@ COLUMNS: Final = (
 
 
 class RangeQuery(Struct, frozen=True, kw_only=True):
-    """Which time, and whose requests, as a form says it: of what is empty, nothing is asked."""
+    """The range and the filters of a form. An empty field does not filter."""
 
     since: str = "7d"  # or `all`
     until: str = ""
     group: str = "day"
     policy: str = ""
     model: str = ""
-    tenant: str | None = None  # None: everybody's
+    tenant: str | None = None  # None: all tenants
 
     def within(self, group: str, now: datetime) -> StatsQuery:
-        """Return the question for the sums by `group`."""
+        """Return the query for the sums by `group`."""
         return stats_query(
             now,
             group=group,
@@ -58,17 +58,17 @@ class RangeQuery(Struct, frozen=True, kw_only=True):
 
 
 class OverviewData(Struct, frozen=True, kw_only=True):
-    """The sums that the page shows, each as `GET /stats` tells it."""
+    """The sums of the page, in the format of `GET /stats`."""
 
     asked: RangeQuery
-    table: Sequence[Mapping[str, Any]]  # by the group that is asked for
+    table: Sequence[Mapping[str, Any]]  # by the requested group
     times: Mapping[str, Any]  # by day or by hour, and in total
     groups: Mapping[str, Sequence[Mapping[str, Any]]]
     statuses: Sequence[Mapping[str, Any]]
 
 
 async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> OverviewData:
-    """Return the sums of a time."""
+    """Read the sums of a range."""
     if asked.group not in GROUPS:
         raise InvalidRequest(f"group can be: {', '.join(GROUPS)}.", param="group")
     now = datetime.now(UTC)
@@ -77,7 +77,7 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
     names = [name for name in _TABLES if admin or name != "tenant"]
     groups = list(dict.fromkeys([*names, "status", *({asked.group} - _TIMED)]))
     timed = [times]
-    if asked.group in _TIMED - {times.group}:  # by the hour, of what is drawn by the day, or the other way round
+    if asked.group in _TIMED - {times.group}:  # the table is by hour and the chart by day, or the other way round
         timed.append(replace(query, group=group_of(asked.group)))
     by, told = await asyncio.gather(
         store.stats_by(query, [group_of(each) for each in groups]),
@@ -96,7 +96,7 @@ async def read_overview(store: Store, asked: RangeQuery, *, admin: bool) -> Over
 
 
 def overview_page(found: OverviewData, *, admin: bool) -> Page:
-    """Return the overview."""
+    """Return the overview page."""
     total, times = found.times["total"], found.times["data"]
     asked = found.asked
     by_status = {row["group"]: row["requests"] for row in found.statuses}
@@ -127,7 +127,7 @@ def _line(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _charts(times: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return dollars and tokens by day or by hour; those in which nothing was asked count as zero."""
+    """Return the charts of dollars and tokens by day or by hour. Days and hours without requests are zero."""
     rows, group = times["data"], times["group"]
     if not rows:
         return None

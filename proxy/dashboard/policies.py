@@ -1,4 +1,4 @@
-"""The configuration as it is in force, and the lab: a session under another policy, without sending anything."""
+"""The configuration in force, and the policy lab: a session under another policy, without sending anything."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ LIMITS: Final = {
     "requests_per_minute": "requests within a minute",
     "tokens_per_minute": "tokens within a minute",
 }
-TYPED: Final = "typed"  # the name of a policy that somebody typed
+TYPED: Final = "typed"  # the name of a policy that the user typed
 _RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SERVED: Final = ("requests", "sessions", "tokens_before", "tokens_sent", "cost_untrimmed", "cost_saved_net")
 SERVED: Final = "30d"
 _NONE: Final = "baseline:none"
-_MOST_MESSAGES: Final = 600  # of a session, that are replayed
-_MOST_BYTES: Final = 4 << 20  # of their texts
-_REPLAY_BYTES: Final = 8 << 20  # so that it runs in a thread
-_SHOWN: Final = 50  # messages of a view, and lines of its plan
+_MOST_MESSAGES: Final = 600  # most messages of a session that are replayed
+_MOST_BYTES: Final = 4 << 20  # most bytes of these messages
+_REPLAY_BYTES: Final = 8 << 20  # a size for `compute` that makes the replay run in a thread
+_SHOWN: Final = 50  # messages of a view, and lines of its plan, that are shown
 _COLUMNS: Final = ("policy", "requests", "tokens_before", "tokens_sent", "largest", "trims", "cost", "recall")
 
 
 async def policies_page(services: Services, reader: Identity, lab: Mapping[str, str]) -> Page:
-    """Return the policies in the order in which they are tried: all, or those that may serve the reader."""
+    """Return the page of the policies in matching order: all, or those that may serve the reader."""
     sees_all = reader.admin or services.settings.auth.mode == "none"
     only_for = None if sees_all else reader.tenant
     known = with_built_in(services.policies.current)
@@ -77,7 +77,7 @@ def _policy_line(name: str, policy: Policy, only_for: str | None, used: Mapping[
     written = policy.written()
     whole = policy.model_dump(mode="json")
     match = whole["match"]
-    if only_for is not None:  # whom else it serves is nobody's business
+    if only_for is not None:  # do not show which other tenants it serves
         written.pop("match", None)
     return {
         "name": name,
@@ -109,9 +109,9 @@ def _settings(settings: Settings) -> str:
 async def lab_page(
     page: Page, session: SessionRow, name: str, typed: Policy | None, services: Services, charge: Charge
 ) -> Page:
-    """Return the page of the policies with what one would do to a session. Nothing is sent, and nothing is stored.
+    """Return the page of the policies with the effect of one on a session. Nothing is sent or stored.
 
-    `charge` is called as by `session_view`.
+    `charge` is called as in `session_view`.
     """
     app, policies = services.app, services.policies
     known = Policies({**policies.current, TYPED: typed}) if typed is not None else policies

@@ -1,4 +1,4 @@
-"""A page as HTML, JSON or CSV, and the files that pages load. Nothing is loaded from anywhere else."""
+"""Renders a page as HTML, JSON or CSV, and serves static files. Pages load nothing from other sites."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml; charset=utf-8",
 }
-_FORMULAS: Final = tuple("=+-@\t\r\n＝＋－＠")  # what makes a cell a formula in a spreadsheet
+_FORMULAS: Final = tuple("=+-@\t\r\n＝＋－＠")  # first characters that make a cell a formula in spreadsheets
 _YEAR: Final = "public, max-age=31536000, immutable"
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """One page, whatever its form."""
+    """One page, independent of its format."""
 
     template: str
     title: str
-    data: dict[str, Any]  # JSON data: what `.json` answers, and what the template shows
-    columns: tuple[str, ...] = ()  # of the table that `.csv` answers; the names are keys of its rows
+    data: dict[str, Any]  # JSON data: returned by `.json`, and shown by the template
+    columns: tuple[str, ...] = ()  # columns of the table for `.csv`: keys of `rows`
     rows: Sequence[Mapping[str, Any]] = ()
 
 
 _FILES: Final = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.suffix in _TYPES}
-"""What pages load."""
+"""The static files by name."""
 _VERSION: Final = blake2b(b"".join(_FILES.values()), digest_size=6).hexdigest()
 
 
 def static_response(name: str) -> Response:
-    """Return a file that pages load; its address changes with its content, so that it may be kept for ever."""
+    """Return a static file. Its address changes with its content, so browsers may cache it for a year."""
     if name not in _FILES:
         raise NotFound(f"There is no file {name!r}.")
     return Response(_FILES[name], media_type=_TYPES[Path(name).suffix], headers={"cache-control": _YEAR})
 
 
 def _made_visible(value: Any) -> Any:
-    """Return what an expression of a template shows. Every text passes here, whoever wrote it."""
+    """Return the shown value of a template expression. All texts pass through here, so control characters show."""
     if value is None:
         return text.NOTHING
     return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _query(path: str, **parameters: Any) -> str:
-    """Return an address with these parameters; those that are None or empty are left out."""
+    """Return an address with these query parameters. None and empty values are left out."""
     given = {name: value for name, value in parameters.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def _address(name: str) -> str:
-    """Return a name as one segment of a path; a dot would be read as an ending."""
+    """Return a name quoted as one path segment. Dots are quoted too, or `.json` in a name would select a format."""
     return quote(DOTTED.get(name, name), safe="").replace(".", "%2E")
 
 
 def _asset(name: str) -> str:
-    """Return the address of a file that pages load."""
+    """Return the address of a static file."""
     return f"/ui/static/{name}?v={_VERSION}"
 
 
@@ -106,23 +106,23 @@ _TEMPLATES: Final = _environment()
 
 
 def html(template: str, context: dict[str, Any], status: int = 200) -> Response:
-    """Return a page made of a template."""
+    """Render a template as an HTML response."""
     return Response(_TEMPLATES.get_template(template).render(context), status, media_type="text/html; charset=utf-8")
 
 
 def form_of(request: Request) -> str:
-    """Return which form of a page a path names: `html`, `json` or `csv`."""
+    """Return the format that a path names: `html`, `json` or `csv`."""
     _, dot, ending = request.url.path.rpartition(".")
     return ending if dot and ending in {"json", "csv"} else "html"
 
 
 def as_json(page: Page) -> Response:
-    """Return the data of a page."""
+    """Return the data of a page as JSON."""
     return Response(orjson.dumps(page.data, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
 
 
 def as_csv(page: Page) -> Response:
-    """Return the table of a page."""
+    """Return the table of a page as CSV."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(page.columns)

@@ -1,4 +1,4 @@
-"""The paths of the dashboard. Each page is answered as HTML, JSON or CSV."""
+"""The routes of the dashboard. Each page is available as HTML, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ router = APIRouter(prefix="/ui", tags=["dashboard"], route_class=PageRoute, incl
 _CHECKED: Final = [Depends(reader_of), Depends(check_query)]
 _ENDINGS: Final = ("", ".json", ".csv")
 PageLimit = Annotated[int, Query(ge=1, le=200)]
-_MOST_ROWS: Final = 100  # of a list that is shown: ids may be long
+_MOST_ROWS: Final = 100  # most rows of a list in HTML, since ids may be long
 Endpoint = Callable[..., Any]
 
 
 def _page(path: str) -> Callable[[Endpoint], Endpoint]:
-    """Register a page under its path, and the same with `.json` and `.csv`."""
+    """Register a page under its path, and under the same path with `.json` and `.csv`."""
 
     def register(endpoint: Endpoint) -> Endpoint:
         for ending in _ENDINGS:
@@ -66,7 +66,7 @@ async def _session_in_path(
     tenant: Tenant = None,
     dialect: Annotated[str, Query(description="Its dialect, where it is not chat.")] = "",
 ) -> SessionRow:
-    """Return the session that the path names; its ending is none of the name."""
+    """Return the session that the path names. The ending (`.json`, `.csv`) is not part of the name."""
     return await session_of(session.removesuffix(f".{form_of(request)}"), services, reader, tenant, dialect or None)
 
 
@@ -87,7 +87,7 @@ async def show_login(
     request: Request, visitor: AnyVisitor, target: Annotated[str, Query(alias="next")] = "/ui"
 ) -> Response:
     """Ask for a key."""
-    del visitor  # it has been given a cookie to bind the form to
+    del visitor  # needed as a dependency only: it gets a cookie, to which the form is bound
     return html("login.html", await context_of(request, "Sign in") | {"next": _own_path(target), "message": None})
 
 
@@ -130,7 +130,7 @@ async def choose_theme(request: Request, form: Form) -> Response:
 
 
 def _own_path(target: str) -> str:
-    """Return a path of ours; whatever else somebody wrote leads to the overview."""
+    """Return the target of a redirect if it is a path of the dashboard, else the overview."""
     parts = urlsplit(target)
     is_ours = not parts.scheme and not parts.netloc and (parts.path == "/ui" or parts.path.startswith("/ui/"))
     return target if is_ours and target.isascii() and target.isprintable() and "\\" not in target else "/ui"
@@ -147,7 +147,7 @@ async def range_query(
     policy: Annotated[str, Query(description="Only this policy.")] = "",
     tenant: Tenant = None,
 ) -> RangeQuery:
-    """Return which time is asked for, and whose requests."""
+    """Return the requested range and filters."""
     owner = tenant_of(reader, tenant or None)
     return RangeQuery(since=since or "7d", until=until, model=model, policy=policy, tenant=owner)
 
@@ -188,7 +188,7 @@ async def session_filter(
     min_tokens: Annotated[int, Query(ge=0, le=2**62)] = 0,
     tenant: Tenant = None,
 ) -> SessionFilter:
-    """Return which sessions are looked for."""
+    """Return the filters of a search for sessions."""
     owner = tenant_of(reader, tenant or None)
     return SessionFilter(
         q=q.strip(),
@@ -235,7 +235,7 @@ async def compare(
     common, listed = await common_messages(store, one, other), list[ListedSession]()
     for each in (one, other):
         listed += (await store.listed(SessionListQuery(key=each.key)))[0]
-    if len(listed) < len((one, other)):  # deleted meanwhile
+    if len(listed) < len((one, other)):  # deleted in the meantime
         raise NotFound("One of the sessions is not there any more.")
     return await rendered(request, compare_page(listed[0], listed[1], common))
 
@@ -244,7 +244,7 @@ async def _named(name: str, services: OpenServices, reader: Identity, tenant: st
     store, owner = services.app.store, tenant_of(reader, tenant or None)
     try:
         return await found_session(store, name, owner, None)
-    except NotFound:  # forms percent-encode a name that cannot be seen
+    except NotFound:  # forms percent-encode a name with invisible characters
         return await found_session(store, unquote(name), owner, None)
 
 
@@ -352,7 +352,7 @@ async def _try(
 
 
 def _lab(asked: Mapping[str, str]) -> dict[str, str]:
-    """Return what the form of the lab is filled in with; browsers send lines that end with CR and LF."""
+    """Return the values for the form of the lab. Browsers send CR LF line ends, which become LF."""
     return {name: asked.get(name, "").replace("\r\n", "\n") for name in ("session", "policy", "typed", "tenant")}
 
 

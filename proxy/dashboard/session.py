@@ -1,6 +1,6 @@
-"""One session: the conversation as people read it, beside what was sent of it in one request.
+"""The page of one session: the conversation beside what one request sent of it.
 
-What was sent is what `GET /exchanges/{id}/view` says. A page shows a window of the messages.
+What was sent is the data of `GET /exchanges/{id}/view`. A page shows a window of the messages.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from proxy.store import (
 from proxy.trimming import Summary
 
 WINDOW: Final = 50  # messages on a page
-_MOST_REQUESTS: Final = 5_000  # of a session, the newest ones
-_MOST_POINTS: Final = 600  # of a chart
+_MOST_REQUESTS: Final = 5_000  # of a session, the newest ones are read
+_MOST_POINTS: Final = 600  # most points of a chart
 _NEAR: Final = 4
 _MOST_BRANCHES: Final = 100
-_MOST_REPLIES: Final = 20  # to one request
+_MOST_REPLIES: Final = 20  # most replies to one request that are shown
 _AT_ONCE: Final = 1_000
 _SENT: Final = {"state": "sent", "edit": None, "reason": None, "sent": None}
 _UNSTORED: Final = {"node": None, "agent": None, "partial": False, "created_at": None}
-"""What is known of a message of a request that failed: it became no node."""
+"""Fields of a message that is not stored as a node, because its request failed."""
 
 
 class SessionData(Struct, frozen=True, kw_only=True):
-    """All that the page shows."""
+    """The data of the page."""
 
     session: SessionRow
     cost_saved: float | None
     requests: Sequence[dict[str, Any]]  # oldest first
-    answered: Mapping[str, Mapping[str, Any]]  # these by the nodes of their replies
+    answered: Mapping[str, Mapping[str, Any]]  # the requests by the nodes of their replies
     chosen: ExchangeRow | None
-    place: int  # number of the chosen request; 0 where there is none
+    place: int  # number of the chosen request; 0 without one
     receipt: Mapping[str, Any]
-    view: SentView | None  # what the request sent, and what it was made from
+    view: SentView | None  # what the chosen request sent, and from which messages
     rows: Mapping[int, NodeRow]  # the stored messages of the window, by position
     start: int  # position of the first message of the window
     total: int  # messages of the branch up to the request
     replies: tuple[NodeRow, ...]
-    summary: Summary | None  # what was sent in the place of the beginning
+    summary: Summary | None  # the summary that was sent in place of the beginning
     instructions: InstructionsRow | None
     summaries: tuple[SummaryRow, ...]
-    branches: Sequence[tuple[BranchRow, int]]  # each with the number of messages that it shares with that of the head
-    window: int | None  # tokens that the model takes
+    branches: Sequence[tuple[BranchRow, int]]  # each with the number of messages that it shares with the head's branch
+    window: int | None  # the model's context window in tokens
 
     @property
     def size(self) -> int:
-        """Bytes of the messages that are shown."""
+        """Bytes of the shown messages."""
         shown = () if self.view is None else self.view.entries[self.start : self.start + WINDOW]
         lead = () if self.instructions is None else self.instructions.messages
         return size_of([*(entry.message for entry in shown), *lead, *(row.message for row in self.replies)])
 
 
 async def read_requests(store: Store, session: SessionRow) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the requests of a session, oldest first, and the same by the nodes of their replies."""
+    """Return the requests of a session, oldest first, and a mapping from the nodes of replies to their requests."""
     rows: list[ExchangeRow] = []
     after: str | None = None
     while len(rows) < _MOST_REQUESTS:
@@ -88,7 +88,7 @@ async def read_requests(store: Store, session: SessionRow) -> tuple[list[dict[st
 
 
 def _request(number: int, row: ExchangeRow) -> dict[str, Any]:
-    """Return one request of a session, as the slider and the chart know it; 1 is the session's first."""
+    """Return one request of a session for the slider and the chart. Numbers start at 1."""
     told = row.receipt
     cut = told.get("cut")
     same = ("kind", "policy", "model", "agent", "tokens_before", "tokens_sent")
@@ -106,7 +106,7 @@ def _request(number: int, row: ExchangeRow) -> dict[str, Any]:
 
 
 def _cached(usage: Any) -> int | None:
-    """Return the tokens that the provider read from its cache, as it says in the form of either API."""
+    """Return the tokens that the provider reports as read from its cache, in the usage format of either API."""
     if not isinstance(usage, Mapping):
         return None
     told = cast("Mapping[str, Any]", usage)
@@ -125,10 +125,10 @@ async def read_session(
     exchange: str | None,
     start: int | None,
 ) -> SessionData:
-    """Return what the page shows of a session; `charge` is called as by `exchange_view`.
+    """Read the data of the page. `charge` is called as in `exchange_view`.
 
-    It is the view of the request with this number, or with this id, else of the newest. `start` is the position of the
-    first message that is shown; without it the last ones are.
+    The view is that of the request with the number `request` or the id `exchange`, else of the newest. `start` is the
+    position of the first shown message; without it, the last messages are shown.
     """
     store = services.store
     listed, _ = await store.listed(SessionListQuery(key=session.key))
@@ -240,7 +240,7 @@ def session_page(found: SessionData) -> Page:
 
 
 def _said(row: NodeRow) -> dict[str, Any]:
-    """Return a message for a reader."""
+    """Return a stored message for display."""
     return {
         "position": row.depth - 1,
         "node": row.node,
@@ -260,7 +260,7 @@ def _clipped(message: Message, most: int = CLIPPED) -> dict[str, Any]:
 
 
 def _message(found: SessionData, place: int) -> dict[str, Any]:
-    """Return one message of the window, and what was sent of it."""
+    """Return one message of the window, with what was sent of it."""
     row, view = found.rows.get(place), found.view
     if view is None or place >= len(view.entries):
         return {**(_said(row) if row is not None else {}), **_SENT, "tokens_sent": row.tokens if row is not None else 0}
@@ -280,7 +280,7 @@ def _message(found: SessionData, place: int) -> dict[str, Any]:
 
 
 def _branches(found: SessionData) -> list[dict[str, Any]]:
-    """Return the branches, each with the request that led to its end, and the agent that asked."""
+    """Return the branches, each with the request that led to its end and the agent of that request."""
     told: list[dict[str, Any]] = []
     for leaf, shared in found.branches:
         request = found.answered.get(leaf.head, {})
@@ -299,7 +299,7 @@ def _branches(found: SessionData) -> list[dict[str, Any]]:
 
 
 def _runs(fates: Sequence[str]) -> list[dict[str, Any]]:
-    """Return runs of messages that were treated alike, from the first message to the last."""
+    """Return runs of adjacent messages with the same state, from first to last."""
     runs: list[dict[str, Any]] = []
     for place, state in enumerate(fates):
         if runs and runs[-1]["state"] == state:
@@ -310,7 +310,7 @@ def _runs(fates: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _chart(requests: Sequence[Mapping[str, Any]], window: int | None) -> dict[str, Any]:
-    """Return tokens per request, at most so many that a chart shows; requests that trimmed stay."""
+    """Return the chart of tokens per request, thinned to about `_MOST_POINTS`. Trims are listed separately."""
     step = max(1, -(-len(requests) // _MOST_POINTS))
     shown = [each for each in requests if step == 1 or each["number"] % step == 0 or each["number"] == len(requests)]
     series: list[dict[str, Any]] = [
@@ -319,7 +319,7 @@ def _chart(requests: Sequence[Mapping[str, Any]], window: int | None) -> dict[st
         {"label": "cached", "values": [each["tokens_cached"] for each in shown], "fill": True},
     ]
     most = max([each["tokens_before"] for each in shown], default=0)
-    if window is not None and most > window / _NEAR:  # else the line would press the others flat
+    if window is not None and most > window / _NEAR:  # otherwise this line would flatten the others
         series.append({"label": "what the model takes", "values": [window] * len(shown), "colour": 6, "dash": True})
     return {
         "x": [each["number"] for each in shown],
@@ -336,9 +336,9 @@ def _chart(requests: Sequence[Mapping[str, Any]], window: int | None) -> dict[st
 async def read_message(
     services: AppServices, session: SessionRow, node: str, exchange: str | None, charge: Charge
 ) -> tuple[NodeRow, Message | None]:
-    """Return a message, and what a request sent in its place where that was another text.
+    """Return a message, and the message that a request sent in its place, if that differs (else None).
 
-    `charge` is called as by `exchange_view`.
+    `charge` is called as in `exchange_view`.
     """
     store = services.store
     lineage = await store.lineage(session.key, [node])
@@ -357,7 +357,7 @@ async def read_message(
 
 
 def message_page(session: SessionRow, row: NodeRow, sent: Message | None, exchange: str | None) -> Page:
-    """Return one message, whole as far as a page takes it, and its difference from what was sent in its place."""
+    """Return the page of one message, up to `WHOLE` characters, and its difference from what was sent instead."""
     most = WHOLE if sent is None else WHOLE // 2
     said, there = _said(row) | _clipped(row.message, most), None if sent is None else clip(sent.readable(), most)
     data: dict[str, Any] = {

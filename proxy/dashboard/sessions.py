@@ -1,4 +1,4 @@
-"""The list of sessions, and two sessions compared."""
+"""The list of sessions, and the comparison of two sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.pipeline.inspection import search_texts
 from proxy.pipeline.statistics import sessions_asked
 from proxy.store import ListedSession, SessionListQuery, SessionRow, Store
 
-_SECONDS: Final = 0.6  # that a text is looked for, so that the page is there within one
+_SECONDS: Final = 0.6  # time limit of a text search, so that the page loads within a second
 SORTS: Final = {"newest": "newest", "largest": "largest", "dearest": "most expensive", "saved": "most saved"}
 _COLUMNS: Final = (
     *("id", "tenant", "model", "created_at", "updated_at", "requests", "messages", "rounds"),
@@ -24,7 +24,7 @@ _FOUND: Final = ("session", "tenant", "dialect", "node", "exchange", "role", "cr
 
 
 class SessionFilter(Struct, frozen=True, kw_only=True):
-    """Which sessions are looked for, as it was written; what is empty was left out."""
+    """The filters of a search for sessions, as typed. An empty field does not filter."""
 
     q: str  # a part of the id
     text: str  # words that a message must hold
@@ -33,11 +33,11 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     since: str
     min_tokens: int
     tenant: str
-    owner: str | None  # whose sessions the reader may see; None: everybody's
-    failed: bool = False  # whether it must have requests that failed or broke off
+    owner: str | None  # the tenant whose sessions are listed; None: all tenants
+    failed: bool = False  # whether to list only sessions with requests that failed or broke off
 
     def query(self, now: datetime, sort: str, *, limit: int, after: str | None) -> SessionListQuery:
-        """Return the question to the store."""
+        """Return the query for the store."""
         return sessions_asked(
             now,
             sort,
@@ -54,9 +54,9 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
 
 
 async def sessions_page(store: Store, query: SessionListQuery, asked: SessionFilter, deleted: str = "") -> Page:
-    """Return the list of sessions, or of messages that hold a text; `deleted` was deleted just now."""
+    """Return the list of sessions, or of messages that contain a text. `deleted` is the id of a deleted session."""
     listed: Sequence[ListedSession] = ()
-    found: Mapping[str, Any] | None = None  # what `GET /search` answers, where a text is looked for
+    found: Mapping[str, Any] | None = None  # result of a text search, in the format of `GET /search`
     if asked.text:
         found = await search_texts(
             store, asked.text, query.tenant, limit=query.limit, after=query.after, seconds=_SECONDS
@@ -83,7 +83,7 @@ def _line(row: SessionRow, saved: float | None = None) -> dict[str, Any]:
 
 
 def compare_page(one: ListedSession, other: ListedSession, common: int) -> Page:
-    """Return two sessions beside each other; `common` is the number of messages that they begin with alike."""
+    """Return two sessions side by side. `common` is the number of equal messages at their beginning."""
     pair = [_line(each.row, each.cost_saved) for each in (one, other)]
     names = ("requests", "messages", "rounds", "tokens", "tokens_sent", "tokens_saved", "cost", "cost_saved")
     rows = [{"figure": name, "one": pair[0][name], "other": pair[1][name]} for name in names]
@@ -92,7 +92,7 @@ def compare_page(one: ListedSession, other: ListedSession, common: int) -> Page:
 
 
 async def common_messages(store: Store, one: SessionRow, other: SessionRow) -> int:
-    """Return how many messages two sessions begin with alike."""
+    """Return the number of equal messages at the beginning of two sessions."""
     if not one.head or not other.head:
         return 0
     first = await store.lineage(one.key, [one.head])

@@ -1,4 +1,4 @@
-"""How values look to a person: numbers, times, texts that may be hostile, and the difference of two texts. Pure."""
+"""Formats values for people: numbers, times, untrusted texts, and the difference of two texts. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from urllib.parse import quote
 from markupsafe import escape
 from msgspec import Struct
 
-CLIPPED: Final = 1_200  # characters that are shown of a text in a list
-WHOLE: Final = 200_000  # characters that are shown of a text on its own
+CLIPPED: Final = 1_200  # most characters of a text in a list
+WHOLE: Final = 200_000  # most characters of a text on its own page
 NOTHING: Final = "–"
 _LOW_CHARACTERS: Final = 250
 _LOW_LINES: Final = 7
-_ROOM: Final = 3  # bytes of a page for each character; one that is spelled out takes up to nine
+_ROOM: Final = 3  # bytes allowed per character on a page; an escaped character takes up to nine
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
-"""What a reader cannot see, and what turns the direction of what stands around it. Joiners stay: scripts need them."""
+"""Invisible characters, and characters that change the text direction. Joiners are allowed, since scripts need them."""
 _PIECES: Final = re.compile(r"\n|[^\S\n]+|\w+|[^\w\s]")
-_COMPARED: Final = 3_000  # pieces of each text that are compared one by one
-_ALIKE: Final = 0.4  # the part of two texts that must be alike, or they are told whole
+_COMPARED: Final = 3_000  # with more differing pieces, the difference is one removal and one addition
+_ALIKE: Final = 0.4  # with a lower similarity, the difference is one removal and one addition
 _STEPS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def visible(text: str) -> str:
-    """Return a text in which every control character is seen: ESC as ␛, U+202E as [U+202E]."""
+    """Return a text with every control character made visible: ESC as ␛, U+202E as [U+202E]."""
     return _UNSEEN.sub(_shown, text)
 
 
@@ -45,7 +45,7 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def clip(text: str, most: int = CLIPPED) -> str:
-    """Return the beginning of a text: at most so many characters, fewer where they take much room on a page."""
+    """Return the beginning of a text: at most `most` characters, fewer if they take many bytes on a page."""
     shown, room = text[:most], _ROOM * most
     while (size := _size(shown)) > room:
         shown = shown[: len(shown) * room // size]
@@ -57,12 +57,12 @@ def _size(text: str) -> int:
 
 
 def is_tall(text: str) -> bool:
-    """Tell whether a text may be higher than its place on a page, where it is scrolled and must be reached."""
+    """Tell whether a text may not fit its box on a page, which then scrolls and must be focusable."""
     return len(visible(text)) > _LOW_CHARACTERS or text.count("\n") > _LOW_LINES
 
 
 def returned(text: str) -> str:
-    """Return what a form holds to send a name back; one with signs that cannot be seen is percent-encoded."""
+    """Return a name for a form field. A name with invisible characters is percent-encoded."""
     return text if visible(text) == text else quote(text, safe="", errors="surrogatepass")
 
 
@@ -72,7 +72,7 @@ def number(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Return a large number in few signs: 1.23 M."""
+    """Return a large number in short form: 1.23 M."""
     if value is None:
         return NOTHING
     for size, unit in _STEPS:
@@ -82,7 +82,7 @@ def short(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Return an amount with as many digits as tell something: $12.30, $0.0042, −$1.50."""
+    """Return an amount with the significant digits: $12.30, $0.0042, −$1.50."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -98,7 +98,7 @@ def dollars(value: float | None) -> str:
 
 
 def percent(part: float | None, whole: float | None) -> str:
-    """Return a share: 12.3 %."""
+    """Return a share in per cent: 12.3 %."""
     if part is None or not whole:
         return NOTHING
     return f"{100 * part / whole:.1f}\u202f%".replace("-", "\u2212")
@@ -112,7 +112,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def when(moment: Any) -> str:
-    """Return a time as people write it, to the second: milliseconds since 1970, or ISO 8601."""
+    """Return a time (milliseconds since 1970, or ISO 8601) as `2026-11-01 10:00:00` in UTC."""
     if moment is None:
         return NOTHING
     at = datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int | float) else _read(str(moment))
@@ -129,14 +129,14 @@ def _read(text: str) -> datetime:
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """A part of two texts: in both (`same`), only in the first (`gone`), only in the second (`new`)."""
+    """A part of a difference: in both texts (`same`), only in the first (`gone`), or only in the second (`new`)."""
 
     kind: str
     text: str
 
 
 def difference(before: str, after: str) -> list[Piece]:
-    """Return how one text becomes another. Where little is alike it is one removal and one addition."""
+    """Return the difference of two texts. If they have little in common, it is one removal and one addition."""
     one, other = _PIECES.findall(before), _PIECES.findall(after)
     start = _alike(one, other)
     stop = _alike(one[start:][::-1], other[start:][::-1])
@@ -156,6 +156,6 @@ def difference(before: str, after: str) -> list[Piece]:
 
 
 def _alike(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many pieces two lists begin with alike."""
+    """Return the length of the common prefix of two lists."""
     most = min(len(one), len(other))
     return next((place for place in range(most) if one[place] != other[place]), most)

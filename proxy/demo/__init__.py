@@ -1,10 +1,10 @@
-"""The demonstration: the proxy between a client that replays a recorded conversation and a practice upstream.
+"""The demonstration: runs the proxy between a client that replays a recorded conversation and a practice upstream.
 
-    upstream   a practice provider: answers by a script, refuses as a real one does, simulates a prompt cache
-    replay     the recording, the client, the proxy's configuration, the two runs, and what was measured
+    upstream   a practice provider: answers from a script, refuses like a real one, simulates a prompt cache
+    replay     the recording, the client, the proxy's configuration, the two runs, and the measurements
     report     the measurements as text and as JSON
 
-It needs no key, no network and no configuration file. The caller passes the proxy in; it is the real one.
+It needs no key, no network and no configuration file. The caller passes in the real proxy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The recorded conversation, replayed through the proxy twice, and what was measured.
+"""Replays the recorded conversation through the proxy twice, and measures both runs.
 
-The first run is under the policy, the second with `X-Context-Policy: off`: the same requests and upstream,
-but another session and account, so that neither run warms the other's prompt cache. All checks are from
-outside: by what the client got, what the upstream received, and what the proxy's HTTP API shows.
-The client resends the whole history with every request.
+The first run uses the policy, the second `X-Context-Policy: off`. Requests and upstream are the same, but session and
+account differ, so that neither run warms the other's prompt cache. All checks are made from outside: from what the
+client got, what the upstream received, and what the proxy's HTTP API shows. The client resends the whole history with
+every request.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from proxy.errors import PalimpsestError
 from proxy.models import Catalogue, Dollars
 from proxy.tokens import TokenCounter
 
-Serve = Callable[[Settings], uvicorn.Config]  # returns how uvicorn serves the proxy with given settings
+Serve = Callable[[Settings], uvicorn.Config]  # returns uvicorn's configuration of the proxy with these settings
 
 STORE: Final = "demo.db"
 CONFIG: Final = "config.yaml"
-TRIMMED: Final = "demo"  # the session under the policy
+TRIMMED: Final = "demo"  # the session with the policy
 WHOLE: Final = "demo-off"  # the session of the same conversation without trimming
 PRICED: Final = ("gpt-4o", "gpt-5.4")
-"""Models at whose prices the runs are compared: with dear and with cheap cached tokens, cached as upstream does."""
+"""The runs are compared at the prices of these models. Cached tokens of the first are expensive, those of the second
+cheap; both cache by the rules of the practice upstream."""
 _PROVIDER: Final = "https://api.openai.com/v1"
 _MILLION: Final = 1_000_000
 _START_SECONDS: Final = 30.0
@@ -46,10 +47,10 @@ _DATA: Final = files("proxy.demo") / "data"
 
 
 class RecordedRequest(Struct, frozen=True, kw_only=True):
-    """One request that the recorded client made."""
+    """One request of the recorded client."""
 
     turn: int  # number of the user's turn, from 1
-    position: int  # position of its reply in the conversation; it sent every message before
+    position: int  # position of the reply in the conversation; the request sent all messages before it
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -63,14 +64,14 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls) -> Recording:
-        """Return the recording that is part of the package, up to its last reply."""
+        """Return the recording in the package, up to its last reply."""
         recording = decode((_DATA / "airline.json").read_bytes(), type=cls)
         last = max(request.position for request in recording.requests())
         return replace(recording, messages=recording.messages[: last + 1])
 
     @property
     def replies(self) -> tuple[JsonObject, ...]:
-        """The model's replies in order."""
+        """The model's replies, in order."""
         return tuple(message for message in self.messages if message["role"] == "assistant")
 
     @property
@@ -80,7 +81,7 @@ class Recording(Struct, frozen=True, kw_only=True):
         return self.messages[first:]
 
     def requests(self) -> Iterator[RecordedRequest]:
-        """Yield the requests in order: one for each reply."""
+        """Yield the requests in order, one for each reply."""
         turn = 0
         for position, message in enumerate(self.messages):
             if message["role"] == "user":
@@ -92,7 +93,7 @@ class Recording(Struct, frozen=True, kw_only=True):
 class DemoStep(Struct, frozen=True, kw_only=True):
     """One request: what the client sent, what was forwarded, and what was stored afterwards.
 
-    The practice upstream counts the tokens, those of the tools included.
+    Tokens are counted by the practice upstream, and include those of the tools.
     """
 
     turn: int
@@ -101,8 +102,8 @@ class DemoStep(Struct, frozen=True, kw_only=True):
     forwarded_messages: int
     forwarded_tokens: int
     cached_tokens: int  # forwarded tokens that the upstream's prompt cache held
-    edits: tuple[str, ...]  # the edits that changed something in what was forwarded
-    moved: bool
+    edits: tuple[str, ...]  # the edits that changed the forwarded messages
+    moved: bool  # whether the cut moved
     stored: int  # messages on the session's branch after the reply
 
 
@@ -111,10 +112,10 @@ class DemoRun(Struct, frozen=True, kw_only=True):
 
     session: str
     steps: tuple[DemoStep, ...]
-    replies_equal: bool  # whether the client got every reply as it was recorded
+    replies_equal: bool  # whether the client got every reply exactly as recorded
     stored_equal: bool  # whether the store holds the conversation, message for message
-    bytes_equal: bool  # whether the upstream received the bytes that the client sent
-    extended: bool  # whether every forwarded request began with all messages of the one before, unless the cut moved
+    bytes_equal: bool  # whether the upstream received exactly the bytes that the client sent
+    extended: bool  # whether every forwarded request began with all messages of the previous one, unless the cut moved
 
     @property
     def tokens(self) -> int:
@@ -132,7 +133,7 @@ class DemoRun(Struct, frozen=True, kw_only=True):
         return sum(step.cached_tokens for step in self.steps)
 
     def dollars(self, rates: Dollars) -> float:
-        """Return what the input costs: tokens that were cached are read, all others written."""
+        """Return the cost of the input: cached tokens at the price of reading, all others at that of writing."""
         written = self.forwarded - self.cached
         return (rates.cached_read * self.cached + rates.cache_write * written) / _MILLION
 
@@ -143,37 +144,37 @@ class DemoRun(Struct, frozen=True, kw_only=True):
 
     @property
     def saved_percent(self) -> float:
-        """How much less was forwarded than the client sent, in per cent."""
+        """Prompt tokens saved by the policy, in per cent of what the client sent."""
         return round(100 * (1 - self.forwarded / self.tokens), 1)
 
 
 class DemoCost(Struct, frozen=True, kw_only=True):
-    """What the input of both runs would have cost at the prices of a model."""
+    """The cost of the input of both runs at the prices of a model."""
 
     model: str
-    trimmed: float  # dollars under the policy
-    whole: float  # dollars without
+    trimmed: float  # dollars with the policy
+    whole: float  # dollars without it
 
     @property
     def saved_percent(self) -> float:
-        """How much less the policy's run cost, in per cent."""
+        """Dollars saved by the policy, in per cent."""
         return round(100 * (1 - self.trimmed / self.whole), 1)
 
 
 class DemoOutcome(Struct, frozen=True, kw_only=True):
-    """What the demonstration measured."""
+    """The measurements of the demonstration."""
 
     recording: Recording
     trigger: int
     target: int
-    fixed_tokens: int  # tokens of instructions and tools, which no policy changes
+    fixed_tokens: int  # tokens of instructions and tools, which are never trimmed
     trimmed: DemoRun
     whole: DemoRun
     refused: int
 
     @property
     def costs(self) -> tuple[DemoCost, ...]:
-        """What the input would have cost, at published prices of models with dear and with cheap cached tokens."""
+        """The cost of the input at the published prices of the models in `PRICED`."""
         catalogue = Catalogue()
         priced = [(model, catalogue.facts(model, _PROVIDER).dollars) for model in PRICED]
         return tuple(
@@ -186,7 +187,7 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def checks(self) -> dict[str, bool]:
-        """Everything that must hold, and whether it does."""
+        """Every claim that must hold, and whether it does."""
         both = (self.trimmed, self.whole)
         asked = sum(len(run.steps) for run in both) + self.refused
         stored, moves = len(self.recording.log), self.trimmed.moves
@@ -211,7 +212,7 @@ class DemoOutcome(Struct, frozen=True, kw_only=True):
 
 
 class DemoReply(Struct, frozen=True, kw_only=True):
-    """What the client got."""
+    """A reply as the client got it."""
 
     headers: Mapping[str, str]
     message: JsonObject
@@ -219,15 +220,15 @@ class DemoReply(Struct, frozen=True, kw_only=True):
 
 
 class Unanswered(PalimpsestError):
-    """The request was refused; the text says with what."""
+    """The request was refused. The message has the status and the body."""
 
 
 class DemoClient(httpx.Client):
-    """A client that works as an SDK does."""
+    """A client that works like an SDK."""
 
     def __init__(self, base_url: str, api_key: str, headers: Mapping[str, str]) -> None:
         own = {"authorization": f"Bearer {api_key}", **headers}
-        # A proxy of the environment has no business between two servers of this machine.
+        # Ignore a proxy in the environment: both servers are on this machine.
         super().__init__(base_url=base_url, headers=own, timeout=30.0, trust_env=False)
 
     def ask(self, body: bytes) -> DemoReply:
@@ -240,12 +241,12 @@ class DemoClient(httpx.Client):
         return DemoReply(headers=dict(response.headers), message=message, usage=data["usage"])
 
     def read(self, path: str) -> Any:
-        """Return what the proxy says at `path`, outside the provider's API."""
+        """Return the JSON at `path` of the proxy's own API."""
         return self.get(self.base_url.copy_with(path=path)).raise_for_status().json()
 
 
 def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[JsonObject]) -> bytes:
-    """Return a request as JSON text."""
+    """Return a request as JSON."""
     return orjson.dumps({"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {}))
 
 
@@ -253,14 +254,14 @@ def request_body(model: str, messages: Sequence[JsonObject], tools: Sequence[Jso
 def serving(config: uvicorn.Config) -> Generator[str]:
     """Serve on a free port of this machine and yield the address: `http://127.0.0.1:PORT`.
 
-    The server has a thread and an event loop of its own: no server waits for another one, and signals stay
-    with the main thread.
+    The server runs in its own thread and event loop, so that servers do not block each other and the main thread keeps
+    the signals.
     """
     config.host, config.port = "127.0.0.1", 0
     server = uvicorn.Server(config)
 
     def run() -> None:
-        with suppress(SystemExit):  # uvicorn exits if its start fails; here that ends the thread only
+        with suppress(SystemExit):  # raised by uvicorn if its start fails; ends this thread only
             server.run()
 
     thread = threading.Thread(target=run, name="demo-server", daemon=True)
@@ -278,8 +279,8 @@ def serving(config: uvicorn.Config) -> Generator[str]:
 
 
 def configuration(folder: Path, base_url: str) -> str:
-    """Return the configuration: the store in `folder`, the upstream at `base_url`."""
-    # JSON strings are YAML strings.
+    """Return the configuration file, with the store in `folder` and the upstream at `base_url`."""
+    # Written as JSON strings, which are valid YAML.
     url = orjson.dumps(f"sqlite+aiosqlite:///{folder.resolve() / STORE}").decode()
     spool = orjson.dumps(str(folder.resolve() / "palimpsest-spool")).decode()
     return (
@@ -291,16 +292,16 @@ def configuration(folder: Path, base_url: str) -> str:
 
 
 def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
-    """Replay the recorded conversation through the proxy and return what was measured.
+    """Replay the recorded conversation through the proxy and return the measurements.
 
-    The store and the configuration file are written to `folder`, which exists and has neither.
+    The store and the configuration file are written to `folder`, which must exist and have neither.
     """
     recording = Recording.load()
     upstream = PracticeUpstream(recording.replies, TokenCounter("tiktoken"))
     with serving(uvicorn.Config(upstream, lifespan="off", log_config=None, access_log=False)) as provider:
         text = configuration(folder, f"{provider}/v1")
         (folder / CONFIG).write_text(text, encoding="utf-8")
-        # From the text alone: variables of the environment are meant for the real proxy.
+        # Use this text alone: environment variables are meant for the real proxy.
         settings = Settings(**yaml.safe_load(text))
         with serving(serve(settings)) as address:
             player = _Player(recording, upstream, f"{address}/v1")
@@ -319,7 +320,7 @@ def rehearse(serve: Serve, folder: Path) -> DemoOutcome:
 
 
 class _Player:
-    """Plays the client's part of a recording and measures each request."""
+    """Plays the client of a recording and measures each request."""
 
     def __init__(self, recording: Recording, upstream: PracticeUpstream, base_url: str) -> None:
         self._recording = recording
@@ -327,7 +328,7 @@ class _Player:
         self._base_url = base_url
 
     def play(self, session: str, headers: Mapping[str, str]) -> DemoRun:
-        """Send every request of the recording through a session, each with the replies that came before."""
+        """Send every request of the recording through a session, each with the replies received so far."""
         account = f"practice-{session}"
         history = list(self._recording.messages)
         steps: list[DemoStep] = []
@@ -374,7 +375,7 @@ class _Player:
 
 
 def _same(found: Sequence[JsonObject], expected: Sequence[JsonObject]) -> bool:
-    """Tell whether two conversations are the same, message for message; null is the same as missing."""
+    """Tell whether two conversations are equal, message for message. Null fields count as missing."""
 
     def said(message: JsonObject) -> JsonObject:
         return {name: value for name, value in message.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The measurements for a reader: text with aligned tables, or JSON for a script."""
+"""Formats the measurements: as text with aligned tables, or as JSON data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from proxy.demo.replay import DemoCost, DemoOutcome, DemoRun, DemoStep
 _TURNS: Final = ("turn", "requests", "messages", "tokens", "sent on", "tokens", "cached", "stored", "edits", "cut")
 _TOTALS: Final = ("", "client sent", "forwarded", "saved", "of it cached", "not cached")
 _DOLLARS: Final = ("dollars of input at the prices of", "untrimmed", "trimmed", "saved")
-_LEFT: Final = frozenset({"edits", "cut", "", _DOLLARS[0]})  # columns of words; the others hold figures
+_LEFT: Final = frozenset({"edits", "cut", "", _DOLLARS[0]})  # columns with words; the others have figures
 
 
 def as_data(outcome: DemoOutcome) -> dict[str, Any]:
-    """Return everything that was measured, as JSON data."""
+    """Return all measurements as JSON data."""
     return {
         "recording": {"id": outcome.recording.id, "source": outcome.recording.source},
         "fixed_tokens": outcome.fixed_tokens,

@@ -1,11 +1,10 @@
-"""A practice provider: `POST /v1/chat/completions` answers by a script.
+"""A practice provider: `POST /v1/chat/completions` answers from a script.
 
-Every account (the API key of the request) plays the script from its beginning. A request that a real provider
-would refuse is refused and does not advance the script. Each account and model has a prompt cache by OpenAI's
-rule for automatic caching, except that it never forgets.
+Every account (the API key of the request) plays the script from its beginning. A request that a real provider would
+refuse is refused and does not advance the script. Each account and model has a prompt cache by OpenAI's rule for
+automatic caching, except that entries never expire.
 
-The refusals are written from the API's behaviour, on purpose without the proxy's own rules: what those overlook
-is found here.
+The checks follow the API's behaviour and deliberately do not use the proxy's own rules, so that they find its mistakes.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from proxy.dialects import JsonObject
 from proxy.dialects.chat import CHAT
 from proxy.tokens import TokenCounter
 
-MODEL: Final = "gpt-4o"  # the model of the recording, and the only one there is
-_CREATED: Final = 1715785200  # a fixed moment, so that two runs answer with the same bytes
+MODEL: Final = "gpt-4o"  # the only model: that of the recording
+_CREATED: Final = 1715785200  # fixed, so that two runs answer with the same bytes
 
 
 class Received(Struct, frozen=True, kw_only=True):
-    """One request as it arrived, and how it was answered."""
+    """One request as it arrived, and whether it was refused."""
 
     account: str
     body: bytes
-    messages: tuple[JsonObject, ...] = ()  # empty where it was refused
-    refusal: str | None = None
+    messages: tuple[JsonObject, ...] = ()  # empty if the request was refused
+    refusal: str | None = None  # the reason if the request was refused
 
 
 class PracticeUpstream:
@@ -45,7 +44,7 @@ class PracticeUpstream:
         self._script = tuple(script)
         self._counter = counter
         self._caches: dict[tuple[str, str], PromptCache] = {}  # by account and model
-        self.log: list[Received] = []  # every request for a completion, in order of arrival
+        self.log: list[Received] = []  # all completion requests, in order of arrival
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI call of type `http`."""
@@ -63,7 +62,7 @@ class PracticeUpstream:
         return [received for received in self.log if received.account == account and received.refusal is None]
 
     def tokens_of(self, request: JsonObject) -> int:
-        """Return the prompt tokens of a request, as they are counted here."""
+        """Return the prompt tokens of a request by this provider's count."""
         return sum(segment.tokens for segment in self._prompt(request))
 
     def _complete(self, account: str, body: bytes) -> Response:
@@ -90,7 +89,7 @@ class PracticeUpstream:
         return Response(completion(number, model, reply, usage), media_type="application/json")
 
     def _prompt(self, request: JsonObject) -> list[Segment]:
-        """Return what the model reads, in the order in which it is cached: tools, then messages."""
+        """Return the prompt in the order in which it is cached: tools, then messages."""
         model = request["model"]
         tools = [orjson.dumps(request["tools"])] if request.get("tools") else []
         messages = [CHAT.message(orjson.dumps(data)) for data in request["messages"]]
@@ -101,7 +100,7 @@ class PracticeUpstream:
 
 
 class Refused(Exception):
-    """The request is refused; `body` is that of a 400 in OpenAI's form."""
+    """The request is refused. `body` is an error body in OpenAI's format."""
 
     def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
         super().__init__(message)
@@ -126,9 +125,9 @@ class _AskedRequest(BaseModel):
 
 
 def check_request(raw: bytes) -> JsonObject:
-    """Return the parsed body of a request; raise `Refused` if a provider would refuse it.
+    """Return the parsed body of a request. Raises `Refused` if a provider would refuse it.
 
-    The results of calls must follow the calls at once, and no result may be without a call.
+    Tool results must directly follow their calls, every call must have a result, and every result a call.
     """
     try:
         request = _AskedRequest.model_validate_json(raw)

@@ -1,9 +1,9 @@
-"""What is known of models: context windows, prices, and how their providers cache.
+"""Facts about models: context windows, prices, and the cache rules of their providers.
 
-    prices      prices in dollars, what an exchange cost, and what the published price list says
+    prices      prices in dollars, the cost of an exchange, and the published price list
     catalogue   Catalogue: all facts about a model; the operator's settings come first
 
-Nothing here uses the network. The price list is read when it is first needed, not by an import.
+Nothing here uses the network. The price list is loaded when it is first needed, not on import.
 """
 
 from __future__ import annotations

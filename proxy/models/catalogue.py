@@ -1,16 +1,16 @@
-"""All facts about a model: from the operator's settings, the price list, and a table of providers' caches.
+"""All facts about a model: from the operator's settings, the price list, and a table of provider caches.
 
-Answers are kept for a quarter of an hour, since some prices depend on the time of day. Providers do not
-report how they cache. The table is taken from their documentation, as of November 2026:
+Facts are cached for a quarter of an hour, since some prices depend on the time of day. Providers do not report how
+their caches work, so the table is taken from their documentation, as of November 2026:
 
-    OpenAI       before GPT-5.6 prefixes of at least 1,024 tokens in steps of 128, kept for 5 to 10
-                 minutes; since then only up to breakpoints, one of them at the newest message, kept for 30
+    OpenAI       before GPT-5.6: prefixes of at least 1,024 tokens in steps of 128, kept for 5 to 10 minutes;
+                 since then: only up to breakpoints, one of them at the newest message, kept for 30 minutes
     Anthropic    only up to `cache_control` marks, kept for 5 minutes; the shortest prefix depends on the
-                 model. Its own endpoint for OpenAI's clients caches nothing; gateways to it pass marks on
+                 model. Its own endpoint for OpenAI's clients caches nothing; gateways forward the marks
     Google       prefixes of at least 2,048 tokens (since Gemini 3: 4,096), lifetime unknown
     DeepSeek     prefixes, kept for hours
     Groq         prefixes, kept for 2 hours
-    Moonshot     prefixes in steps of 256 (as others have measured), kept for 5 minutes
+    Moonshot     prefixes in steps of 256 (measured by third parties), kept for 5 minutes
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from proxy.trimming import Prices, PriceSource, Step
 
 _COMMON_READ: Final = 0.1  # the usual price of a cached token relative to an uncached one
 _MARKED_WRITE: Final = 1.25
-"""The price of writing to a cache that matches at breakpoints only, at OpenAI as at Anthropic."""
-_UNMARKED_WRITE: Final = 1.0  # the price of writing to an automatic cache: just the input
+"""The relative price of writing to a cache that matches at breakpoints only; the same at OpenAI and Anthropic."""
+_UNMARKED_WRITE: Final = 1.0  # the relative price of writing to an automatic cache: that of input
 COMMON_OUTPUT: Final = 4.0  # the usual price of an output token relative to an input token
 
-_LONGEST_NAME: Final = 256  # characters of a name that are looked up: clients choose the names
-_SHELF_LIFE: Final = 900  # seconds for which an answer is kept
+_LONGEST_NAME: Final = 256  # longer names are cut before the look-up, since clients choose them
+_SHELF_LIFE: Final = 900  # seconds for which facts are cached
 
 
 class CacheRules(Struct, frozen=True, kw_only=True):
-    """How a model's provider caches; the defaults are OpenAI's older rules."""
+    """How a model's provider caches. The defaults are OpenAI's older rules."""
 
     matching: Matching = "blocks"
-    """`blocks`: the longest common prefix counts, in whole blocks. `breakpoints`: only up to marks."""
+    """`blocks`: the longest common prefix matches, in whole blocks. `breakpoints`: only prefixes up to marks match."""
     block: int = 128
     minimum: int = 1024  # tokens of the shortest prefix that is cached
     lifetime: float = 300.0  # seconds without a request after which a prefix is gone
     breakpoints: Breakpoints = "none"
     cached: bool = True
-    key: bool = False  # whether requests may name their cache (`prompt_cache_key`); other providers may refuse that
+    key: bool = False  # whether the provider accepts a `prompt_cache_key`; others may refuse it
 
 
 _LATER_GPT: Final = r"(?<![a-z])gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)"
-"""GPT-5.6 and later. Names like gpt-35-turbo and gpt-41 are deployments of older ones."""
+"""GPT-5.6 and later. Names like gpt-35-turbo and gpt-41 are deployments of older models."""
 _HALF_AN_HOUR: Final = 1800.0
 _TWO_HOURS: Final = 7200.0
 
@@ -87,39 +87,39 @@ _TABLE: Final = tuple(
         ("", r"kimi|moonshot", CacheRules(block=256, minimum=256)),
     )
 )
-"""Host pattern, model pattern (both in lower case) and rules. The first entry that fits counts."""
+"""Host pattern, model pattern (both in lower case) and rules. The first match is used."""
 _KEYED: Final = re.compile(r"(\.|^)(openai\.com|openai\.azure\.com)$")  # hosts that accept a `prompt_cache_key`
 
 
 def cache_rules(model: str, base_url: str | None) -> CacheRules | None:
-    """Return how a model (`claude-…`, `anthropic/claude-…`) is cached at `base_url`; None if nothing is known.
+    """Return the cache rules of a model (`claude-…`, `anthropic/claude-…`) at `base_url`, or None if they are unknown.
 
-    `base_url` may end with the path of the API: the Messages API of a provider caches where its others do not.
+    `base_url` may end with the path of the API, because a provider may cache in its Messages API only.
     """
     parts = urlsplit(base_url or "")
     is_messages = parts.path.endswith("/messages")
     host = "" if is_messages else parts.hostname or ""
     fitting = (rules for hosts, models, rules in _TABLE if hosts.search(host) and models.search(model.lower()))
-    # Marks are part of the Messages API: whoever offers it takes them, of models with any name.
+    # Marks are part of the Messages API, so every provider that offers it accepts them, whatever the model's name.
     rules = next(fitting, _claude() if is_messages else None)
     return replace(rules, key=True) if rules is not None and _KEYED.search(host) else rules
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a model at a provider."""
+    """Facts about a model at a provider."""
 
-    context_window: int | None  # tokens that a request and its reply may have together; None where it is not known
-    prices: Prices  # prices relative to that of input. They are assumed where they are not known.
-    dollars: Dollars | None  # prices in dollars; None where they are not known. They are never assumed.
+    context_window: int | None  # most tokens of a request and its reply together; None if unknown
+    prices: Prices  # prices relative to input; assumed if they are unknown
+    dollars: Dollars | None  # prices in dollars; None if they are unknown, never assumed
     matching: Matching
     block: int
     breakpoints: Breakpoints
-    takes_key: bool = False  # `key` in `CacheRules`, as are the three above
-    base_url: str | None = None  # where this holds; None where it was asked of no address
+    takes_key: bool = False  # `key` of `CacheRules`; the three fields above are from there too
+    base_url: str | None = None  # the address that was passed to `Catalogue.facts`
 
 
 class Catalogue:
-    """Facts about models. There is one for the process; threads may share it."""
+    """Facts about models. One per process; safe to share between threads."""
 
     def __init__(self, rules: tuple[ModelRule, ...] = (), clock: Callable[[], float] = time.time) -> None:
         self._rules = [rule for rule in rules if not rule.fallback]
@@ -128,11 +128,11 @@ class Catalogue:
         self._remembered = lru_cache(maxsize=1024)(self._facts)
 
     def warm(self) -> None:
-        """Read the price list (0.15 s). Call it in a thread, so that no request waits for it."""
+        """Load the price list (0.15 s). Call it in a thread, so that no request waits for it."""
         load()
 
     def facts(self, model: str, base_url: str | None) -> ModelFacts:
-        """Return the facts about a model at the API with this address; None where that is not known."""
+        """Return the facts about a model at the API with this address. `base_url` is None if it is unknown."""
         return self._remembered(model[:_LONGEST_NAME], base_url, int(self._clock() // _SHELF_LIFE))
 
     def _facts(self, model: str, base_url: str | None, quarter: int) -> ModelFacts:
@@ -169,7 +169,7 @@ def _first(rules: list[ModelRule], model: str) -> ModelRule | None:
 
 
 def _overridden(rules: CacheRules, rule: ModelRule | None) -> CacheRules:
-    """Return `rules` with the operator's settings. A setting for the cache means that there is one."""
+    """Return `rules` with the operator's settings applied. Any setting for the cache means that the model has one."""
     if rule is None or rule.cache is None:
         return rules
     return replace(rules, cached=True, **rule.cache.model_dump(exclude_none=True))
@@ -200,7 +200,7 @@ def _step(base: Dollars, step: PriceStep) -> DollarStep:
 
 
 def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -> Prices:
-    """Return prices relative to that of input; common ones where input is free or its price unknown."""
+    """Return prices relative to that of input. If input is free or its price is unknown, usual prices are assumed."""
     steps: tuple[Step, ...] = ()
     if dollars is None or dollars.input == 0:
         source, read, output = "assumed", _COMMON_READ, COMMON_OUTPUT
@@ -226,5 +226,5 @@ def _relative(dollars: Dollars | None, rules: CacheRules, source: PriceSource) -
 
 
 def _ratio(price: float, unit: float) -> float:
-    """Return `price` / `unit` without the noise of floating point: 0.3 / 3 is 0.1."""
+    """Return `price` / `unit` without floating-point noise: 0.3 / 3 is 0.1."""
     return round(price / unit, 6)

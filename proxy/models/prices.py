@@ -1,8 +1,8 @@
-"""Prices in dollars per million tokens: what an exchange cost, and what the published price list says.
+"""Prices in dollars per million tokens: the cost of an exchange, and the published price list.
 
-The list is `genai-prices`, a package that contains its data. It is read when it is first needed (0.15 s). Its
-own look-up is not used: it remembers every unknown name, and clients choose the names. Tokens of sound and
-images are priced as tokens of text.
+The list is `genai-prices`, a package that contains its data. It is loaded when it is first needed (0.15 s). Its own
+look-up is not used, because it caches every unknown name, and clients choose the names. Audio and image tokens are
+priced as text tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
 _MILLION: Final = 1_000_000
-_MOST: Final = 10**12  # tokens; a larger number is no number of tokens, and would fit no column
+_MOST: Final = 10**12  # a larger count of tokens is implausible, and is ignored
 
-_Paths = tuple[tuple[str, ...], ...]  # places in a usage object. The first that holds a number above 0 counts.
-# OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot beside `prompt_tokens`.
+_Paths = tuple[tuple[str, ...], ...]  # paths in a usage object; the first with a number above 0 is used
+# OpenAI reports in the details; OpenRouter, LiteLLM, DeepSeek and Moonshot next to `prompt_tokens`.
 _READ: Final[_Paths] = (
     ("prompt_tokens_details", "cached_tokens"),
     ("cache_read_input_tokens",),
@@ -38,25 +38,25 @@ _WRITTEN: Final[_Paths] = (
 )
 _COMPLETION: Final[_Paths] = (("completion_tokens",),)
 _LASTING: Final[_Paths] = (("cache_creation", "ephemeral_1h_input_tokens"),)
-_LASTING_WRITE: Final = 2.0  # the price of writing to Anthropic's cache for an hour, relative to that of input
+_LASTING_WRITE: Final = 2.0  # the price of writing to Anthropic's one-hour cache, relative to input
 _REASONING: Final[_Paths] = (("completion_tokens_details", "reasoning_tokens"),)
 _TOTAL: Final[_Paths] = (("total_tokens",),)
 
 
 class DollarStep(Struct, frozen=True, kw_only=True):
-    """Other prices for requests with more than `above` input tokens, cached ones included."""
+    """The prices of requests with more than `above` input tokens, including cached ones."""
 
     above: int
-    dollars: Dollars  # the prices of such a request as a whole; they have no steps
+    dollars: Dollars  # apply to the whole request; without further steps
 
 
 class Dollars(Struct, frozen=True, kw_only=True):
     """What a model costs, in dollars per million tokens."""
 
     input: float  # input that is neither read from a cache nor written to one
-    cached_read: float  # input that is read from the provider's cache; `input` where there is none
-    cache_write: float  # input that is written to the cache; `input` where writing is free
-    output: float | None = None  # output; None where it is not known
+    cached_read: float  # input that is read from the provider's cache; equals `input` without a cache
+    cache_write: float  # input that is written to the cache; equals `input` if writing costs nothing extra
+    output: float | None = None  # output; None if its price is unknown
     steps: tuple[DollarStep, ...] = ()
 
     def at(self, tokens: int) -> Dollars:
@@ -71,12 +71,12 @@ class Dollars(Struct, frozen=True, kw_only=True):
 class Used(Struct, frozen=True, kw_only=True):
     """Tokens that an upstream reports."""
 
-    prompt: int  # of the prompt; those that were read from a cache or written to one are part of it
-    read: int = 0
-    written: int = 0
-    lasting: int = 0  # those of `written` that Anthropic's cache keeps for an hour
+    prompt: int  # tokens of the prompt, including those read from a cache or written to one
+    read: int = 0  # prompt tokens read from a cache
+    written: int = 0  # prompt tokens written to a cache
+    lasting: int = 0  # the part of `written` that Anthropic's cache keeps for an hour
     output: int = 0
-    reports_cache: bool = False  # whether it says how many were read from a cache, be it none
+    reports_cache: bool = False  # whether the usage has a number of cached tokens, even if it is 0
 
     @property
     def fresh(self) -> int:
@@ -85,9 +85,10 @@ class Used(Struct, frozen=True, kw_only=True):
 
 
 def used(usage: Mapping[str, Any] | None) -> Used | None:
-    """Read a usage in the form of Chat Completions; None if it does not say, believably, how long the prompt was.
+    """Parse a usage in the form of Chat Completions. Returns None without a plausible number of prompt tokens.
 
-    Tokens that are read from a cache or written to one are part of `prompt_tokens`, unless they are more than those.
+    Tokens read from a cache or written to one are part of `prompt_tokens`. If there are more of them than that, they
+    are added instead.
     """
     if usage is None:
         return None
@@ -98,22 +99,22 @@ def used(usage: Mapping[str, Any] | None) -> Used | None:
     total = prompt if read + written <= prompt else prompt + read + written
     (output, _), (reasoning, _) = _reported(usage, _COMPLETION), _reported(usage, _REASONING)
     if reasoning and _reported(usage, _TOTAL)[0] == prompt + output + reasoning:
-        output += reasoning  # as a rule, reasoning is part of the completion
+        output += reasoning  # reasoning usually is part of the completion; by this total it is not
     lasting = _reported(usage, _LASTING)[0] if written else 0
     return Used(prompt=total, read=read, written=written, lasting=lasting, output=output, reports_cache=reports)
 
 
 def cost(usage: Mapping[str, Any] | None, dollars: Dollars | None) -> float | None:
-    """Return what an exchange cost in dollars, by the usage in the form of Chat Completions.
+    """Return the cost of an exchange in dollars, from its usage in the form of Chat Completions.
 
-    None if it is not known: no price, no number of prompt tokens, or output without a price.
+    None if it is unknown: without a price, without a number of prompt tokens, or if output has no price.
     """
     tokens = used(usage)
     return None if tokens is None or dollars is None else cost_of(tokens, dollars)
 
 
 def cost_of(tokens: Used, dollars: Dollars) -> float | None:
-    """Return what these tokens cost in dollars; None if there is output without a price."""
+    """Return the cost of these tokens in dollars, or None if there is output without a price."""
     rate = dollars.at(tokens.prompt).output
     if tokens.output and rate is None:
         return None
@@ -121,7 +122,7 @@ def cost_of(tokens: Used, dollars: Dollars) -> float | None:
 
 
 def input_cost(tokens: Used, dollars: Dollars) -> float:
-    """Return what the prompt cost in dollars."""
+    """Return the cost of the prompt in dollars."""
     rates = dollars.at(tokens.prompt)
     spent = tokens.fresh * rates.input + tokens.read * rates.cached_read + tokens.written * rates.cache_write
     if tokens.written and rates.cache_write > rates.input:
@@ -130,12 +131,12 @@ def input_cost(tokens: Used, dollars: Dollars) -> float:
 
 
 def _reported(usage: Mapping[str, Any], paths: _Paths) -> tuple[int, bool]:
-    """Return the first number above 0, and whether there is any number."""
+    """Return the first number above 0 (else 0), and whether there is any number."""
     is_there = False
     for path in paths:
         value: Any = usage
         for name in path:
-            # Every request comes here: no call is made to ask.
+            # Runs at every request, so `isinstance` is used here instead of a helper.
             value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
             if value:
@@ -145,15 +146,15 @@ def _reported(usage: Mapping[str, Any], paths: _Paths) -> tuple[int, bool]:
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """What the list says of one model."""
+    """What the price list says about one model."""
 
     context_window: int | None
-    dollars: Dollars | None  # None where it has no price by tokens
-    caches: bool  # whether it has a price for cached input. Without one, a cache saves nothing.
+    dollars: Dollars | None  # None if it has no price per token
+    caches: bool  # whether the list has a price for cached input; without one, a cache saves nothing
 
 
 def load() -> list[Provider]:
-    """Return all providers of the list. The first call reads it: make that one in a thread."""
+    """Return all providers of the list. The first call loads the list, so make it in a thread."""
     # Half of the import's time goes to an HTTP client that nothing here uses.
     from genai_prices.data_snapshot import get_snapshot  # noqa: PLC0415 - it must not slow the start
 
@@ -161,9 +162,9 @@ def load() -> list[Provider]:
 
 
 def published(model: str, base_url: str | None, moment: datetime) -> Published | None:
-    """Return what the list says of a model (`gpt-4o`, `openai/gpt-4o`) at a moment; None if it does not know it.
+    """Return the entry of a model (`gpt-4o`, `openai/gpt-4o`) at a moment, or None if the list does not have it.
 
-    The prices of the provider at `base_url` count if the list knows it, else those of the model's maker.
+    The prices are those of the provider at `base_url` if the list has it, else those of the model's maker.
     """
     everyone = load()
     there = (provider for provider in everyone if base_url and re.match(provider.api_pattern, base_url))
@@ -176,7 +177,7 @@ def published(model: str, base_url: str | None, moment: datetime) -> Published |
 
 
 def _by_name(name: str, everyone: list[Provider]) -> Iterator[ModelInfo]:
-    """Yield the models that a name may mean: by its maker's patterns, then by the maker before a slash."""
+    """Yield the models that a name may mean: first by the makers' patterns, then by the maker before a slash."""
     maker, _, rest = name.rpartition("/")
     maker = maker.rpartition("/")[2]
     candidates = chain(
@@ -216,7 +217,7 @@ def _dollars(prices: ModelPrice, tokens: int) -> Dollars | None:
     return Dollars(
         input=fresh,
         cached_read=fresh if read is None else read,
-        # Some list the price of keeping the cache here, which comes on top of the input's.
+        # For some models the list has the storage price of the cache here, which is added to that of input.
         cache_write=fresh if written is None else max(fresh, written),
         output=_rate(prices.output_mtok, tokens),
     )

@@ -1,12 +1,12 @@
-"""HTTP: the application, authentication, the endpoints, and the JSON they answer with.
+"""HTTP: the application, authentication, the endpoints, and their JSON.
 
-app              the ASGI application: opens everything and sends each request to its endpoint
+app              the ASGI application: opens all services and routes each request to its endpoint
 authentication   credentials and tenants
-endpoint         a request for a completion, of every dialect; the way in
+endpoint         completions in every dialect; the entry point of a request
 passthrough      every other path under /v1/, relayed unchanged
-limits           limits where bytes arrive: heads, pace, connections, memory
-budgets          what tenants and keys may use, counted over all workers
+limits           limits on incoming bytes: heads, pace, connections, memory
+budgets          limits on use by tenants and keys, counted over all workers
 sessions         the sessions API, and the receipts
-operations       liveness, readiness, the cache of token counts, statistics
-dependencies     what the routes share
+operations       liveness, readiness, metrics, the cache of token counts, statistics, search
+dependencies     shared dependencies of the routes
 """

@@ -1,6 +1,6 @@
-"""The ASGI application: opens all services, wires them, sends each request to its endpoint, closes them.
+"""The ASGI application: opens and wires all services, routes each request to its endpoint, closes the services.
 
-There is no global state: two applications in one process share nothing that changes.
+There is no global state: two applications in one process share no mutable data.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ _DAY_SECONDS: Final = 86_400
 _FOLD_SECONDS: Final = 900.0
 _INDEX_SECONDS: Final = 5.0
 _INDEX_PAUSE: Final = 0.5
-_FOLD_PAUSE: Final = 0.5  # seconds: each step looks through the rows
-_TRACING_SECONDS: Final = 5.0  # how long a collector may take for what is left at the end
+_FOLD_PAUSE: Final = 0.5  # seconds between two steps, since each step scans the rows
+_TRACING_SECONDS: Final = 5.0  # how long the last flush to a collector may take at shutdown
 _CHAT: Final = dialect_named("chat")
 _RESPONSES: Final = dialect_named("responses")
 _MESSAGES: Final = dialect_named("messages")
-_ROUTES: Final = {  # the dialect that is spoken at a path
+_ROUTES: Final = {  # the dialect of each path
     b"/v1/chat/completions": _CHAT,
     b"/chat/completions": _CHAT,
     b"/v1/responses": _RESPONSES,
     b"/responses": _RESPONSES,
     b"/v1/messages": _MESSAGES,
 }
-_BESIDE: Final = b"/v1/messages/"  # paths of the Messages API that are passed through
+_BESIDE: Final = b"/v1/messages/"  # other paths of the Messages API, which are passed through
 _OPENAI: Final = b"/v1/"
-_DOUBLED: Final = b"/v1/v1/"  # a client that adds /v1 has a base URL with it: no provider has such paths
+_DOUBLED: Final = b"/v1/v1/"  # the client adds /v1 to a base URL that has it already; no provider has such paths
 _AZURE: Final = b"/openai/"
 _DEPLOYMENT: Final = re.compile(rb"/openai/deployments/([^/]+)(/.+)")
 _FAULT: Final = "a request failed because of a bug in the proxy"
@@ -80,16 +80,16 @@ _CACHE_SECRET: Final = "cache-keys"  # noqa: S105 - the name of a secret
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """One process among several that serve together. It does not touch its siblings' exchanges."""
+    """One of several processes that serve together. It does not touch the exchanges of the others."""
 
     mark: str  # 8 hexadecimal digits; the ids of its exchanges end with them
     ended: tuple[str, ...] | None = ()
-    """The marks of the workers that it replaces: their pending exchanges are marked as interrupted. None: it serves
-    alone, and all pending exchanges were left by an ended process."""
-    counts: Meters | None = None  # where it counts, beside its siblings
-    accepted: AcceptedFile | None = None  # where it finds, and keeps, the file of the settings that is in force
-    budgets: mmap | None = None  # where it counts what tenants use, in the part of this number
-    number: int = 0
+    """The marks of the workers that this one replaces: their pending exchanges are marked as interrupted. None: this
+    process serves alone, so all pending exchanges were left by ended processes."""
+    counts: Meters | None = None  # its metrics, in memory that the workers share
+    accepted: AcceptedFile | None = None  # the settings file in force, shared by the workers
+    budgets: mmap | None = None  # the use of budgets, in memory that the workers share
+    number: int = 0  # its index among the workers, and its part of `budgets`
 
 
 class Application:
@@ -105,8 +105,9 @@ class Application:
     ) -> None:
         """Open nothing yet; ASGI's `lifespan.startup` does.
 
-        Without `worker` the process serves alone. `loaded` is the source of the settings: changes of it are followed
-        while serving. `writer` writes exchanges. `away`: why the store could not be used just now.
+        Without `worker` the process serves alone. `loaded` is the source of the settings, which is watched for changes
+        while serving. `writer` is the process that writes exchanges. `away` is the reason if the store is unavailable
+        at the start.
         """
         self._writer = writer
         self._away = away
@@ -119,17 +120,17 @@ class Application:
         self._services: Services | None = None
 
     def stop(self) -> None:
-        """Be ready for nothing new."""
+        """Report not ready from now on: `/readyz` answers 503."""
         if self._services is not None:
             self._services.stopping.set()
 
     def cut_off(self) -> None:
-        """End what is still running: its clients hear why."""
+        """Cancel the requests that still run. Their clients get an error."""
         if self._services is not None:
             self._services.app.background.stop_requests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI call: of HTTP, or of the server's life."""
+        """Serve one ASGI call: an HTTP request or the lifespan."""
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
@@ -145,7 +146,7 @@ class Application:
             if path.startswith(_OPENAI) and len(path) > len(_OPENAI) and not path.startswith(_DOUBLED):
                 await self._passthrough.serve(connection, path[len(_OPENAI) - 1 :])
                 return
-        except Exception:  # noqa: BLE001 - the outermost place: the client gets an answer whatever happens
+        except Exception:  # noqa: BLE001 - the outermost handler: the client always gets an answer
             _LOG.exception(_FAULT)
             await connection.fail(InternalError(_MISTAKE))
             return
@@ -155,10 +156,10 @@ class Application:
             await connection.fail(why)
             return
         try:
-            # Ids in paths may hold an encoded slash: routes see the path as it was quoted.
+            # Routes see the quoted path, because an id may hold an encoded slash.
             await self._api({**scope, "path": path.decode("latin-1")}, receive, send)
-        except Exception as why:  # noqa: BLE001 - the client has its answer, or sees that it broke off
-            if isinstance(why.__cause__, PalimpsestError):  # it came after the answer had begun
+        except Exception as why:  # noqa: BLE001 - the client has its answer, or sees that the connection broke
+            if isinstance(why.__cause__, PalimpsestError):  # raised after the answer had begun
                 _LOG.warning("the answer to %s broke off: %s", path.decode("latin-1"), why.__cause__.message)
             else:
                 _LOG.exception(_FAULT)
@@ -214,7 +215,7 @@ class Application:
             self._endpoint = DialectEndpoint(self._services, handler, tracing)
             self._passthrough = Passthrough(self._services)
             if reload is not None:
-                # A worker that takes the place of another one has the settings that the parent was started with.
+                # A worker that replaces another one was given the settings of the parent's start: read them again.
                 await stack.enter_async_context(reload.running(again=bool(worker.ended)))
             ended = worker.ended or ()
             await stack.enter_async_context(sweeping(store, settings.retention, ended, indexes=worker.number == 0))
@@ -222,7 +223,7 @@ class Application:
 
 
 def _of_azure(path: bytes) -> tuple[bytes, str]:
-    """Return the path below `/v1` that a path of Azure's stands for, and the model of a deployment's."""
+    """Return the `/v1` path for an Azure path, and the model if the path names a deployment (else empty)."""
     found = _DEPLOYMENT.fullmatch(path)
     if found is not None:
         return b"/v1" + found[2], unquote(found[1].decode("latin-1"))
@@ -245,11 +246,12 @@ async def tracing_to(endpoint: str, instance: str) -> AsyncGenerator[Tracing]:
 async def sweeping(
     store: Store, retention: RetentionSettings, ended: Collection[str], *, indexes: bool
 ) -> AsyncGenerator[None]:
-    """Delete sessions that are too old, or too many, and fold old sums, again and again until the block ends.
+    """Run the periodic jobs of the store until the block ends.
 
-    All workers do; what one has done is not there for the others. Each gives up what the processes with the marks
-    `ended` left pending: a database may store what a process asked for after that was killed. One of them `indexes`
-    texts, if that is wanted.
+    They delete sessions that are too old or too many, finish deletions, and fold old sums. All workers run them, and
+    share the work through the database. Exchanges of the processes with the marks `ended` are marked as interrupted
+    again and again, because a database may commit a write after the process that sent it was killed. Only the worker
+    with `indexes` indexes texts, if that is configured.
     """
     seconds = _SWEEP_SECONDS
     if retention.days is not None:
@@ -272,12 +274,12 @@ async def sweeping(
 
 async def _again(work: Callable[[], Awaitable[None]], what: str, seconds: float) -> None:
     while True:
-        await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all do it at once
+        await anyio.sleep(seconds * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the workers over time
         try:
             await work()
         except PalimpsestError as why:
             _LOG.warning("%s: %s", what, why.message)
-        except Exception:  # noqa: BLE001 - what is done beside the requests must not end them
+        except Exception:  # noqa: BLE001 - a background job must not end the process
             _LOG.exception("%s: failed, and is tried again", what)
 
 
@@ -294,18 +296,18 @@ async def _fold(store: Store) -> None:
     left = True
     while left:
         left = await store.fold(int(time.time() * 1000))
-        await anyio.sleep(_FOLD_PAUSE)  # requests are stored in between
+        await anyio.sleep(_FOLD_PAUSE)  # leave the store to requests in between
 
 
 async def _index(store: Store) -> None:
     is_whole = False
     while not is_whole:
         is_whole = await store.index_texts(_INDEX_PAUSE)
-        await anyio.sleep(_INDEX_PAUSE)  # half of the time is left to requests
+        await anyio.sleep(_INDEX_PAUSE)  # leave half of the time to requests
 
 
 def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, budgets: Budgets) -> Takes:
-    """Return the settings that can change while serving. Requests under way keep the old ones."""
+    """Return the functions that apply changed settings. Requests that have begun keep the old settings."""
 
     def take_policies(settings: Settings) -> None:
         policies.current = settings.policies
@@ -334,7 +336,7 @@ def _takes(policies: Policies, app: AppServices, authenticator: Authenticator, b
 
 
 async def give_up_pending(store: Store, marks: Collection[str] | None = None) -> None:
-    """Mark pending exchanges of the processes with these marks as interrupted; None: all pending ones."""
+    """Mark the pending exchanges of the processes with these marks as interrupted. None means all pending ones."""
     interrupted = await store.interrupt_pending(int(time.time() * 1000), marks)
     if interrupted:
         _LOG.warning("%d exchanges were under way when a process ended: marked as interrupted", interrupted)
@@ -342,7 +344,7 @@ async def give_up_pending(store: Store, marks: Collection[str] | None = None) ->
 
 async def _refuse(request: Request, why: Exception) -> Response:
     status, headers = 0, None
-    if isinstance(why, PalimpsestError | ClientDisconnect):  # others are logged with all they came through
+    if isinstance(why, PalimpsestError | ClientDisconnect):  # the others are logged with their traceback
         forget_way(why)
     if isinstance(why, PalimpsestError):
         error = why
@@ -350,7 +352,7 @@ async def _refuse(request: Request, why: Exception) -> Response:
         first = why.errors()[0]
         name = str(first["loc"][-1])
         error = InvalidRequest(f"{name}: {first['msg']}", param=name)
-    elif isinstance(why, HTTPException):  # there is no such path, or not by this method
+    elif isinstance(why, HTTPException):  # unknown path, or method not allowed
         status, headers = why.status_code, why.headers
         error = NotFound(
             f"There is no {request.method} {request.scope['path']} here. "
@@ -359,9 +361,9 @@ async def _refuse(request: Request, why: Exception) -> Response:
             "the stored sessions are at /sessions.",
             code="unknown_url",
         )
-    elif isinstance(why, ClientDisconnect):  # nobody reads it
+    elif isinstance(why, ClientDisconnect):  # the client is gone: the status does not matter
         return Response(status_code=400)
-    else:  # it is logged by `Application`
+    else:  # `Application` logs it
         error = InternalError(_MISTAKE)
     if error.retry_after is not None:
         headers = {"retry-after": str(error.retry_after)}
@@ -369,7 +371,7 @@ async def _refuse(request: Request, why: Exception) -> Response:
 
 
 def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """Return the FastAPI application with the routes that are not on raw ASGI."""
+    """Return the FastAPI application with all routes that are not served on raw ASGI."""
     api = FastAPI(
         title="Palimpsest",
         version=__version__,
@@ -377,7 +379,7 @@ def _api(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> Fa
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to whatever name the client calls us by
+        redirect_slashes=False,  # a redirect would use the client's `Host`, whatever it is
     )
     for module in (operations, sessions):
         api.include_router(module.router)

@@ -1,7 +1,8 @@
-"""What tenants and keys may use, counted over all workers.
+"""Budgets: limits on what tenants and keys may use, counted over all workers.
 
-Requests and tokens of the last minute are counted by second, in memory that the workers of one host share; dollars are
-in the store, which all hosts share: a tenant's in the sums of its exchanges, a key's in sums of its own.
+Requests and tokens of the last minute are counted per second, in memory that the workers of one host share. Dollars are
+kept in the store, which all hosts share: those of a tenant in the sums of its exchanges, those of a key in sums of its
+own.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from proxy.telemetry import Meters
 OnceBack: TypeAlias = Callable[[Callable[[Store], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 _LOG: Final = logging.getLogger("palimpsest.budgets")
-MOST: Final = 64  # budgets
+MOST: Final = 64  # largest number of budgets
 _SECONDS: Final = 60
-_FIGURES: Final = 3  # of each second: which one it is, requests, tokens
-_ROW: Final = 1 + _SECONDS * _FIGURES  # of one budget; whose it is comes first
-_PART: Final = MOST * _ROW  # of one process
+_FIGURES: Final = 3  # numbers for each second: the second itself, requests, tokens
+_ROW: Final = 1 + _SECONDS * _FIGURES  # numbers for each budget; the first is its owner
+_PART: Final = MOST * _ROW  # numbers for each process
 _REQUESTS: Final = 1
 _TOKENS: Final = 2
 _UNUSED: Final = bytes(_ROW * 8)
@@ -41,14 +42,14 @@ _FRESH_SECONDS: Final = 1.0
 
 
 def budget_memory(parts: int) -> mmap.mmap:
-    """Return memory for so many processes, which share it if they are forked after this."""
+    """Return memory for `parts` processes. Processes that are forked after this call share it."""
     return mmap.mmap(-1, parts * _PART * 8)
 
 
 class OwnedBudget(Struct, frozen=True, kw_only=True):
-    """One budget, and the number by which rows of the memory say that they count for it.
+    """A budget and `owner`, the number that marks its rows in the memory.
 
-    The number stays when budgets come, go or change places, and it is the same in every process.
+    The number stays the same when budgets are added, removed or reordered, and it is the same in every process.
     """
 
     budget: Budget
@@ -56,7 +57,7 @@ class OwnedBudget(Struct, frozen=True, kw_only=True):
 
 
 class BudgetUse(Struct, frozen=True, kw_only=True):
-    """One limit of a budget, and what is used of it."""
+    """One limit of a budget and how much of it is used."""
 
     whose: str
     limit: str  # its name in the configuration
@@ -65,7 +66,7 @@ class BudgetUse(Struct, frozen=True, kw_only=True):
 
 
 class DollarLimit(Struct, frozen=True, kw_only=True):
-    """How many dollars may be used in a time."""
+    """A limit in dollars on the current day or month."""
 
     name: str
     most: float
@@ -74,7 +75,7 @@ class DollarLimit(Struct, frozen=True, kw_only=True):
 
 
 class Budgets:
-    """Knows what is used up. One for the life of the process."""
+    """Counts use and refuses requests over a budget. One per process."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class Budgets:
         *,
         once_back: OnceBack,
     ) -> None:
-        """Count in a part of `memory`; without it, in memory of the process's own. Refusals go to `counts`.
+        """Count in part `part` of `memory`, or in private memory if it is None. Refusals are counted in `counts`.
 
-        `once_back` does work with the store, as soon as that is back where it is away.
+        `once_back` runs work on the store; if the store is unavailable, as soon as it is back.
         """
         self._store = store
         self._values = memoryview(budget_memory(1) if memory is None else memory).cast("d")
@@ -100,28 +101,28 @@ class Budgets:
         self._background = Background() if background is None else background
         self._once_back = once_back
         self._known: dict[tuple[str, str | None, int], tuple[float, float]] = {}
-        """Dollars since a time: of a tenant, or with a key; and when the store knew so."""
+        """By tenant or key, and start of the period: when the store was last read, and the dollars that it returned."""
         self._since_known: Counter[tuple[str, str | None, int]] = Counter()
-        """Dollars that this process used since then; they count while the store is away."""
-        self._unspent: Counter[tuple[str, str]] = Counter()  # dollars that are not stored yet, by tenant and key
+        """Dollars that this process used since that reading. They count while the store is unavailable."""
+        self._unspent: Counter[tuple[str, str]] = Counter()  # dollars not stored yet, by tenant and key
         self._is_spending = False
         self.take(budgets)
 
     def take(self, budgets: Sequence[Budget]) -> None:
-        """Hold to these budgets from now on."""
+        """Enforce these budgets from now on."""
         self.in_force = tuple(budgets)
         self._owned: list[OwnedBudget] = []
-        before = Counter[str]()  # a tenant may have several
+        before = Counter[str]()  # a tenant or key may have several budgets
         for budget in budgets:
             whose = _whose(budget)
             self._owned.append(OwnedBudget(budget=budget, owner=1.0 + crc32(f"{whose} {before[whose]}".encode())))
             before[whose] += 1
 
     async def admit(self, caller: Identity) -> None:
-        """Count a request; raises `OverBudget` if the caller has used up a budget."""
+        """Count a request. Raises `OverBudget` if the caller has used up a budget."""
         now = self._clock()
         mine = self._owned_by(caller.tenant, caller.key)
-        # Counted first and then looked at: of several workers at once none lets in one too many.
+        # Count first, then check: several workers at once cannot admit one request too many.
         for each in mine:
             self._add(each, _REQUESTS, 1, now)
         try:
@@ -138,7 +139,7 @@ class Budgets:
             raise
 
     def used(self, tenant: str, key: str | None, tokens: int, dollars: float) -> None:
-        """Count what a request, or a summary, came to."""
+        """Count the tokens and dollars of a request or a summary."""
         now, mine = self._clock(), self._owned_by(tenant, key)
         for each in mine:
             self._add(each, _TOKENS, tokens, now)
@@ -153,7 +154,10 @@ class Budgets:
                 self._background.start(self._once_back(self._spend))
 
     async def _spend(self, store: Store) -> None:
-        """Store what was spent with keys; what comes meanwhile is stored next, together. Raises `StoreUnavailable`."""
+        """Store the dollars spent with keys. Raises `StoreUnavailable`.
+
+        Amounts that are added in the meantime are stored next, as one sum per key.
+        """
         while self._unspent:
             tenant, key = next(iter(self._unspent))
             dollars = self._unspent.pop((tenant, key))
@@ -180,7 +184,7 @@ class Budgets:
                 )
 
     async def usage(self, reader: Identity | None) -> list[BudgetUse]:
-        """Return what is used of the budgets of a tenant and its key; None: of all."""
+        """Return the use of the budgets of a tenant and its key. None means all budgets."""
         mine = self._owned if reader is None else self._owned_by(reader.tenant, reader.key)
         return [use for uses in await asyncio.gather(*map(self._usage_of, mine)) for use in uses]
 
@@ -200,9 +204,9 @@ class Budgets:
         return found
 
     async def _spent(self, tenant: str, key: str | None, since: int, now: float) -> float:
-        """Return the dollars of a tenant, or of a key, since a time, as the store knew them at most a second ago.
+        """Return the dollars that a tenant or a key spent since a time. The store's sum is cached for a second.
 
-        While the store is away, they are those that it knew last, and what this process used since.
+        While the store is unavailable, this is the last known sum plus what this process has used since.
         """
         place = (tenant if key is None else "", key, since)
         at, dollars = self._known.get(place, (-_FRESH_SECONDS, 0.0))
@@ -212,10 +216,10 @@ class Budgets:
                     dollars = await self._store.spent(tenant, since)
                 else:
                     dollars = await self._store.spent_with(key, since)
-            except StoreUnavailable:  # whether the request needs the store is found out later
+            except StoreUnavailable:  # the request may do without the store: that is decided later
                 self._known.setdefault(place, (at, dollars))
                 return dollars + self._since_known[place]
-            if len(self._known) >= 2 * MOST:  # times that are over
+            if len(self._known) >= 2 * MOST:  # entries of past days and months
                 self._known.clear()
                 self._since_known.clear()
             self._known[place] = now, dollars
@@ -230,7 +234,10 @@ class Budgets:
         ]
 
     def _check(self, owned: OwnedBudget, name: str, limit: int, figure: int, now: float) -> None:
-        """Raise `OverBudget` if the last 60 seconds hold as much as the limit; of requests, this one is among them."""
+        """Raise `OverBudget` if the sum of the last 60 seconds has reached the limit.
+
+        For requests the sum includes this one, so the caller passes the limit plus one.
+        """
         seconds = self._seconds(owned, figure, int(now))
         used = sum(amount for _, amount in seconds)
         if used < limit:
@@ -242,7 +249,7 @@ class Budgets:
                 wait = second + _SECONDS - now
                 break
         self._counts.add("palimpsest_refused", name)
-        # Requests that are refused at the same moment are in the sum: they are not told of.
+        # The sum may include requests that are being refused at the same moment: the message leaves them out.
         told = min(used, limit) if itself else used
         over = f"{_whose(owned.budget)} has used {told - itself:.0f} of {limit - itself} ({name})."
         raise OverBudget(f"{over} Try again in {max(1, ceil(wait))} seconds.", wait=wait)
@@ -261,12 +268,12 @@ class Budgets:
         return sorted(sums.items())
 
     def _row_in(self, part: int, owned: OwnedBudget) -> int | None:
-        """Return where a process counts for a budget; None where it has not counted for it yet."""
+        """Return the start of a budget's row in the part of a process, or None if it has no row yet."""
         owners = list[float](self._values[part : part + _PART : _ROW])
         return part + owners.index(owned.owner) * _ROW if owned.owner in owners else None
 
     def _claimed(self, owned: OwnedBudget) -> int:
-        """Return a row of this process for a budget, made empty: an unused one, or that of a budget that is gone."""
+        """Claim and clear a row of this process for a budget: an unused one, else one of a removed budget."""
         values, in_force = self._values, {each.owner for each in self._owned}
         free = [at for at in range(self._part, self._part + _PART, _ROW) if values[at] not in in_force]
         first = next((at for at in free if not values[at]), free[0])
@@ -275,7 +282,7 @@ class Budgets:
         return first
 
     def _take_back(self, owned: OwnedBudget, now: float) -> None:
-        """Count a request no more, if the second in which it came is still counted."""
+        """Uncount a request, if its second is still in the memory."""
         first = self._row_in(self._part, owned)
         if first is not None:
             place = first + 1 + int(now) % _SECONDS * _FIGURES

@@ -1,4 +1,4 @@
-"""What the routes share: open services, the caller, the session in the path, checked parameters."""
+"""Shared dependencies of the routes: open services, the caller, the session in the path, checked parameters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from proxy.store import SessionRow, Store
 
 _AUDIT: Final = logging.getLogger("palimpsest.audit")
 DOTTED: Final = {".": ".\x7f", "..": "..\x7f"}
-"""What stands for these session ids in a path, where clients resolve dots. No id holds a control character."""
+"""How the session ids `.` and `..` are written in paths, since clients resolve dots. No id holds a control character,
+so the written forms are unambiguous."""
 _DOTS: Final = {written: name for name, written in DOTTED.items()}
-_NAMING: Final = frozenset({"tenant", "session", "a", "b", "exchange"})  # parameters that name whose data is asked for
+_NAMING: Final = frozenset({"tenant", "session", "a", "b", "exchange"})  # parameters that identify the requested data
 
 
 class Services(Struct, frozen=True, kw_only=True):
@@ -40,12 +41,12 @@ class Services(Struct, frozen=True, kw_only=True):
     policies: Policies
     budget: MemoryBudget
     budgets: Budgets
-    reload: Reload | None  # None: the settings are those of the start
-    stopping: threading.Event  # set once the process stops
+    reload: Reload | None  # None: the settings never change
+    stopping: threading.Event  # set once the process begins to stop
 
     @property
     def in_force(self) -> Settings:
-        """The settings with what was changed since the start."""
+        """The current settings, with the changes since the start."""
         return self.settings if self.reload is None else self.reload.settings
 
 
@@ -55,8 +56,8 @@ def services_of(request: Request) -> Services:
     return services
 
 
-# Dependencies are coroutines: FastAPI runs a plain function in one of the few threads, where it waits behind whatever
-# is computed there, and `/healthz` with it.
+# Dependencies are coroutines. FastAPI would run a plain function in the thread pool, where even `/healthz` would queue
+# behind computations.
 
 
 async def open_services_of(request: Request) -> Services:
@@ -65,7 +66,7 @@ async def open_services_of(request: Request) -> Services:
 
 
 async def caller_of(request: Request) -> Identity:
-    """Return who asks; raises what `Authenticator.admit` raises."""
+    """Return the caller. Raises what `Authenticator.admit` raises."""
     sent = request.scope["headers"]
     first = dict(reversed(sent))
     authenticator = services_of(request).authenticator
@@ -78,7 +79,7 @@ async def caller_of(request: Request) -> Identity:
 
 
 def audited(request: Request) -> str:
-    """Return what the audit says of a request: its path, and whose data its query names; not what is searched."""
+    """Return a request as the audit log shows it: path and identifying query parameters, but no search words."""
     named = [(name, value) for name, value in request.query_params.multi_items() if name in _NAMING]
     path = f"{request.method} {request.scope['path']}"
     return f"{path}?{urlencode(named)}" if named else path
@@ -102,7 +103,7 @@ def _query_names(dependant: Dependant) -> set[str]:
 
 
 AUTHENTICATED: Final = (Depends(caller_of), Depends(check_query))
-"""What is checked before a route's own parameters: first who asks, then what else the query holds."""
+"""Checked before a route's own parameters: first the caller, then unknown query parameters."""
 OpenServices = Annotated[Services, Depends(open_services_of)]
 CallerDependency = Annotated[Identity, Depends(caller_of)]
 Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
@@ -114,7 +115,7 @@ After = Annotated[str | None, Query(description="The `next` of the page before."
 
 
 def tenant_of(caller: Identity, tenant: str | None) -> str | None:
-    """Return whose sessions are meant; None for everybody's. Only the administrator may mean others'."""
+    """Return the tenant whose sessions are requested, or None for all. Only the administrator may name another."""
     if caller.admin:
         return tenant
     if tenant is not None and tenant != caller.tenant:
@@ -125,15 +126,15 @@ def tenant_of(caller: Identity, tenant: str | None) -> str | None:
 async def session_of(
     session: str, services: OpenServices, caller: CallerDependency, tenant: Tenant = None, dialect: DialectName = None
 ) -> SessionRow:
-    """Return the session that the path names, if the caller may see it; else raise `NotFound`."""
+    """Return the session that the path names. Raises `NotFound` if there is none that the caller may see."""
     name = unquote(session)
     return await found_session(services.app.store, _DOTS.get(name, name), tenant_of(caller, tenant), dialect)
 
 
 async def found_session(store: Store, name: str, owner: str | None, dialect: str | None) -> SessionRow:
-    """Return the session of this id; raise `NotFound` if there is none, `InvalidRequest` if several tenants have it.
+    """Return the session with this id. Raises `NotFound` without one, `InvalidRequest` if several tenants have one.
 
-    Of one tenant's in several dialects it is the first, Chat Completions before the others.
+    If one tenant has the id in several dialects, the first is returned; Chat Completions comes first.
     """
     if dialect is not None and dialect not in DIALECTS:
         raise InvalidRequest(f"`dialect` is {' or '.join(DIALECTS)}, not {dialect!r}.", param="dialect")
@@ -153,7 +154,7 @@ FoundSession = Annotated[SessionRow, Depends(session_of)]
 
 
 async def memory_of(services: OpenServices) -> AsyncIterator[Reservation]:
-    """Give a reservation that lasts until the response is sent, at the client's pace."""
+    """Yield a reservation of memory that lasts until the client has received the response."""
     with Reservation(services.budget) as memory:
         yield memory
 
@@ -162,7 +163,7 @@ Memory = Annotated[Reservation, Depends(memory_of)]
 
 
 def json_response(data: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a JSON response; messages in it are `orjson.Fragment`s, so that they keep their bytes."""
+    """Return a JSON response. Messages in `data` are `orjson.Fragment`s, so their bytes stay unchanged."""
     body = orjson.dumps(data)
     if len(body) <= PIECE_BYTES:
         return Response(body, status, media_type="application/json")
@@ -170,6 +171,6 @@ def json_response(data: Mapping[str, Any], status: int = 200) -> Response:
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """Yield a long body at the client's pace: what waits in the transport counts nowhere."""
+    """Yield a long body in pieces, at the client's pace: bytes buffered in the transport would not be accounted for."""
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES]

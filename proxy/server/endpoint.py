@@ -1,7 +1,7 @@
-"""The endpoint of every dialect on raw ASGI: reads the request, hands it to the pipeline, watches the client.
+"""The endpoint of every dialect on raw ASGI: reads the request, passes it to the pipeline, watches the client.
 
-The way in; the main flow is in `pipeline/exchange.py`. `ClientConnection` is the client's side of a request; the
-passthrough uses it too.
+This is the entry point; the main flow is in `pipeline/exchange.py`. `ClientConnection` is the client's side of a
+request. The passthrough uses it too.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:  # it would import OpenTelemetry
 
 _CHAT: Final = dialect_named("chat")
 _REFUSED: Final = (headers.CONTEXT_KIND.encode(), b"refused")
-"""Said of a request that the proxy refused before it had a place in a history."""
-UNWATCHED_SECONDS: Final = 0.1  # how long work goes on before the proxy watches whether the client is still there
+"""The header of a request that was refused before reconciliation."""
+UNWATCHED_SECONDS: Final = 0.1  # work may take this long before the proxy watches for the client to disconnect
 
 
 class ClientConnection:
-    """The client's side of one request: what it sends, what it is sent, and whether it is still there."""
+    """The client's side of one request: receives the body, sends the response, and notices a disconnect."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect = _CHAT) -> None:
-        """Take over one ASGI call of type `http`; errors are told in the form of `dialect`."""
+        """Wrap one ASGI call of type `http`. Errors have the shape of `dialect`."""
         self.dialect = dialect
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.first: dict[bytes, bytes] = dict(reversed(self.headers))
-        """The first value of each header, by its lower-case name."""
+        """The first value of each header, by lower-case name."""
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
-        self.gone = False
-        self.stopping = False  # whether the process stops, and has no time for this any more
+        self.gone = False  # whether the client has disconnected
+        self.stopping = False  # whether the request is cancelled because the process stops
         self._receive = receive
         self._send = send
         self._started = False
@@ -52,11 +52,11 @@ class ClientConnection:
         self._watching: asyncio.Task[None] | None = None
 
     async def body(self, limit: int, memory: Reservation | None = None) -> bytes:
-        """Return the request's body; raises `TooLarge`, `Overloaded`, or `ClientLeft` where it breaks off."""
+        """Return the request's body. Raises `TooLarge`, `Overloaded`, or `ClientLeft` if the client disconnects."""
         return await bounded(self.pieces(), self.first.get(b"content-length"), limit, memory)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the request's body as it comes; raises `ClientLeft` where it breaks off."""
+        """Yield the request's body as it arrives. Raises `ClientLeft` if the client disconnects."""
         more = True
         while more:
             message = await self._receive()
@@ -69,17 +69,17 @@ class ClientConnection:
         self._body_read.set()
 
     async def left(self) -> None:
-        """Return once the client has left; to be awaited beside the work for it."""
+        """Wait until the client disconnects. Run this concurrently with the work for the client."""
         await self._body_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
 
     async def serve(self, work: Awaitable[None], background: Background, *, stops: bool = True) -> None:
-        """Do the work for the client; if the client leaves and `stops` is set, cancel it.
+        """Do the work for the client. If the client disconnects and `stops` is set, cancel the work.
 
-        Before a response has begun, no server reports that the client has left: a task in `background` waits
-        for it, but only beside work that takes longer than `UNWATCHED_SECONDS`.
+        ASGI servers do not report a disconnect on their own before the response begins, so a task in `background` waits
+        for it. The task is started only if the work takes longer than `UNWATCHED_SECONDS`.
         """
         loop = asyncio.get_running_loop()
         mine = asyncio.current_task(loop)
@@ -93,7 +93,7 @@ class ClientConnection:
             if not (self.stopping or (self.gone and stops)):
                 raise
             mine.uncancel()
-            if self.stopping:  # a client that takes nothing more is disconnected soon
+            if self.stopping:  # if the client reads nothing, its connection is closed soon
                 self._stop_watching(unwatched)
                 await self.fail(Stopping("The proxy stops. Try again."))
         finally:
@@ -107,7 +107,7 @@ class ClientConnection:
         unwatched.cancel()
         if self._watching is not None:
             self._watching.cancel()
-            self._watching = None  # it holds this object: only the garbage collector would free the two
+            self._watching = None  # breaks a reference cycle, which would wait for the garbage collector
 
     async def _stop_when_left(self, work: asyncio.Task[Any], *, stops: bool) -> None:
         await self.left()
@@ -127,7 +127,7 @@ class ClientConnection:
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last piece of the body."""
-        # An answer goes out at the client's pace: what waits in the transport counts nowhere.
+        # Send a long answer in pieces, at the client's pace: bytes buffered in the transport are not accounted for.
         start = 0
         while len(data) - start > PIECE_BYTES:
             await self.write(data[start : start + PIECE_BYTES])
@@ -136,7 +136,7 @@ class ClientConnection:
             await self._send({"type": "http.response.body", "body": data[start:], "more_body": False})
 
     async def fail(self, error: PalimpsestError, headers: Headers = ()) -> None:
-        """Say what went wrong: as a response, or as the last event of a stream that has begun."""
+        """Send an error: as a response, or as the last event if the response has begun."""
         api = self.dialect.replies
         body = api.error_body(error)
         if self._started:
@@ -152,9 +152,9 @@ class ClientConnection:
 async def bounded(
     pieces: AsyncIterable[bytes], announced: bytes | None, limit: int, memory: Reservation | None = None
 ) -> bytes:
-    """Return a body put together; `announced` is its `Content-Length`.
+    """Return the pieces of a body joined. `announced` is its `Content-Length`.
 
-    Raises `TooLarge`, or `Overloaded` where `memory` has no room, without reading the rest.
+    Stops reading and raises `TooLarge` over `limit`, or what `Reservation.add` raises if `memory` has no room.
     """
     parts: list[bytes] = []
     size = int(announced) if announced is not None and announced.isdigit() else 0
@@ -173,7 +173,7 @@ async def bounded(
 
 
 def _with_model(body: bytes, model: str) -> bytes:
-    """Return the body of a request with the model, if it names none; what is no object is told by who reads it."""
+    """Return the body with `model` added if it names none. A body that is not an object is left to the parser."""
     try:
         fields = RawFields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -182,7 +182,7 @@ def _with_model(body: bytes, model: str) -> bytes:
 
 
 class DialectEndpoint:
-    """Serves requests for completions, of every dialect. One for the life of the process."""
+    """Serves completion requests in every dialect. One per process."""
 
     def __init__(self, services: Services, handler: ExchangeHandler, tracing: Tracing | None = None) -> None:
         server = services.settings.server
@@ -195,7 +195,7 @@ class DialectEndpoint:
         self._countable = min(server.max_messages, server.max_json_values, LONG_BODY - 1)
 
     async def serve(self, connection: ClientConnection, model: str = "") -> None:
-        """Answer one request; `model` is the one that its path names."""
+        """Answer one request. `model` is the model that its path names, or empty."""
         try:
             with Reservation(self._services.budget) as memory:
                 call = await self._call(connection, memory)
@@ -212,7 +212,7 @@ class DialectEndpoint:
             await connection.fail(why, [_REFUSED])
 
     async def _traced(self, call: ClientRequest, connection: ClientConnection, tracing: Tracing) -> None:
-        """Answer a request within a span of its own."""
+        """Answer a request inside its own tracing span."""
         trace = tracing.begin(call.headers)
         connection.write = trace.noting(connection.write)  # type: ignore[method-assign,assignment]
         call = replace(call, headers=trace.headers, trace=trace)
@@ -235,7 +235,7 @@ class DialectEndpoint:
         if services.budgets.in_force:
             await services.budgets.admit(caller)
         body = await connection.body(services.settings.server.max_body_bytes, memory)
-        short = len(body) <= self._countable  # it cannot hold too much
+        short = len(body) <= self._countable  # too short to hold too many values or messages
         if short:
             memory.add(0, body.count(b"{"))
         return ClientRequest(
@@ -250,8 +250,11 @@ class DialectEndpoint:
         )
 
     async def _admit(self, body: bytes, memory: Reservation, messages: int, size: int) -> None:
-        """Refuse a body that holds too much; its first `size` bytes, with so many messages, were admitted before."""
+        """Refuse a body that holds too many values or messages; raises what `check` and `Reservation.add` raise.
+
+        The first `size` bytes, which hold `messages` messages, were admitted before.
+        """
         limits = self._limits
-        if len(body) > limits.values or messages + len(body) - size > limits.messages:  # else it cannot
+        if len(body) > limits.values or messages + len(body) - size > limits.messages:  # else it is too short for that
             await compute(len(body), limits.check, body)
         memory.add(0, body.count(b"{", size))

@@ -1,15 +1,15 @@
-"""Limits where bytes arrive: on the head of a request, its pace, connections, and the memory of bodies.
+"""Limits on incoming bytes: the head of a request, its pace, connections, and the memory of bodies.
 
-uvicorn's parser takes heads of any length and waits for ever. `LimitedProtocol` counts and times what it is fed:
+uvicorn's parser accepts heads of any length and waits without a limit. `LimitedProtocol` counts and times its input:
 
-    over 16 KB of request line                          414
-    over 64 KB or 200 lines of headers, or of trailers  431
-    no complete head 10 s after its first byte          408; without a byte the connection is closed
-    less than 1 kB/s of a body over 30 s                408
-    too many connections of one address                 503
+    request line over 16 KB                             414
+    headers or trailers over 64 KB or 200 lines         431
+    no complete head 10 s after its first byte          408; without any byte the connection is closed
+    body slower than 1 kB/s over 30 s                   408
+    too many connections from one address               503
     over 16 requests that wait behind another one       the connection is closed
 
-Trailers are read and forgotten: a field that comes after the body decides nothing.
+Trailers are read and discarded.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from proxy.errors import HeadersTooLarge, InvalidRequest, LineTooLong, Overloade
 MAX_LINE_BYTES: Final = 16_384
 MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 200
-MAX_WAITING: Final = 16  # requests of one connection that wait for an answer to the one before
+MAX_WAITING: Final = 16  # pipelined requests of one connection that wait for an earlier answer
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 BODY_RATE: Final = 1_000  # bytes a second
 LINGER_SECONDS: Final = 1.0
-"""How long a refused client is read on: one that still sends would lose the answer to a reset."""
+"""How long input from a refused client is still read. If it is still sending, a reset would destroy the answer."""
 LAST_CALL_SECONDS: Final = 0.5
-"""How long a kept connection is read on when the server stops. A reset would lose a request that is on its way."""
+"""How long idle connections are still read when the server stops. A reset would lose a request that is on its way."""
 BODY_FACTOR: Final = 10
-"""Memory that a body takes at its peak, in bodies: its bytes, its fields, its messages, and what is sent."""
+"""Peak memory of a body, as a multiple of its size: its bytes, fields and messages, and the body sent upstream."""
 ANSWERS_PART: Final = 4
-"""Large answers of the upstream may take this part of the budget, beside it: bodies take less than they are charged."""
+"""Large answers may take this part (a quarter) of the budget in addition: bodies take less than they are charged."""
 OBJECT_BYTES: Final = 3_072
-"""Memory that a short message takes beside that."""
-PIECE_BYTES: Final = 1_048_576  # how much of an answer is sent at once
+"""Memory that is charged for each JSON object of a body in addition."""
+PIECE_BYTES: Final = 1_048_576  # most bytes of an answer that are sent at once
 _LARGE: Final = 33_554_432
-"""Memory that is given back to the system once it is free. Less may stay with the allocator."""
-_GIVE_BACK_SECONDS: Final = 0.5  # how soon
-_GIVE_BACK_PAUSE: Final = 5.0  # seconds between two times: each one looks through all of the heap
-_UNKNOWN_MEMORY: Final = 4 << 30
-_SMALL: Final = 2 << 30  # what bodies in work may take in a process on a small machine
+"""Freed memory above this size is returned to the system. Less may stay with the allocator."""
+_GIVE_BACK_SECONDS: Final = 0.5  # delay before memory is returned
+_GIVE_BACK_PAUSE: Final = 5.0  # least seconds between two returns, since each scans the whole heap
+_UNKNOWN_MEMORY: Final = 4 << 30  # assumed memory of a machine that does not report it
+_SMALL: Final = 2 << 30  # memory for request bodies in a process on a small machine
 _MOST_ROOM: Final = 16
 _BODY_FIELDS: Final = frozenset({b"content-length", b"transfer-encoding"})
-_FIELD_BYTES: Final = 4  # a header line takes these beside its name and value: colon, space, CR LF
+_FIELD_BYTES: Final = 4  # bytes of a header line besides name and value: colon, space, CR LF
 _TOO_LARGE: Final = "The request body takes more memory than server.max_memory allows. Send less, or raise it."
 _TOO_LARGE_STORED: Final = (
     "The request takes, with the stored messages that it needs, more memory than server.max_memory allows: "
@@ -69,7 +69,7 @@ _TOO_LARGE_STORED: Final = (
 
 
 def _trimmer() -> Callable[[int], Any] | None:
-    """Return the C library's `malloc_trim`; None where it has none."""
+    """Return the C library's `malloc_trim`, or None if it has none."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # not Linux, or another C library
@@ -80,9 +80,9 @@ _malloc_trim: Final = _trimmer()
 
 
 class _PlainParser(HttpRequestParser):
-    """Goes on in HTTP/1.1 where a client offers another protocol, as each new connection of Java's does (`h2c`).
+    """Ignores `Upgrade` offers and stays with HTTP/1.1. Java's client, for example, offers `h2c` on new connections.
 
-    httptools ends such a request with its head, and its body would be lost.
+    httptools ends such a request after its head, so its body would be lost.
     """
 
     def __init__(self, protocol: LimitedProtocol) -> None:
@@ -91,7 +91,7 @@ class _PlainParser(HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse; a request that offers another protocol is parsed again without the offer."""
+        """Parse the data. A request that offers another protocol is parsed again without the offer."""
         parser: HttpRequestParser = self
         while True:
             try:
@@ -104,7 +104,7 @@ class _PlainParser(HttpRequestParser):
 
 
 class _UnchunkedCycle(RequestResponseCycle):
-    """A response to HTTP/1.0, which knows no chunks: without a length its body ends with the connection."""
+    """A response to HTTP/1.0, which has no chunked encoding: a body without a length ends with the connection."""
 
     _is_open = False  # whether the response has no length
 
@@ -119,7 +119,7 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits. A class of its own for each server: see `limited_http`."""
+    """uvicorn's HTTP protocol with limits. Each server has a subclass: see `limited_http`."""
 
     most_per_address: ClassVar[int] = 0
     open_by_address: ClassVar[Counter[str]]
@@ -129,21 +129,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     url = b""
     _in_head = True
-    _extra = 0  # bytes that came and are no body: of the head, later of what frames a chunk, or of trailers
-    _body_bytes = 0
-    _body_seen = 0  # of them, those that had come when the pace was looked at last
+    _extra = 0  # received bytes that are not body: of the head, later of chunk framing or trailers
+    _body_bytes = 0  # received bytes of the body
+    _body_seen = 0  # value of `_body_bytes` at the last check of the pace
     _timer: asyncio.TimerHandle | None = None
     _counted = ""  # the address under which this connection is counted
     _refusal: PalimpsestError | None = None
-    _running: RequestResponseCycle | None = None  # the request that is answered; `cycle` is the newest
-    _stops = False  # whether no further request is awaited after the next one
+    _running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the newest request
+    _stops = False  # whether the server stops: the next request is the last one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _PlainParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head, or refuse the connection."""
+        """Start waiting for a head, or refuse the connection."""
         super().connection_made(transport)
         if self.most_per_address and self.client is not None:
             address = self.client[0]
@@ -155,7 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.head_seconds, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Clean up after the connection."""
         self._stop_timer()
         if self._running is not None and self._running is not self.cycle:
             self._running.disconnected = True
@@ -168,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, and look at what came of it."""
+        """Feed the parser, then check the limits."""
         self._extra += len(data)
         super().data_received(data)
         if self.parser is None:  # pyright: ignore[reportUnnecessaryComparison] - the request was refused
@@ -179,7 +179,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await_rest()
 
     def shutdown(self) -> None:
-        """Close after the answer that is under way, or that a request on its way gets; else after a moment."""
+        """Close after the current answer. An idle connection is closed after `last_call_seconds` or one last answer."""
         if self._is_answering():
             super().shutdown()
         else:
@@ -187,7 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.loop.call_later(self.last_call_seconds, super().shutdown)
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, if one has come. What comes behind those that wait is not read yet."""
+        """Start the next waiting request, if any. While others still wait, no more input is read."""
         self._running = None
         super().on_response_complete()
         if self.pipeline and not self.transport.is_closing():
@@ -198,29 +198,30 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def declines_upgrade(self) -> bool:
-        """Whether the request offers another protocol that is passed over.
+        """Whether the request offers another protocol and the offer is ignored.
 
-        A GET that begins a WebSocket is refused later, in words. With a body, that would be taken for a request.
+        A GET that offers a WebSocket keeps its offer, because it is refused later with an explanation. If it has a
+        body, the offer is ignored too, or the body would be parsed as a request.
         """
         if not self.parser.should_upgrade():
             return False
         offers = [value.lower() for name, value in self.headers if name == b"upgrade"]
         has_body = any(name in _BODY_FIELDS for name, _ in self.headers)
-        # CONNECT offers nothing by a header, and is refused as it is.
+        # CONNECT has no `Upgrade` header; it is refused elsewhere.
         return offers != [] and (has_body or offers != [b"websocket"] or self.parser.get_method() != b"GET")
 
     def plain_head(self) -> bytes:
-        """Return the head of the request without its offer of another protocol."""
+        """Return the head of the request without its `Upgrade` header."""
         version = self.parser.get_http_version().encode()
         fields = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
 
     def on_headers_complete(self) -> None:
-        """Take the request, unless its head is too large."""
+        """Accept the request, unless its head is too large."""
         if self.declines_upgrade():
             return
         size = self._extra
-        if size > MAX_HEAD_BYTES:  # some of it may be body
+        if size > MAX_HEAD_BYTES:  # part of it may be body: count the headers alone
             size = sum([len(name) + len(value) + _FIELD_BYTES for name, value in self.headers])
         if len(self.url) > MAX_LINE_BYTES or len(self.headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
             self._refusal = self._over_limit()
@@ -235,16 +236,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.__class__ = _UnchunkedCycle
         if self._stops:
             self.cycle.keep_alive = False
-        self.headers = []  # the request keeps its own; from here on come trailers
+        self.headers = []  # the cycle keeps the request's list; this new one collects trailers
 
     def on_body(self, body: bytes) -> None:
-        """Count what is body."""
+        """Count the bytes of the body."""
         self._extra -= len(body)
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """Begin to count anew: each chunk may have its frame."""
+        """Reset the count: each chunk may have framing."""
         self._extra = 0
 
     def on_message_complete(self) -> None:
@@ -257,7 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with a request that the parser, or a limit, does not take."""
+        """Refuse a request that is malformed or over a limit."""
         self._refuse(self._refusal or InvalidRequest(msg))
 
     def _over_limit(self) -> PalimpsestError:
@@ -270,7 +271,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------ time
 
     def _await_rest(self) -> None:
-        """Begin to wait for what is missing of a request that has begun."""
+        """Start the timer for the rest of a request that has begun."""
         if self._in_head:
             self._timer = self.loop.call_later(self.head_seconds, self._head_is_late)
         else:
@@ -284,7 +285,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._timer = None
-        if self._is_answering():  # the next request waits behind this one anyway
+        if self._is_answering():  # the next request has to wait for this one anyway
             self._await_rest()
         elif self._extra > 0:
             self._refuse(TimedOut(f"No complete request came within {self.head_seconds:g} s."))
@@ -292,7 +293,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _check_pace(self) -> None:
-        """Refuse a body that is too slow, if it is the client that is slow."""
+        """Refuse a body that is too slow, unless the proxy itself holds it back."""
         self._timer = None
         came = self._body_bytes - self._body_seen
         held_back = self.flow.read_paused or self.cycle.waiting_for_100_continue
@@ -304,7 +305,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # --------------------------------------------------------------------------------- refusals
 
     def _is_answering(self) -> bool:
-        """Whether a response is, or may be, on its way that another one would garble."""
+        """Whether a response is or may be under way, which an error response would corrupt."""
         cycle = self.cycle
         if cycle is None:  # pyright: ignore[reportUnnecessaryComparison] - before the first request
             return False
@@ -313,7 +314,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return cycle.response_started or len(self.pipeline) > 0
 
     def _refuse(self, error: PalimpsestError) -> None:
-        """Answer with an error, if no response is under way, and close."""
+        """Send an error, unless a response is under way, and close the connection."""
         transport = self.transport
         answers = not self._is_answering()
         self._unset_keepalive_if_required()
@@ -332,7 +333,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class _Lingering(asyncio.Protocol):
-    """Reads on for a moment, so that the answer arrives, and closes."""
+    """Keeps reading for a moment, so that the client receives the answer, then closes."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._close = loop.call_later(LINGER_SECONDS, transport.close)
@@ -341,7 +342,7 @@ class _Lingering(asyncio.Protocol):
         transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Forget the timer."""
+        """Cancel the timer."""
         self._close.cancel()
 
 
@@ -355,18 +356,18 @@ def limited_http(settings: ServerSettings) -> type[asyncio.Protocol]:
 
 
 class MemoryBudget:
-    """What the bodies in work may take together, in one process. Nothing waits for it."""
+    """The memory that request bodies may take together in one process. A request without room is refused at once."""
 
     def __init__(self, settings: ServerSettings, give_back: Callable[[int], object] | None = _malloc_trim) -> None:
-        """Begin with nothing in work; `give_back` is the C library's `malloc_trim`, None where it has none."""
+        """Create an unused budget. `give_back` is the C library's `malloc_trim`, or None if it has none."""
         self.most: Final = memory_of(settings)
         self.used = 0
         self._trim_heap: Final = give_back
         self._gives_back = False
-        self._gave_back = -inf  # not 0: the clock of a machine that has just started is near it
+        self._gave_back = -inf  # not 0, because the loop's clock is near 0 on a machine that has just booted
 
     def give_back(self) -> None:
-        """Return to the system soon what the allocator keeps of memory that is free again."""
+        """Schedule the return of freed memory from the allocator to the system."""
         if not self._gives_back:
             self._gives_back = True
             loop = asyncio.get_running_loop()
@@ -380,7 +381,7 @@ class MemoryBudget:
 
 
 class Reservation:
-    """What one body takes, in a `with` block that lasts as long as the work on it."""
+    """The memory that one body takes from the budget. Use it as a `with` block around the work on the body."""
 
     __slots__ = ("_budget", "_taken")
 
@@ -389,7 +390,7 @@ class Reservation:
         self._taken = 0
 
     def add(self, size: int, objects: int = 0, refusal: str = _TOO_LARGE) -> None:
-        """Take memory for `size` more bytes of a body, or for JSON objects in it; raises `Overloaded` or `TooLarge`."""
+        """Reserve memory for `size` more bytes and `objects` JSON objects. Raises `Overloaded` or `TooLarge`."""
         asked = size * BODY_FACTOR + objects * OBJECT_BYTES
         budget = self._budget
         if self._taken + asked > budget.most:
@@ -400,7 +401,7 @@ class Reservation:
         self._taken += asked
 
     def add_stored(self, size: int, objects: int) -> None:
-        """Take memory for stored messages that a request goes on from, or asks about; raises what `add` does."""
+        """Reserve memory for stored messages that a request needs. Raises what `add` raises."""
         self.add(size, objects, _TOO_LARGE_STORED)
 
     def __enter__(self) -> Self:
@@ -413,9 +414,9 @@ class Reservation:
 
 
 def forget_way(why: BaseException) -> None:
-    """Forget through which functions an error came, and with them what they held.
+    """Drop the tracebacks of an error and its causes, and so the local variables that they hold.
 
-    An error from a thread is part of a cycle, which would keep a body until the next full collection.
+    An error from a thread is part of a reference cycle, which would keep a body until the next full garbage collection.
     """
     seen: set[int] = set()
     error: BaseException | None = why
@@ -426,18 +427,18 @@ def forget_way(why: BaseException) -> None:
 
 
 class BodyLimits(Struct, frozen=True, kw_only=True):
-    """How much JSON a body may hold, whatever its length in bytes."""
+    """Limits on the JSON in a body, independent of its length in bytes."""
 
     messages: int
     values: int
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Self:
-        """Return the limits that are set."""
+        """Return the limits of these settings."""
         return cls(messages=settings.max_messages, values=settings.max_json_values)
 
     def check(self, body: bytes) -> None:
-        """Raise `InvalidRequest` if a body holds too much."""
+        """Raise `InvalidRequest` if a body holds too many messages or values."""
         excess = excess_of(body, self.values, self.messages)
         if excess == "items":
             raise InvalidRequest(
@@ -453,17 +454,17 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
 
 
 def memory_of(settings: ServerSettings) -> int:
-    """Return how many bytes the bodies in work may take in each process."""
+    """Return how many bytes of memory request bodies may take in each process."""
     return (settings.max_memory or machine_memory() // 2) // settings.workers
 
 
 def room_of(settings: ServerSettings) -> int:
-    """Return how many times as much as on a small machine each process may remember."""
+    """Return the factor for cache sizes of each process, relative to a small machine (1 to 16)."""
     return max(1, min(memory_of(settings) // _SMALL, _MOST_ROOM))
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory that this machine has, or the container if that is less."""
+    """Return the memory of this machine in bytes, or of the container if that is less."""
     if not hasattr(os, "sysconf"):  # on Windows
         return _UNKNOWN_MEMORY
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

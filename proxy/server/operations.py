@@ -1,4 +1,4 @@
-"""What answers here, liveness, readiness, metrics, the cache of token counts, statistics and search."""
+"""Operations: the root, liveness, readiness, metrics, the cache of token counts, statistics and search."""
 
 from __future__ import annotations
 

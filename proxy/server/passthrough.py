@@ -1,7 +1,7 @@
-"""Every other path under `/v1/`: to the upstream and back, untouched, both ways as it comes.
+"""Every other path under `/v1/`: relayed to the upstream and back, unchanged, piece by piece as bytes arrive.
 
-With a key of the proxy's own only the listed resources are passed on: files and stored completions
-behind that key belong to all tenants.
+If the proxy uses its own key, only the resources under `upstream.passthrough` are forwarded, because files and stored
+completions behind that key belong to all tenants.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from proxy.server.limits import BodyLimits, Reservation, forget_way
 from proxy.upstream import Answer, Destination
 
 _AMBIGUOUS: Final = (b"/", b"\\", b"\0", b";", b"%")
-"""What no decoded segment may hold, or upstream could read another path than was checked."""
+"""What a decoded segment must not hold; otherwise the upstream could read a different path than was checked."""
 _CONTROL: Final = frozenset({"Cc", "Cf"})  # control and invisible characters
 _NO_WEBSOCKETS: Final = "WebSockets are not served here. Send requests by HTTP, with `stream: true` for events."
 _RESPONSES: Final = b"/responses/"
 _ABOUT_INPUT: Final = frozenset({b"/responses/compact", b"/responses/input_tokens"})
-"""What is asked of an input by POST: the body names the model, and no part of the path a response."""
+"""Paths for POST whose body is an input with a model. The path names no response."""
 _FETCHES: Final = frozenset({("GET", b""), ("POST", b"cancel")})
-"""By which methods, and what behind its id, a response is asked for that may have been made in the background."""
+"""Method, and path after the id, of requests that may return the reply of a background response."""
 _ON_RESPONSES: Final = frozenset({"GET", "HEAD", "DELETE", "POST"})
 _API: Final = dialect_named("responses")
 
 
 class _Body(Struct, frozen=True, kw_only=True):
-    """What is read of a body that is passed on."""
+    """The part of a forwarded body that is read."""
 
     model: str = ""
 
 
 _MESSAGES: Final = b"/messages/"
-_COUNT: Final = b"/messages/count_tokens"  # it spends and changes nothing: any key may be used for it
-_VERSION: Final = b"anthropic-version"  # the header that every request to Anthropic has, whatever its path
+_COUNT: Final = b"/messages/count_tokens"  # changes and spends nothing, so it is allowed with any key
+_VERSION: Final = b"anthropic-version"  # a header of every request to Anthropic, on all paths
 _NOT_MODIFIED: Final = 304
 _PREFLIGHT: Final = b"access-control-request-method"
 _SHARED_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
-"""What a shared key may be used for: nobody deletes or replaces what belongs to all."""
+"""Methods allowed with a shared key. No tenant may delete or replace what belongs to all."""
 
 
 class Passthrough:
-    """Relays requests that are none of ours. One for the life of the process."""
+    """Relays requests that the proxy does not handle itself. One per process."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -64,7 +64,7 @@ class Passthrough:
         self._allowed = frozenset(services.settings.upstream.passthrough)
 
     async def serve(self, connection: ClientConnection, path: bytes) -> None:
-        """Relay one request; `path` is what followed `/v1`, as it was quoted."""
+        """Relay one request. `path` is the quoted path after `/v1`."""
         try:
             with Reservation(self._services.budget) as memory:
                 await self._serve(connection, path, memory)
@@ -80,7 +80,7 @@ class Passthrough:
         anthropic = path.startswith(_MESSAGES) or (_VERSION in connection.first and not path.startswith(_RESPONSES))
         base = self._upstream.anthropic if anthropic else self._upstream.base
         if connection.method == "OPTIONS" and _PREFLIGHT in connection.first and base.forwards_credentials:
-            # A browser asks whether a page may send a key, and sends none itself.
+            # A preflight request: a browser asks whether a page may send a key. It carries no key itself.
             self._services.authenticator.check_host(connection.first.get(b"host"))
             await connection.serve(self._relay(connection, path, base), self._app.background)
             return
@@ -98,7 +98,7 @@ class Passthrough:
             else:
                 base = await self._of_response(path, caller.tenant) or base
         if not base.forwards_credentials:
-            if connection.method == "POST" and self._services.budgets.in_force:  # it may cost the key's owner something
+            if connection.method == "POST" and self._services.budgets.in_force:  # it may cost money
                 await self._services.budgets.admit(caller)
             if path.startswith(_RESPONSES):
                 body = await self._check_owner(connection, path, caller.tenant, memory, body)
@@ -108,7 +108,7 @@ class Passthrough:
         await connection.serve(self._relay(connection, path, base, body, late), self._app.background)
 
     async def _of_response(self, path: bytes, tenant: str) -> Destination | None:
-        """Return where the response was made that a path names; None where that is not known."""
+        """Return the destination that made the response in the path, or None if it is unknown."""
         try:
             exchange = await self._app.store.exchange_with(tenant, _API.name, _response_in(path)[0])
         except StoreUnavailable:
@@ -118,13 +118,13 @@ class Passthrough:
     async def _late(
         self, connection: ClientConnection, path: bytes, base: Destination, caller: Identity
     ) -> LateReply | None:
-        """Return what fetches the reply of an exchange that waits for it; None for any other request."""
+        """Return a `LateReply` if the request fetches the reply of an unfinished exchange, else None."""
         name, rest = _response_in(path)
         if (connection.method, rest) not in _FETCHES:
             return None
         try:
             exchange = await self._app.store.unfinished(caller.tenant, _API.name, name)
-        except StoreUnavailable:  # the client gets the reply all the same
+        except StoreUnavailable:  # the client gets the reply anyway; it is not recorded
             exchange = None
         if exchange is None:
             return None
@@ -141,9 +141,9 @@ class Passthrough:
     async def _check_owner(
         self, connection: ClientConnection, path: bytes, tenant: str, memory: Reservation, body: bytes | None
     ) -> bytes | None:
-        """Raise `NotFound` for a response that is none of the tenant's; return the body where it had to be read.
+        """Raise `NotFound` if a response is not the tenant's. Returns the body if it had to be read.
 
-        The provider sees one key of all tenants, and would show everybody's.
+        All tenants share one key, so the provider would show the responses of every tenant.
         """
         names = [_response_in(path)[0]]
         segments = path.removeprefix(_RESPONSES).split(b"/")
@@ -175,7 +175,7 @@ class Passthrough:
             )
 
     async def _count(self, connection: ClientConnection, path: bytes, memory: Reservation) -> None:
-        """Have tokens counted where the request itself would go: its model tells."""
+        """Forward a token count to the destination of its model, where the request itself would go."""
         body = await connection.body(self._limit, memory)
         model = await compute(len(body), _model_in, body)
         await self._relay(connection, path, self._upstream.destination(model, "messages"), body)
@@ -205,15 +205,15 @@ class Passthrough:
 
 
 def _response_in(path: bytes) -> tuple[str, bytes]:
-    """Return the id of the response that a path names, and what follows it."""
+    """Return the id of the response in a path, and the rest of the path."""
     name, _, rest = path.removeprefix(_RESPONSES).partition(b"/")
     return unquote_to_bytes(name).decode("latin-1"), rest.rstrip(b"/")
 
 
 def is_odd(segment: bytes) -> bool:
-    """Return whether upstream could read a decoded segment of a path in another way than it stands there.
+    """Return whether the upstream could interpret a decoded path segment differently.
 
-    Some servers drop spaces and control characters around dots, or read wide dots as dots.
+    For example, some servers drop spaces and control characters around dots, or treat full-width dots as dots.
     """
     if any(mark in segment for mark in _AMBIGUOUS):
         return True
@@ -227,7 +227,7 @@ def is_odd(segment: bytes) -> bool:
 
 
 def _model_in(body: bytes) -> str:
-    """Return the model that a body names; empty where it names none."""
+    """Return the model that a body names, or an empty text."""
     try:
         return msgspec.json.decode(body, type=_Body).model
     except (msgspec.DecodeError, RecursionError):
@@ -235,9 +235,9 @@ def _model_in(body: bytes) -> str:
 
 
 async def _return(answer: Answer, connection: ClientConnection) -> None:
-    """Relay the answer as it comes. If it breaks, so does the connection: nothing else can say so."""
+    """Relay the answer as it arrives. If it breaks off, the client's connection is broken too, as the only signal."""
     back = headers.to_client(answer.headers)
-    # A 304 may say how long the body is that it does not have; uvicorn would wait for it.
+    # A 304 may have a Content-Length without a body; uvicorn would wait for that body.
     if (length := answer.header(b"content-length")) is not None and answer.status != _NOT_MODIFIED:
         back.append((b"content-length", length))
     await connection.start(answer.status, back)

@@ -61,7 +61,7 @@ from proxy.trimming import BUILT_IN, broadcast_of
 
 router = APIRouter(tags=["sessions"], dependencies=AUTHENTICATED)
 
-_TRIES: Final = 3  # answers of the summarizer that are waited for: one may be refused, and a long history takes several
+_TRIES: Final = 3  # answers of the summarizer to wait for: one may be rejected, and a long history needs several
 _MOST_BYTES: Final = 65_536
 _SHOWN: Final = frozenset({"user", "assistant"})
 _TYPED: Final = re.compile(r"\s*+<(?P<opening>[^<>:：\n]{1,100}[:：][^\S\n]{0,20}+(?P<agent>[^<>\s][^<>\n]{0,99}))>")
@@ -79,7 +79,7 @@ async def sessions_query(
     limit: Limit = 50,
     after: After = None,
 ) -> SessionListQuery:
-    """Return which sessions are asked for."""
+    """Return the query for the requested sessions."""
     return sessions_asked(
         datetime.now(UTC), sort, since=since, until=until, min_tokens=min_tokens, model=model, limit=limit, after=after
     )
@@ -111,13 +111,13 @@ async def show_session(found: FoundSession, services: OpenServices, memory: Memo
 
 
 async def _told(found: SessionRow, instructions: Sequence[Message], services: Services) -> dict[str, Any]:
-    """Return what is told of one session."""
+    """Return the document of one session."""
     listed, _ = await services.app.store.listed(SessionListQuery(key=found.key))
     branches = await services.app.store.branches(found.key)
     last = await last_answered(found, services.app.store)
     made = await services.app.store.summaries(found.key, found.head, last.policy, last.agent) if last else []
     tried = await services.app.store.summary_rows(found.key) if found.summaries else []
-    # Of a summary that was made and then asked for, the one that was made.
+    # Rows with the same node and text are one summary. The oldest wins, which is the one that was made.
     ready = {(row.node, row.text): row for row in tried if row.status is SummaryStatus.READY}
     return session_document(found, services.settings.finish.tools, listed[0].cost_saved if listed else None) | {
         "instructions": [orjson.Fragment(raw) for message in instructions for raw in message.listed],
@@ -303,7 +303,7 @@ async def compact_session(
         now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
         if now.policy is None:
             raise InvalidRequest("Nothing is summed up under 'off'. Name a policy.", param="policy")
-        # The administrator's key is none of a provider's.
+        # The administrator's key is not a provider's key and must not go upstream.
         sent = [(name, value) for name, value in request.scope["headers"] if not caller.admin]
         row = await compact(
             found,
@@ -339,7 +339,10 @@ async def fork_session(request: Request, found: FoundSession, services: OpenServ
 
 
 def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
-    """Return what summaries by a model came to, the newest first: how they ended and what they cost."""
+    """Return totals over the summaries by a model: how many ended in which status, tokens, cost, and the last one.
+
+    `tried` is ordered newest first.
+    """
     spent = [row.cost for row in tried if row.cost is not None]
     told: dict[str, Any] = {status.value: sum(row.status is status for row in tried) for status in SummaryStatus}
     for name in ("prompt_tokens", "completion_tokens"):
@@ -353,7 +356,7 @@ def summarizer_told(tried: Sequence[SummaryRow]) -> dict[str, Any]:
 
 
 def node_of(row: NodeRow, raw: bytes) -> dict[str, Any]:
-    """Return a message, one of those that its API lists for the node, with what is known of it."""
+    """Return a message with its metadata. `raw` is one of the messages that the API lists for the node."""
     return {
         "node": row.node,
         "parent": row.parent or None,
@@ -371,7 +374,7 @@ def node_of(row: NodeRow, raw: bytes) -> dict[str, Any]:
 async def _in_parts(
     portions: AsyncIterator[list[NodeRow]], told: Callable[[list[NodeRow]], bytes], opening: bytes, closing: bytes
 ) -> AsyncIterator[bytes]:
-    """Yield a JSON list with what stands before and behind it, a portion at a time."""
+    """Yield a JSON list between `opening` and `closing`, one portion at a time."""
     lead = opening
     async for rows in portions:
         part = await compute(sum(len(row.message.raw) for row in rows), told, rows)
@@ -383,7 +386,7 @@ async def _in_parts(
 
 
 def _paged(nodes: Sequence[str], limit: int | None, after: str | None) -> tuple[Sequence[str], str | None]:
-    """Return up to `limit` nodes that follow the node `after`, and the last of them if more follow."""
+    """Return up to `limit` nodes after the node `after`, and the last returned node if more follow (else None)."""
     if after is not None:
         if after not in nodes:
             raise InvalidRequest(f"after is {after!r}, which is no node of this branch.", param="after")
@@ -394,9 +397,9 @@ def _paged(nodes: Sequence[str], limit: int | None, after: str | None) -> tuple[
 
 
 def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:
-    """Return a message as a person is shown it: `{sender, text}`; None where it is not for people.
+    """Return a message for display, `{sender, text}`, or None if it is not meant for people.
 
-    The sender is the agent or user that said it (`agent`, where the message does not tell), else its role.
+    The sender is the agent or user named in the message, else `agent`, else the role.
     """
     data, role = message.data, _shown_role(message)
     if role not in _SHOWN or data.get("is_internal") is True:
@@ -409,12 +412,12 @@ def shown(message: Message, agent: str | None = None) -> dict[str, str] | None:
 
 
 def _shown_role(message: Message) -> str:
-    """Return who is shown as the speaker of a message: a user may say something beside results."""
+    """Return the displayed role of a message. Text beside tool results counts as the user's."""
     return "user" if message.is_result and message.beside else message.role
 
 
 def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
-    """Return the messages of a branch for a person: `{node, role, sender, text}`, oldest first."""
+    """Return the messages of a branch for display: `{node, role, sender, text}`, oldest first."""
     return [
         {"node": row.node, "role": _shown_role(row.message), **line}
         for row in rows
@@ -423,10 +426,10 @@ def display_of(rows: Iterable[NodeRow]) -> list[dict[str, Any]]:
 
 
 def _unwrapped(text: str) -> tuple[str, str | None]:
-    """Return a text without the mark in which another agent's words are wrapped, and that agent's name.
+    """Return a text without the tag that attributes it to another agent, and that agent's name (or None).
 
-    `<Type: Name> …` is such a mark, with or without its closing one. `<Name> …` is one before what tells of a tool that
-    was called, and `<Name>…</Name>` around the whole text, where the name is written as no markup is.
+    `<Type: Name> …` is such a tag, with or without a closing tag. `<Name> …` is one if the text reports a tool call.
+    `<Name>…</Name>` around the whole text is one if the name does not look like markup.
     """
     found = _TYPED.match(text)
     if found is None and (untyped := _UNTYPED.match(text)) is not None:
@@ -442,7 +445,7 @@ def _unwrapped(text: str) -> tuple[str, str | None]:
 
 
 def _is_wrapped(text: str, agent: str) -> bool:
-    """Tell whether a text stands in a pair of marks with an agent's name; tags of markup are in lower case."""
+    """Tell whether a text stands in a pair of tags with an agent's name. Lower-case names are taken for markup."""
     closing = _CLOSING.search(text)
     is_name = any(letter.isupper() or not letter.isascii() for letter in agent)
     return is_name and closing is not None and closing[1].strip() == agent
@@ -450,7 +453,7 @@ def _is_wrapped(text: str, agent: str) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------- exchanges
 
-_AT_ONCE: Final = 50  # exchanges of which it is read at once what their receipts speak of
+_AT_ONCE: Final = 50  # exchanges per batch: the data that their receipts refer to is read together
 
 
 @router.get("/sessions/{session}/exchanges")
@@ -467,7 +470,7 @@ async def list_exchanges(
 
 
 async def _receipts(rows: Sequence[ExchangeRow], past: Past, store: Store, closing: bytes) -> AsyncIterator[bytes]:
-    """Yield receipts one by one: each may tell of all messages. `past` is of the first ones."""
+    """Yield receipts one by one, since each may refer to all messages. `past` is the data of the first batch."""
     lead = b'{"data":['
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]

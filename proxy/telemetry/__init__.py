@@ -1,6 +1,6 @@
-"""What the process reports about itself: its log lines (`log`), figures for Prometheus (`metrics`), and traces.
+"""Telemetry of the process: log lines (`log`), metrics for Prometheus (`metrics`), and traces (`tracing`).
 
-`tracing` sends traces and metrics to OpenTelemetry; it is imported where that is switched on.
+`tracing` sends traces and metrics to OpenTelemetry. It is imported only if that is configured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tracing_class() -> type[Tracing]:
-    """Import what sends traces; raises `ConfigurationError` where OpenTelemetry is not installed."""
+    """Import and return `Tracing`. Raises `ConfigurationError` if OpenTelemetry is not installed."""
     try:
         from proxy.telemetry.tracing import Tracing  # noqa: PLC0415 - see above
     except ImportError as why:

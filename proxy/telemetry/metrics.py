@@ -1,8 +1,8 @@
-"""Figures for Prometheus, of all workers together.
+"""Metrics for Prometheus, summed over all workers.
 
-Each process counts in a part of its own of one piece of memory that all of them share, and whoever is asked adds up the
-parts. To count is to add to an element of an array: no lock, no call. A worker that takes the place of another one goes
-on counting in its part.
+All processes share one block of memory. Each process counts in its own part, and the process that serves `/metrics`
+adds up the parts. Counting is an addition to an array element, without a lock or a call. A worker that replaces another
+one continues in its part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Labels: TypeAlias = tuple[str, ...]
 
 _PLACES: Final = 8192  # figures of one process
 _VALUES: Final = _PLACES * 8  # bytes
-_NAMES: Final = 1_048_576  # bytes for their names: memory that nobody writes to is not taken
+_NAMES: Final = 1_048_576  # bytes for their names; unused pages take no memory
 _PART: Final = _VALUES + _NAMES
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Upper bounds of histograms, in seconds."""
@@ -82,57 +82,57 @@ _SUMS: Final = (
     ("palimpsest_dollars", "cache_saved", "cost_cache_saved"),
     *((f"palimpsest_{name}", "", name) for name in ("trims", "warnings", "recalls")),
 )
-"""What of an exchange is added to which metrics, with its label: the names of its figures."""
+"""Sums over exchanges: the metric, its label, and the figure of the exchange that is added."""
 
 
 class ExchangePlaces(Struct, frozen=True, kw_only=True):
-    """Where exchanges of one dialect, kind, status and policy are counted."""
+    """The places in which exchanges of one dialect, kind, status and policy are counted."""
 
     requests: int
-    sums: tuple[tuple[int, str], ...]  # places, each with the name of the figure that is added there
+    sums: tuple[tuple[int, str], ...]  # places, each with the name of the exchange's figure that is added
     added: int
     upstream: int
 
 
 class Meters:
-    """The figures of one process, in its part of the memory that processes share."""
+    """The metrics of one process, in its part of the shared memory."""
 
     def __init__(self, memory: mmap.mmap | None = None, part: int = 0) -> None:
-        """Count in a part of `memory`; without it, in memory of the process's own."""
+        """Count in part `part` of `memory`, or in private memory if it is None."""
         self._memory = shared_memory(1) if memory is None else memory
         start = part * _PART
         view = memoryview(self._memory)
         self.values: Final = view[start : start + _VALUES].cast("d")
-        """The figures by their places. 0 is a place for what there is no room for."""
+        """The figures by place. Place 0 takes everything that there is no room for."""
         self._start = start + _VALUES
         self._places: dict[tuple[str, Labels], int] = {}
         self._free = 1  # the next place
         self._used = 0  # bytes of names
         self.exchanges: dict[tuple[str, str, str, str], ExchangePlaces] = {}
-        """By dialect, kind, status and policy where exchanges are counted."""
+        """The places of exchanges, by dialect, kind, status and policy."""
         for name, labels in _names(self._memory, self._start):
             self._note(name, labels)
         self.queue: Final = self.place("palimpsest_store_queue")
         self.under_way: Final = self.place("palimpsest_open_exchanges")
         self.storing: Final = self.place("palimpsest_store_seconds")
         for gauge in (self.queue, self.under_way):
-            self.values[gauge] = 0.0  # an earlier process may have left something else
+            self.values[gauge] = 0.0  # an earlier process may have left another value
 
     def exposition(self) -> bytes:
-        """Return the figures of all processes as Prometheus reads them."""
+        """Return the metrics of all processes in Prometheus's text format."""
         return exposition(self._memory)
 
     def place(self, name: str, *labels: str) -> int:
-        """Return the place of a figure; a histogram's is that of its first bucket."""
+        """Return the place of a figure. A histogram's place is that of its first bucket."""
         found = self._places.get((name, labels))
         return self._new(name, labels) if found is None else found
 
     def add(self, name: str, *labels: str, amount: float = 1.0) -> None:
-        """Count something that is seldom, or has a place of its own for each of many labels."""
+        """Add to a figure by name. For rare events, or figures with many labels; others use `place` once."""
         self.values[self.place(name, *labels)] += amount
 
     def of_exchanges(self, dialect: str, kind: str, status: str, policy: str) -> ExchangePlaces:
-        """Return where exchanges like this one are counted."""
+        """Return the places of such exchanges, and remember them in `exchanges`."""
         found = self.exchanges[dialect, kind, status, policy] = ExchangePlaces(
             requests=self.place("palimpsest_requests", dialect, kind, status, policy),
             sums=tuple([(self.place(metric, *filter(None, (label,))), name) for metric, label, name in _SUMS]),
@@ -146,7 +146,7 @@ class Meters:
         end = self._start + self._used
         if len(line) >= _NAMES - self._used or self._free + _size(name) > _PLACES:
             return 0
-        # Whoever reads finds a line whole or not at all: its first byte comes last, and after it there is a zero.
+        # A reader sees the whole line or nothing: the first byte is written last, and a zero follows the line.
         self._memory[end + 1 : end + len(line) + 1] = line[1:] + b"\0"
         self._memory[end] = line[0]
         return self._note(name, labels)
@@ -159,7 +159,7 @@ class Meters:
 
 
 def shared_memory(parts: int) -> mmap.mmap:
-    """Return memory for so many processes, which share it if they are forked after this."""
+    """Return memory for `parts` processes. Processes that are forked after this call share it."""
     return mmap.mmap(-1, parts * _PART)
 
 
@@ -168,7 +168,7 @@ def _size(name: str) -> int:
 
 
 def _names(memory: mmap.mmap, start: int) -> Iterator[tuple[str, Labels]]:
-    """Give the names of a part's figures in the order of their places."""
+    """Yield names and labels of the figures in a part, in the order of their places."""
     at = start
     while memory[at]:
         end = memory.find(b"\n", at)
@@ -178,7 +178,7 @@ def _names(memory: mmap.mmap, start: int) -> Iterator[tuple[str, Labels]]:
 
 
 def totals(memory: mmap.mmap) -> dict[tuple[str, Labels], list[float]]:
-    """Return the figures of all processes together, by name and labels; of a histogram, all its values."""
+    """Return the sums over all processes by name and labels. A histogram has all its values, others have one."""
     found: dict[tuple[str, Labels], list[float]] = {}
     for start in range(0, len(memory), _PART):
         values = memoryview(memory)[start : start + _VALUES].cast("d")
@@ -193,8 +193,8 @@ def totals(memory: mmap.mmap) -> dict[tuple[str, Labels], list[float]]:
 
 
 def exposition(memory: mmap.mmap) -> bytes:
-    """Return the figures of all processes as Prometheus reads them."""
-    # It brings an HTTP server along, and is seldom needed.
+    """Return the metrics of all processes in Prometheus's text format."""
+    # Imported here, because it loads an HTTP server and is rarely needed.
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily  # noqa: PLC0415
 
@@ -223,7 +223,7 @@ def exposition(memory: mmap.mmap) -> bytes:
 
 
 def _buckets(values: list[float]) -> list[tuple[str, float]]:
-    """Return the cumulated buckets."""
+    """Return the buckets with cumulative counts."""
     buckets: list[tuple[str, float]] = []
     count = 0.0
     for bound, number in zip((*map(str, map(float, BUCKETS)), "+Inf"), values, strict=False):

@@ -1,7 +1,7 @@
-"""Traces and metrics of exchanges for OpenTelemetry, with its conventions for generative AI. Off unless configured.
+"""Traces and metrics of exchanges for OpenTelemetry, by its conventions for generative AI. Off unless configured.
 
-Nothing imports this file, and so no part of OpenTelemetry, before `telemetry.otlp_endpoint` is set. It sends by OTLP
-over HTTP, in threads of its own. What else there is to say to the SDK is said by its own variables (`OTEL_…`).
+This module, and with it OpenTelemetry, is imported only if `telemetry.otlp_endpoint` is set. Data is sent by OTLP over
+HTTP, in background threads. Everything else is configured by the SDK's own variables (`OTEL_…`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from proxy import __version__
 
 _NAME: Final = "palimpsest"
-_MODELS: Final = 200  # names of models that metrics tell apart: clients choose them
+_MODELS: Final = 200  # limit on model names in metrics, since clients choose them; further ones become `other`
 _OTHER: Final = "other"
-_SECONDS: Final = tuple([0.01 * 2**step for step in range(14)])  # as the conventions have them
+_SECONDS: Final = tuple([0.01 * 2**step for step in range(14)])  # boundaries from the conventions
 _TOKENS: Final = tuple([4**step for step in range(14)])
-_CLOSING_MILLISECONDS: Final = 3000  # how long what is left may take to be sent at the end
+_CLOSING_MILLISECONDS: Final = 3000  # time limit of the last flush
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = frozenset({b"traceparent", b"tracestate"})
-_PROVIDERS: Final = {  # by the end of the host's name
+_PROVIDERS: Final = {  # by suffix of the host name
     "openai.com": "openai",
     "anthropic.com": "anthropic",
     "openai.azure.com": "azure.ai.openai",
@@ -50,11 +50,11 @@ Attribute = str | int | float | bool | Sequence[str]
 
 
 class TracedExchange(Struct, frozen=True, kw_only=True):
-    """What is told of an exchange that has ended."""
+    """The data of an ended exchange that is traced."""
 
     model: str
-    base_url: str  # of the API that was asked
-    messages_api: bool  # whether it is Anthropic's, where the address does not tell
+    base_url: str  # address of the API
+    messages_api: bool  # whether the dialect is `messages`; decides the provider if the address is unknown
     answered_by: str | None
     stream: bool
     session: str | None
@@ -66,18 +66,18 @@ class TracedExchange(Struct, frozen=True, kw_only=True):
     finish_reasons: Sequence[str]
     tokens_before: int
     tokens_sent: int
-    input: int | None  # tokens as upstream reported them; None where it did not
+    input: int | None  # tokens as the upstream reported them; None if it did not
     cached: int
     written: int
     output: int
-    error: str | None  # what kind of failure it was
+    error: str | None  # kind of failure, if any
 
 
 class Trace:
-    """One exchange under way."""
+    """The span of one exchange that is in progress."""
 
     def __init__(self, tracing: Tracing, headers: Headers) -> None:
-        """Go on from the trace that the client's headers name."""
+        """Start a span. Its parent is the span that the client's headers name, if any."""
         carrier = {
             name.lower().decode("latin-1"): value.decode("latin-1")
             for name, value in headers
@@ -93,12 +93,12 @@ class Trace:
         _PROPAGATOR.inject(carried, context=set_span_in_context(self._span, parent))
         kept = [pair for pair in headers if pair[0].lower() not in _CARRIED]
         self.headers = [*kept, *[(name.encode(), value.encode("latin-1")) for name, value in carried.items()]]
-        """Those that go upstream: its spans are children of this one."""
+        """The headers to send upstream, with this span as the parent."""
 
     def noting(
         self, write: Callable[[bytes], Coroutine[Any, Any, None]]
     ) -> Callable[[bytes], Coroutine[Any, Any, None]]:
-        """Return `write`, which notes when the first piece of a stream comes."""
+        """Return a wrapper of `write` that records the time of the first piece."""
 
         async def noted(data: bytes) -> None:
             if self._first is None:
@@ -108,11 +108,11 @@ class Trace:
         return noted
 
     def tell(self, told: TracedExchange) -> None:
-        """Take what is known of the exchange at its end."""
+        """Set the data of the exchange at its end."""
         self._told = told
 
     def end(self, error: str | None = None) -> None:
-        """End the span, and count."""
+        """End the span and record the metrics."""
         took, span, told = time.monotonic() - self._began, self._span, self._told
         if told is not None:
             error = error or told.error
@@ -129,10 +129,10 @@ class Trace:
 
 
 class Tracing:
-    """Sends traces and metrics. One for the life of a process."""
+    """Sends traces and metrics. One per process."""
 
     def __init__(self, endpoint: str, instance: str) -> None:
-        """Send to a collector; `instance` tells this process from others."""
+        """Send to the collector at `endpoint`. `instance` identifies this process."""
         resource = Resource.create({"service.version": __version__, "service.instance.id": instance})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": _NAME}))
@@ -160,11 +160,11 @@ class Tracing:
         self._models: set[str] = set()
 
     def begin(self, headers: Headers) -> Trace:
-        """Begin the span of a request."""
+        """Start the span of a request."""
         return Trace(self, headers)
 
     def count(self, told: TracedExchange, shared: Mapping[str, Attribute], seconds: float, first: float | None) -> None:
-        """Count an exchange that has ended."""
+        """Record the metrics of an ended exchange."""
         labels = {**shared, "gen_ai.provider.name": _provider(told), "gen_ai.request.model": self._bounded(told.model)}
         if told.answered_by is not None:
             labels["gen_ai.response.model"] = self._bounded(told.answered_by)
@@ -177,7 +177,7 @@ class Tracing:
                 self._tokens.record(number, {**labels, "gen_ai.token.type": name})
 
     def close(self) -> None:
-        """Send what is left; it may take a while."""
+        """Flush and shut down. This may take a few seconds."""
         self._spans.force_flush(_CLOSING_MILLISECONDS)
         self._spans.shutdown()
         self._meters.shutdown(_CLOSING_MILLISECONDS)

@@ -1,8 +1,9 @@
-"""How many tokens a text or a message has.
+"""Token counting for texts and messages.
 
-    vocabulary    tokens of a text: exact by OpenAI's vocabularies, shipped with the package, or estimated
-    counter       TokenCounter: texts, messages and JSON by the name of the model, with a cache; and Calibration,
-                  how many tokens an upstream counts for one of ours, by model
+    vocabulary    counts the tokens of a text: exactly with OpenAI's vocabularies, which the package contains, or
+                  by an estimate
+    counter       TokenCounter: counts texts, messages and JSON by model, with a cache; and Calibration: the ratio
+                  of the upstream's counts to ours, by model
 
 Nothing here uses the network, and importing a module builds nothing.
 """

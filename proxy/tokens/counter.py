@@ -1,8 +1,8 @@
-"""Tokens of texts, messages and JSON as a model would count them, with a cache of what was counted.
+"""Counts the tokens of texts, messages and JSON for a model, with a cache.
 
-What a message costs beside its text is a rule of thumb: providers do not publish theirs. Claude, Qwen, DeepSeek and
-others have vocabularies of their own, and nobody publishes what tools and images cost: how many tokens an upstream
-counts for one of ours is learnt by model from the usage that it reports, which covers all of it.
+The overhead of a message beside its text is a rule of thumb, since providers do not publish theirs. Claude, Qwen,
+DeepSeek and others have their own vocabularies, and the cost of tools and images is not published either. Therefore the
+ratio of the upstream's counts to ours is learnt for each model from the reported usage, which covers everything.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from proxy.dialects import Message, body_id
 from proxy.dialects.jsontext import read, write
 from proxy.tokens.vocabulary import EncodingName, Vocabulary, encoding_of
 
-MESSAGE_TOKENS: Final = 4  # tokens of a message beside its text: its role and what separates it from the next message
-MEDIA_TOKENS: Final = 765  # tokens of an image (those of 1024 x 1024 pixels), a sound or a file, whatever its size
+MESSAGE_TOKENS: Final = 4  # tokens of a message besides its text: its role and the separator
+MEDIA_TOKENS: Final = 765  # tokens of an image, a sound or a file of any size: those of 1024 x 1024 pixels
 LOW_DETAIL_TOKENS: Final = 85  # tokens of an image that is sent with `detail: low`
 
 ENTRY_BYTES: Final = 320
-"""Memory that one cached count takes, about: a key of some forty characters, a number, and table space."""
+"""Approximate memory of one cached count: a key of some forty characters, a number, and table space."""
 _CACHE_BYTES: Final = 8 * 1024 * 1024
 _JSON_COUNTS: Final = 3000  # number of JSON texts (lists of tools) whose counts are cached
-_FEWEST_TOKENS: Final = 500  # smaller requests are ignored: what surrounds their messages weighs too much
+_FEWEST_TOKENS: Final = 500  # smaller requests are ignored, since the overhead of messages dominates
 _LOWEST: Final = 0.5
-_HIGHEST: Final = 2.0  # ratios outside these bounds are ignored: the two counts are not of the same thing
+_HIGHEST: Final = 2.0  # ratios outside these bounds are ignored: the counts cannot be of the same content
 _WEIGHT: Final = 0.2  # weight of a new observation against all earlier ones
 
 
 class Cached(Struct, frozen=True, kw_only=True):
-    """How much is cached."""
+    """The size of the cache."""
 
     cached_messages: int
     total_cached_tokens: int
 
 
 def learnt(scale: float | None, counted: int, reported: int) -> float | None:
-    """Return the scale after one more request; it stays as it is if the request is small or not plausible.
+    """Return the scale after one more request. Small requests and implausible ratios leave it unchanged.
 
-    The first observation sets the scale. A later one moves it by a fifth of the difference. `counted` is our own
-    count of all that was sent, without a scale; `reported` is the upstream's, cached tokens included.
+    The first observation sets the scale; each later one moves it by a fifth of the difference. `counted` is our own
+    unscaled count of everything that was sent; `reported` is the upstream's count, including cached tokens.
     """
     if min(counted, reported) < _FEWEST_TOKENS or not _LOWEST <= reported / counted <= _HIGHEST:
         return scale
@@ -55,7 +55,7 @@ def learnt(scale: float | None, counted: int, reported: int) -> float | None:
 
 
 def _compact(raw: bytes) -> bytes:
-    """Return a JSON text without white space and escapes, which no model is shown; any other text as it is."""
+    """Return a JSON text without white space and escapes, which models do not see. Other texts are unchanged."""
     try:
         return write(read(raw))
     except ValueError:
@@ -63,15 +63,15 @@ def _compact(raw: bytes) -> bytes:
 
 
 def rounded(scale: float) -> float:
-    """Return a scale in hundredths. Unrounded, it would move every trigger a little at every request."""
+    """Return a scale rounded to hundredths. An unrounded scale would shift every trigger a little at each request."""
     return round(scale, 2)
 
 
 class Calibration:
-    """The scale of each model in this process, for display. Threads may share it."""
+    """The scale of each model in this process, for display. Thread-safe."""
 
     def __init__(self, models: int = 1024) -> None:
-        """Create an empty table for at most `models` models: clients choose the names."""
+        """Create an empty table for at most `models` models. It is bounded because clients choose the names."""
         self._ratios: LRUCache[str, float] = LRUCache(models)
         self._lock = threading.Lock()
 
@@ -90,15 +90,15 @@ class Calibration:
 
 
 class TokenCounter:
-    """Counts tokens and caches the counts. There is one for the process; threads may share it."""
+    """Counts tokens and caches the counts. One per process; thread-safe."""
 
     def __init__(self, method: TokenMethod = "tiktoken", *, cache_bytes: int = _CACHE_BYTES) -> None:
-        """Create a counter whose cached counts of messages take about `cache_bytes`.
+        """Create a counter whose cache of messages takes about `cache_bytes`.
 
         `tiktoken` counts with a vocabulary, `estimate` by classes of characters.
         """
         self.calibration: Final = Calibration()
-        """How the upstreams' counts differ from these counts. It does not change them; `clear` keeps it."""
+        """Ratios of the upstreams' counts to these counts. They do not change the counts, and `clear` keeps them."""
         estimated = method == "estimate"
         self._vocabularies: dict[EncodingName, Vocabulary] = {
             name: Vocabulary(name, estimated=estimated) for name in ("o200k_base", "cl100k_base")
@@ -116,7 +116,7 @@ class TokenCounter:
             vocabulary.build()
 
     def is_built(self, model: str) -> bool:
-        """Tell whether the vocabulary of `model` is there; else counting for it takes 0.3 s the first time."""
+        """Tell whether the vocabulary of `model` is built. If not, the first count for it takes 0.3 s."""
         return self._vocabularies[encoding_of(model)].is_built
 
     def build(self, model: str) -> None:
@@ -124,18 +124,18 @@ class TokenCounter:
         self._vocabularies[encoding_of(model)].build()
 
     def text(self, text: str, model: str) -> int:
-        """Return the tokens of `text` for `model`; an unknown model counts as one of OpenAI's newest."""
+        """Return the tokens of `text` for `model`. Unknown models use the vocabulary of OpenAI's newest."""
         return self._vocabularies[encoding_of(model)].count(text)
 
     def message(self, message: Message, model: str) -> int:
-        """Return the tokens of `message` for `model`: what is countable in it, and `MESSAGE_TOKENS`."""
+        """Return the tokens of `message` for `model`: its countable content plus `MESSAGE_TOKENS`."""
         return self.messages((message,), model)[0]
 
     def messages(self, messages: Sequence[Message], model: str) -> list[int]:
-        """Return the tokens of each of `messages`. Counts are cached by the message's bytes."""
+        """Return the tokens of each of `messages`. Counts are cached by the bytes of the message."""
         encoding = encoding_of(model)
         keys: list[tuple[EncodingName, str]] = []
-        for message in messages:  # hashing a long text takes time, so it is done before the lock is taken
+        for message in messages:  # hash before taking the lock, because hashing a long text takes time
             facts = message.facts
             keys.append((encoding, (facts.body if facts is not None else None) or body_id(message.raw)))
         cached = self._counts
@@ -155,7 +155,7 @@ class TokenCounter:
         return counts
 
     def json(self, raw: bytes, model: str) -> int:
-        """Return the tokens of a JSON text for `model`, such as a request's tools, however it is written.
+        """Return the tokens of a JSON text, such as a request's tools, for `model`. Its formatting does not matter.
 
         The count is cached.
         """
@@ -172,12 +172,12 @@ class TokenCounter:
 
     @property
     def cached(self) -> Cached:
-        """How many messages are cached, and their tokens."""
+        """The number of cached messages and the sum of their tokens."""
         with self._lock:
             return Cached(cached_messages=len(self._counts), total_cached_tokens=sum(self._counts.values()))
 
     def clear(self) -> None:
-        """Forget every count."""
+        """Drop all cached counts."""
         with self._lock:
             self._counts.clear()
             self._json.clear()

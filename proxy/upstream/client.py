@@ -1,4 +1,4 @@
-"""The upstream: where a request goes, with which credential, its answer, and what can go wrong."""
+"""The upstream: the destination and credential of a request, its answer, and the errors."""
 
 from __future__ import annotations
 
@@ -32,50 +32,50 @@ if TYPE_CHECKING:
 
 Headers = list[tuple[bytes, bytes]]
 
-FIRST_STATUS: Final = 200  # 101 changes the protocol, which nobody has asked for; others are passed over
+FIRST_STATUS: Final = 200  # 101 would switch the protocol unasked; aiohttp skips the other 1xx
 LAST_STATUS: Final = 599
-_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # what no header may hold
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # characters that a header must not hold
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
-_READABLE: Final = _GZIP | {b"deflate"}  # content encodings that can be undone
+_READABLE: Final = _GZIP | {b"deflate"}  # content encodings that can be decoded
 _GZIP_BITS: Final = 31  # zlib's `wbits`
 _ZLIB_BITS: Final = 15
 _RAW_BITS: Final = -15
-_ZLIB_HEADER: Final = 2  # bytes that tell whether a deflated body has a zlib header
+_ZLIB_HEADER: Final = 2  # the first bytes of a deflated body, which tell whether it has a zlib header
 _PIECE_BYTES: Final = 1_048_576  # largest piece that is decompressed in one step
-MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, decoded
-_LEAST_STREAM: Final = 50_331_648  # of a stream, 160,000 tokens of 300 bytes each, may be kept in any case
-_STREAM_PART: Final = 4  # part of the memory for answers that one stream may take
-MAX_REPLY_VALUES: Final = 2_000_000  # JSON values that an answer may hold which is read whole
-_LARGE_BYTES: Final = 1_048_576  # an answer up to this size is read without asking for memory
-HELD_BYTES: Final = 4_194_304  # for how much of an answer memory is taken at once
-_OPENING_BYTES: Final = 262_144  # how much of a body is looked at before it is relayed
-_COPIES: Final = 2  # an answer is in memory as it came, and put together
+MAX_REPLY_BYTES: Final = 67_108_864  # longest answer that is read whole, in decoded bytes
+_LEAST_STREAM: Final = 50_331_648  # bytes that each stream may always hold: 160,000 tokens of 300 bytes
+_STREAM_PART: Final = 4  # one stream may take this part (a quarter) of the memory for answers
+MAX_REPLY_VALUES: Final = 2_000_000  # most JSON values of an answer that is read whole
+_LARGE_BYTES: Final = 1_048_576  # answers up to this size need no reservation of memory
+HELD_BYTES: Final = 4_194_304  # memory is reserved in steps of this many bytes of an answer
+_OPENING_BYTES: Final = 262_144  # most bytes of a body that `opening` reads ahead
+_COPIES: Final = 2  # an answer is in memory twice: in pieces and joined
 _VALUE_BYTES: Final = 64  # memory of a small JSON value
 _MEMORY_SECONDS: Final = 30.0  # how long an answer waits for memory
 _FAILURES: Final = (aiohttp.ClientError, OSError, UnicodeError)
-"""What aiohttp raises where no answer came. `UnicodeError`: the host name is invalid."""
+"""What aiohttp raises when there is no answer. `UnicodeError`: the host name is invalid."""
 _OF_PROXY: Final = (
     *(aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError, aiohttp.ClientConnectorDNSError),
     UnicodeError,
 )
-"""What it raises where there is a proxy on the way, and that cannot be used: the proxy looks the server's name up."""
+"""What aiohttp raises when a forward proxy cannot be used. DNS errors too: the proxy resolves the server's name."""
 
 
 class Destination(Struct, frozen=True, kw_only=True):
     """Where a request goes."""
 
-    base_url: str  # address that stands for the client's `/v1`, without a slash at its end
+    base_url: str  # replaces the client's `/v1`; without a slash at its end
     authorization: bytes | None  # the header to send instead of the client's; None: see `forwards_credentials`
-    forwards_credentials: bool  # whether the client's own `Authorization` goes along
-    forwards_query: bool = False  # whether the query string of the client's request goes along: it may hold a key too
+    forwards_credentials: bool  # whether the client's own `Authorization` is forwarded
+    forwards_query: bool = False  # whether the client's query string is forwarded; it may hold a key too
     setting: str = "upstream.base_url"  # the setting that names the address, for error messages
-    api_key: bytes | None = None  # the `x-api-key` to send instead of the client's, where the API wants that
+    api_key: bytes | None = None  # the `x-api-key` to send instead of the client's, if the API uses that header
 
 
 class Inflater:
-    """Undoes a content encoding, piece by piece: gzip in several members, deflate with a zlib header or without."""
+    """Decodes a body piece by piece: gzip with one or more members, deflate with or without a zlib header."""
 
     def __init__(self, encoding: bytes) -> None:
         """Begin a body in one of the `_READABLE` encodings."""
@@ -86,7 +86,7 @@ class Inflater:
 
     @property
     def complete(self) -> bool:
-        """Whether the body may end here, and all that it held was taken."""
+        """Whether the body may end here and everything in it was taken."""
         return self._stream is None and not self._input
 
     def feed(self, data: bytes) -> None:
@@ -94,9 +94,9 @@ class Inflater:
         self._input += data
 
     def take(self) -> bytes:
-        """Return the next piece, of at most `_PIECE_BYTES`; nothing until more is fed. Raises `zlib.error`.
+        """Return the next piece, at most `_PIECE_BYTES` long, or `b""` if more must be fed. Raises `zlib.error`.
 
-        What follows a complete member and is no other one is ignored.
+        Bytes after a complete member that do not begin another member are ignored.
         """
         while self._input:
             stream = self._stream = self._stream or self._begin()
@@ -112,7 +112,7 @@ class Inflater:
         return b""
 
     def _begin(self) -> _Decompress | None:
-        """Return what reads the next member; None where there is none, or too little of it yet."""
+        """Return a decompressor for the next member, or None if there is none or too little of it is here yet."""
         if self._members and not (self._gzip and self._input.startswith(b"\x1f")):  # padding
             self._input = b""
             return None
@@ -126,9 +126,10 @@ class Inflater:
 
 
 class AnswerMemory:
-    """What large answers take together, in one process.
+    """The memory that large answers of one process share.
 
-    A whole one that finds no room waits until others are done, but not for ever: it was paid for. Streams do not wait.
+    An answer that is read whole waits for room, at most `_MEMORY_SECONDS`; then it proceeds, since it was paid for.
+    Streams do not wait.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class AnswerMemory:
         """Called when a large answer is done."""
 
     async def take(self, answer: Answer, size: int) -> None:
-        """Take `size` bytes more for an answer; wait for room, as long as there is hope."""
+        """Reserve `size` more bytes for an answer. Waits for room, unless it is the oldest answer that holds memory."""
         held = self._held
         held.setdefault(answer, 0)
         with suppress(TimeoutError):
@@ -151,7 +152,7 @@ class AnswerMemory:
         held[answer] += size
 
     def take_for_stream(self, answer: Answer, size: int) -> bool:
-        """Take `size` bytes more for a stream; tell whether there was room."""
+        """Reserve `size` more bytes for a stream. Returns False if there is no room."""
         held = self._held.get(answer, 0) + size
         longest = max(_LEAST_STREAM, self.most // _STREAM_PART) * _COPIES
         if held > longest or sum(self._held.values()) + size > max(self.most, longest):
@@ -160,16 +161,16 @@ class AnswerMemory:
         return True
 
     def give_back(self, answer: Answer) -> None:
-        """Free what an answer took."""
+        """Release what an answer reserved."""
         if self._held.pop(answer, None) is not None:
             self._freed.set()
             self.on_freed()
 
 
 class Answer:
-    """What the upstream answered: status, headers, and a body that is read once.
+    """The upstream's answer: status, headers, and a body that is read once.
 
-    The caller closes it; until then it may occupy a connection.
+    The caller must close it; until then it may occupy a connection.
     """
 
     def __init__(
@@ -183,16 +184,17 @@ class Answer:
         self._memory = memory
         self._body: bytes | None = None
         self._inflater: Inflater | None = None
-        self._ahead = b""  # what was read of the body and is to be read again
+        self._ahead = b""  # what `opening` has read; returned again by `chunk`
         encoding = (self.header(b"content-encoding") or b"").lower()
         self.encoding: Final = b"" if encoding == b"identity" else encoding
-        """The content encoding in lower case; empty where the body is sent as it is."""
+        """The content encoding in lower case; empty if the body is not encoded."""
         self.media_type: Final = (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
 
     async def opening(self, told: Callable[[bytes], bytes | None], seconds: float) -> bytes | None:
-        """Return what `told` returns of the beginning of the body, which is read again afterwards.
+        """Read ahead until `told`, called with the beginning of the body, returns something; return that.
 
-        None where it has returned nothing else in so many seconds, in `_OPENING_BYTES`, or by the end.
+        Returns None after so many seconds, after `_OPENING_BYTES`, or at the end of the body. What was read ahead is
+        returned again by `chunk`.
         """
         text, found = b"", None
         try:
@@ -200,32 +202,32 @@ class Answer:
                 while found is None and len(text) < _OPENING_BYTES and (piece := await self.chunk(plain=True)):
                     text += piece
                     found = told(text)
-        except (TimeoutError, UpstreamError):  # whoever reads on meets it
+        except (TimeoutError, UpstreamError):  # the next `chunk` raises it again
             pass
         finally:
             self._ahead = text
         return found
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first header of this name."""
+        """Return the first header with this name, or None."""
         value = self._response.headers.get(name.decode())
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
     @property
     def readable(self) -> bool:
-        """Whether `chunk(plain=True)` can undo the content encoding."""
+        """Whether `chunk(plain=True)` can decode the content encoding."""
         return not self.encoding or self.encoding in _READABLE
 
     @property
     def ended(self) -> bool:
-        """Whether all of the body is known to have been returned."""
+        """Whether the whole body was certainly returned."""
         return not self._ahead and self._content.at_eof() and (self._inflater is None or self._inflater.complete)
 
     async def chunk(self, *, plain: bool = False) -> bytes:
-        """Return what has come of the body since the last call, at least one byte; nothing at its end.
+        """Return the bytes of the body that arrived since the last call, at least one; `b""` at its end.
 
-        `plain` undoes the content encoding, where it is `readable`. Raises `UpstreamTimeout` if nothing came
-        for `read_timeout`, `UpstreamUnreachable` if the connection broke, after all that came was returned.
+        `plain` undoes the content encoding, which must be `readable`. Raises `UpstreamTimeout` if nothing arrived for
+        `read_timeout`, and `UpstreamUnreachable` if the connection broke; first, everything that arrived is returned.
         """
         if self._ahead:
             ahead, self._ahead = self._ahead, b""
@@ -235,17 +237,17 @@ class Answer:
         return await self._piece()
 
     async def _piece(self) -> bytes:
-        """Return what has come of the body, as it came."""
+        """Return the bytes of the body that arrived, still encoded."""
         try:
             return await self._content.readany()
         except (*_FAILURES, RuntimeError) as why:  # RuntimeError: the session was closed
-            piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - the public ways raise before what came is read
+            piece = self._content._read_nowait(-1)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - public methods raise before the buffer is read
             if not piece:
                 raise self._error_of(why) from why
             return piece
 
     async def _decoded(self) -> bytes:
-        """Return what has come of the body, decoded."""
+        """Return the bytes of the body that arrived, decoded."""
         if self._inflater is None:
             self._inflater = Inflater(self.encoding)
         inflater = self._inflater
@@ -259,24 +261,27 @@ class Answer:
                 inflater.feed(piece)
         except zlib.error as why:
             raise UpstreamUnreachable("The upstream's answer is not encoded as it says. Try again.") from why
-        if len(inflated) == _PIECE_BYTES:  # more of it may be here already: others have a turn
+        if len(inflated) == _PIECE_BYTES:  # more may be buffered: let other tasks run
             await asyncio.sleep(0)
         return inflated
 
     async def chunks(self, *, plain: bool = False) -> AsyncIterator[bytes]:
-        """Yield the body's bytes as they come; see `chunk`."""
+        """Yield the body's bytes as they arrive; see `chunk`."""
         while chunk := await self.chunk(plain=plain):
             yield chunk
 
     async def read(self) -> bytes:
-        """Return the whole body, decoded where it is `readable`; raises as `chunk` does, and if it is too large."""
+        """Return the whole body, decoded if it is `readable`.
+
+        Raises what `chunk` raises, and an `UpstreamError` if the body is too large.
+        """
         if self._body is None:
             plain, parts, size, room = self.readable, list[bytes](), 0, _LARGE_BYTES
             while not self.ended and (part := await self.chunk(plain=plain)):
                 parts.append(part)
                 size += len(part)
                 if size > MAX_REPLY_BYTES:
-                    parts.clear()  # who tells the client of the error holds this frame
+                    parts.clear()  # the error's traceback keeps this frame alive
                     raise too_large(f"is longer than {MAX_REPLY_BYTES} bytes")
                 if size > room:
                     await self._memory.take(self, HELD_BYTES * _COPIES)
@@ -289,36 +294,36 @@ class Answer:
         return self._body
 
     def hold_stream(self) -> bool:
-        """Take memory for `HELD_BYTES` more of this stream, until it is closed; tell whether there was any."""
+        """Reserve memory for `HELD_BYTES` more of this stream until it is closed. Returns False if there is none."""
         return self._memory.take_for_stream(self, HELD_BYTES * _COPIES)
 
     async def aclose(self) -> None:
-        """Give the connection back, or break it where the body was not read to its end."""
+        """Return the connection to the pool, or close it if the body was not read to its end."""
         self._memory.give_back(self)
         self._response.close()
 
     async def discard(self) -> None:
-        """Close it, and keep nothing of its body."""
+        """Close the answer and drop its body."""
         await self.aclose()
         self._body = None
 
 
 def check_values(text: bytes) -> None:
-    """Raise an `UpstreamError` if an answer, or an event, holds too many values to make objects of them."""
+    """Raise an `UpstreamError` if an answer or an event holds too many JSON values to be parsed."""
     if excess_of(text, MAX_REPLY_VALUES, len(text)) is not None:
         raise too_large(f"holds more than {MAX_REPLY_VALUES} JSON values")
 
 
 def too_large(problem: str) -> UpstreamError:
-    """Return the error of an answer that is over a limit; `problem` follows its subject."""
+    """Return the error for an answer that exceeds a limit. `problem` is the predicate: "is longer than …"."""
     return UpstreamError(f"The upstream's answer {problem}. It was not read further.", code="upstream_too_large")
 
 
 class Upstream:
-    """The configured provider. One for the life of the process, made inside the event loop."""
+    """The configured provider. One per process, created inside the event loop."""
 
     def __init__(self, settings: UpstreamSettings, *, shares_key: bool) -> None:
-        """Connect to nothing yet. `shares_key`: clients send this proxy's keys, which must not leave it."""
+        """Open no connection yet. `shares_key`: clients send the proxy's own keys, which must not go upstream."""
         self._settings = settings
         self.memory: Final = AnswerMemory()
         self.base: Final = Destination(
@@ -327,7 +332,7 @@ class Upstream:
             forwards_credentials=settings.api_key is None and not shares_key,
             forwards_query=True,
         )
-        """Where everything goes that no route takes, and that is for no other provider."""
+        """The default destination: for what no route matches and no other base serves."""
         self.anthropic: Final = Destination(
             base_url=settings.anthropic_base_url,
             authorization=None,
@@ -336,10 +341,10 @@ class Upstream:
             setting="upstream.anthropic_base_url",
             api_key=_plain(settings.anthropic_api_key),
         )
-        """Where the Messages API goes that no route takes."""
+        """The destination of the Messages API, for models that no route matches."""
         self._bases = {"messages": self.anthropic}  # by dialect; all others go to `base`
         self._routes: list[tuple[tuple[str, ...], Destination, Destination]] = []
-        """Names of models, where they are asked, and the same for the Messages API, which has another header."""
+        """Patterns of models, their destination, and their destination for the Messages API, with `x-api-key`."""
         for route in settings.routes:
             destination = Destination(
                 base_url=route.base_url,
@@ -366,9 +371,9 @@ class Upstream:
         return bool(self._routes)
 
     def destination(self, model: str, dialect: str = "chat") -> Destination:
-        """Return where a request for `model` goes: the first route that matches, else the base of its dialect.
+        """Return the destination for `model`: the first route that matches, else the base of the dialect.
 
-        The client's own key goes to a base only, never to a route, and so does its query string.
+        The client's own key and its query string go to a base only, never to a route.
         """
         for patterns, destination, keyed in self._routes:
             if any(fnmatchcase(model, pattern) for pattern in patterns):
@@ -383,16 +388,16 @@ class Upstream:
         headers: Sequence[tuple[bytes, bytes]],
         content: bytes | AsyncIterable[bytes],
     ) -> Answer:
-        """Send a request and return the answer once its status and headers are here.
+        """Send a request and return the answer once its status and headers have arrived.
 
-        `path` follows the base address, quoted, with its query: `/chat/completions`. `headers` are the client's,
-        less what must not leave (`headers.to_upstream`). Raises an `UpstreamError` where no answer came.
+        `path` is appended to the base address: `/chat/completions`, quoted, with its query. `headers` are the client's
+        without those that must not go upstream (`headers.to_upstream`). Raises an `UpstreamError` without an answer.
         """
         if destination.authorization is not None:
             headers = [*headers, (b"authorization", destination.authorization)]
         if destination.api_key is not None:
             headers = [*headers, (b"x-api-key", destination.api_key)]
-        if not path.isascii():  # bytes that no URL may hold
+        if not path.isascii():  # a URL must not hold such bytes
             path = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", path)
         body: RequestBody | AsyncIterable[bytes] | None = None
         if not isinstance(content, bytes):
@@ -421,7 +426,7 @@ class Upstream:
 
 
 def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
-    """Return the headers as text that aiohttp encodes to the same bytes, if they are UTF-8."""
+    """Return the headers as text. aiohttp encodes it to the same bytes if they are valid UTF-8."""
     texts: CIMultiDict[str] = CIMultiDict()
     for name, value in headers:
         try:
@@ -433,7 +438,7 @@ def _as_text(headers: Sequence[tuple[bytes, bytes]]) -> CIMultiDict[str]:
 
 
 def _error_of(destination: Destination, settings: UpstreamSettings, why: Exception) -> UpstreamError:
-    """Return our error for one of aiohttp's. It names host and port, but no key, path or query."""
+    """Return the proxy's error for one of aiohttp's. It names host and port, but no key, path or query."""
     setting = destination.setting
     try:
         origin = origin_of(destination.base_url, settings.proxy)
@@ -462,12 +467,12 @@ def _error_of(destination: Destination, settings: UpstreamSettings, why: Excepti
         return UpstreamUnreachable(f"Could not connect to {way} ({_cause_of(why)}). Check {setting}.")
     if isinstance(why, aiohttp.ClientResponseError):
         return UpstreamUnreachable(f"{name} did not answer with valid HTTP. Check {setting}.")
-    # Some agents go by words to know that they may ask again: "connection lost" and "connection error" are among them.
+    # Some agents decide by the words of an error whether to retry. "connection lost" is one of the phrases they know.
     return UpstreamUnreachable(f"Connection lost: {name} broke it before the answer was complete. Try again.")
 
 
 def _cause_of(why: aiohttp.ClientConnectorError | UnicodeError) -> str:
-    """Return in plain words why no connection could be made."""
+    """Return in plain words why the connection failed."""
     if isinstance(why, UnicodeError):
         return "the host name is invalid"
     if isinstance(why, aiohttp.ClientConnectorDNSError):

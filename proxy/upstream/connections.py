@@ -1,7 +1,7 @@
-"""aiohttp's session with its habits switched off, and its connection pool with stricter reuse.
+"""An aiohttp session that sends requests unchanged, and a connection pool with stricter reuse.
 
-The session keeps no cookies (a provider's cookie would cross tenants), adds no header but `Host` and the
-body's length, does not re-quote URLs, reads no netrc, follows no redirect and decompresses nothing.
+The session keeps no cookies (they would be shared between tenants), adds no header but `Host` and the body's length,
+does not re-quote URLs, reads no netrc, follows no redirect and decompresses nothing.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 IDLE_SECONDS: Final = 4.0
-"""How long an idle connection is kept. Many servers close it after five seconds, and a request that is sent
-at that moment is lost: the client cannot tell whether the server has read it."""
+"""How long an idle connection is kept. Many servers close it after five seconds. A request sent at that moment is lost:
+the client cannot tell whether the server has read it."""
 SPARE_SECONDS: Final = 1.0
-"""A connection is given up this much sooner than the server announces (`Keep-Alive: timeout=5`)."""
+"""A connection is dropped this much earlier than the server announces (`Keep-Alive: timeout=5`)."""
 DISTRUST_SECONDS: Final = 30.0
-"""How long no connection to a server is used again after it closed a new one too, and just as it was used again."""
+"""How long no connection to a server is reused after a second loss in a row. See `Connector.distrust`."""
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"\btimeout=([0-9]{1,9})\b", re.IGNORECASE)
 _HEADER_BYTES: Final = 65_536
 """Longest status line or header field of an answer. aiohttp's limit of 8 kB is below what gateways send."""
-_MOST_HEADERS: Final = 1000  # of an answer; aiohttp takes 128
-_HEAD_BYTES: Final = 1_048_576  # longest head of an answer, with the informational ones before it
-_BUFFER_BYTES: Final = 131_072  # reading from the upstream pauses while twice as much of a body waits to be taken
+_MOST_HEADERS: Final = 1000  # of an answer; aiohttp's default is 128
+_HEAD_BYTES: Final = 1_048_576  # longest head of an answer, including informational (1xx) heads before it
+_BUFFER_BYTES: Final = 131_072  # reading pauses while more than twice as much of a body is buffered
 _PIECE_BYTES: Final = 1_048_576  # largest part of a request body that is written in one step
-_SOCKET_BYTES: Final = 65_536  # a request body of this size is handed to the socket without waiting
+_SOCKET_BYTES: Final = 65_536  # a request body up to this size is written at once, without a time limit
 _AUTOMATIC_HEADERS: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # aiohttp would add these
 _IDEMPOTENCY_KEYS: Final = ("Idempotency-Key", "X-Idempotency-Key")
-"""A client that sends one of these allows its request to arrive twice. Go's HTTP client has the same rule."""
+"""A request with one of these headers may be sent twice. Go's HTTP client has the same rule."""
 _LOST: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
@@ -66,10 +66,11 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def origin_of(base_url: str, chosen: str | None = None) -> Origin:
-    """Return the server of `base_url`, and the proxy on the way to it: the chosen one, or `HTTPS_PROXY`, `NO_PROXY`.
+    """Return the server of `base_url` and the forward proxy for it: `chosen`, or else that of the environment.
 
-    aiohttp reads these variables only together with netrc. As in other clients a proxy without a scheme
-    speaks HTTP, and `NO_PROXY` may name a port. Raises `ValueError` if this is not a URL.
+    Reads `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, since aiohttp reads them only together with netrc. As in other
+    clients, a proxy without a scheme speaks HTTP, and `NO_PROXY` may name a port. Raises `ValueError` if `base_url` is
+    not a URL.
     """
     url = URL(base_url)
     name = _name_of(url)
@@ -81,7 +82,7 @@ def origin_of(base_url: str, chosen: str | None = None) -> Origin:
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     try:
         return Origin(name=name, proxy=proxy, proxy_name=_name_of(URL(proxy)))
-    except ValueError:  # its message may show a password
+    except ValueError:  # the original message may show a password
         raise UpstreamUnreachable("HTTP_PROXY or HTTPS_PROXY is no address of a proxy: http://HOST:PORT.") from None
 
 
@@ -90,10 +91,10 @@ def _name_of(url: URL) -> str:
 
 
 def trusting(ca_file: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities in a file, the same ones with every version of Python.
+    """Return a TLS context that trusts the authorities in a file, with the same checks in every version of Python.
 
-    From Python 3.13 on the default refuses certificates without key usage or key identifiers. Authorities of companies
-    often issue such ones.
+    Since Python 3.13 the default context refuses certificates without key usage or key identifiers. Corporate
+    authorities often issue such certificates.
     """
     context = ssl.create_default_context(cafile=ca_file)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -103,11 +104,11 @@ def trusting(ca_file: Path) -> ssl.SSLContext:
 def open_session(
     *, connect_timeout: float, read_timeout: float, limit: int, ca_file: Path | None = None
 ) -> aiohttp.ClientSession:
-    """Return the session of this process; call it inside the event loop.
+    """Return the session of this process. Must be called inside the event loop.
 
-    `connect_timeout` covers the wait for the pool, the name lookup and TLS; `read_timeout` each wait for
-    bytes. `limit` is the largest number of connections in use. `ca_file` has the certificates of
-    authorities to trust, in place of the system's.
+    `connect_timeout` covers the wait for the pool, the name look-up and TLS; `read_timeout` covers each wait for bytes.
+    `limit` is the largest number of connections in use. `ca_file` holds the certificates of the authorities to trust,
+    instead of the system's.
     """
     trusted = True if ca_file is None else trusting(ca_file)
     return aiohttp.ClientSession(
@@ -127,13 +128,13 @@ def open_session(
 
 
 class RequestBody(Payload):
-    """A request body in memory. aiohttp's own class warns above 1 MB, and may wait forever to send it."""
+    """A request body in memory. aiohttp's own class warns above 1 MB and has no time limit for sending."""
 
     _value: bytes
     _autoclose = True
 
     def __init__(self, body: bytes, patience: float) -> None:
-        """Send `body`; the server may take no byte of it for `patience` seconds."""
+        """Create the payload. Sending fails if the server accepts no bytes for `patience` seconds."""
         super().__init__(body)
         self._size = len(body)
         self._patience = patience
@@ -143,7 +144,7 @@ class RequestBody(Payload):
         return self._value.decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the body; raises `TimeoutError`."""
+        """Write the body. Raises `TimeoutError`."""
         if len(self._value) <= _SOCKET_BYTES:
             await writer.write(self._value)
             return
@@ -154,7 +155,7 @@ class RequestBody(Payload):
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that knows which connection it is sent on."""
+    """A request that knows its connection."""
 
     protocol: ResponseHandler | None = None
     reused = False  # whether that connection served an earlier request
@@ -164,7 +165,7 @@ class _Request(aiohttp.ClientRequest):
     async def write_bytes(
         self, writer: AbstractStreamWriter, conn: Connection, content_length: int | None = None
     ) -> None:
-        """Write the request, unless the server closed the connection since it was chosen."""
+        """Write the request, unless the server has closed the reused connection in the meantime."""
         protocol = self.protocol
         if self.reused and protocol is not None and (protocol.should_close or _has_input(protocol.transport)):
             self.unwritten = True
@@ -174,17 +175,17 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Protocol(ResponseHandler):
-    """A connection on which no head is endless, and nothing is waited for without a limit of time.
+    """A connection with a limit on the length of heads, and a time limit on every wait.
 
-    aiohttp's own takes heads of any length, has no limit of time after an informational one, and waits for more of a
-    body that becomes invalid HTTP.
+    aiohttp's own class accepts heads of any length, has no time limit after an informational head (1xx), and waits for
+    more of a body after invalid HTTP.
     """
 
-    _head_bytes = 0  # of the head that is awaited
-    _informed = False  # whether the last head was an informational one
+    _head_bytes = 0  # bytes of the current head so far
+    _informed = False  # whether the last head was informational (1xx)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a head, or of a body."""
+        """Parse bytes of a head or a body."""
         if self._payload is None or self._payload.is_eof():
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES:
@@ -198,14 +199,14 @@ class _Protocol(ResponseHandler):
             self.start_timeout()
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Hand a head on."""
+        """Pass a parsed head on."""
         self._informed = data[0].code < 200  # another head follows
         if not self._informed:
             self._head_bytes = 0
         super().feed_data(data, size)
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
-        """Fail what is awaited from this connection, the body too that it was reading."""
+        """Fail the awaited head, and also the body that is being read if this is a parse error."""
         super().set_exception(exc, *() if exc_cause is None else (exc_cause,))
         body = self._payload
         if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
@@ -213,17 +214,17 @@ class _Protocol(ResponseHandler):
 
 
 class _Used(Struct, kw_only=True):
-    """What is known of a connection that was used."""
+    """Times of a connection that was used."""
 
-    since: float
-    deadline: float = inf  # it is not used again after this
+    since: float  # first use
+    deadline: float = inf  # the connection is not reused after this time
 
 
 class Connector(aiohttp.TCPConnector):
-    """aiohttp's pool, but it reuses a connection only while the connection is surely open."""
+    """aiohttp's pool, but a connection is reused only while it is certainly open."""
 
     def __init__(self, limit: int, trusted: ssl.SSLContext | bool = True) -> None:
-        """Allow `limit` connections in use at one time; idle ones are not counted."""
+        """Allow `limit` connections in use at a time. Idle connections do not count."""
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a parameter that is not used here
             limit=limit, limit_per_host=0, keepalive_timeout=IDLE_SECONDS, ssl=trusted
         )
@@ -231,7 +232,7 @@ class Connector(aiohttp.TCPConnector):
         self._factory = partial(protocol, loop=self._loop)
         self._used: WeakKeyDictionary[ResponseHandler, _Used] = WeakKeyDictionary()
         self._distrusted: dict[ConnectionKey, float] = {}
-        """By server that closed a connection without a word: one that was opened before this time is not used again."""
+        """By server that lost a request: connections first used before this time are not reused."""
 
     async def connect(
         self,
@@ -239,7 +240,7 @@ class Connector(aiohttp.TCPConnector):
         traces: list[Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
     ) -> Connection:
-        """Return a connection for `req`; raises `UpstreamBusy` if all stayed in use."""
+        """Return a connection for `req`. Raises `UpstreamBusy` if none became free in time."""
         try:
             while True:
                 connection = await super().connect(req, traces, timeout)
@@ -265,7 +266,7 @@ class Connector(aiohttp.TCPConnector):
             request.needs_new_connection
             or used.deadline <= time.monotonic()
             or used.since <= self._distrusted.get(request.connection_key, -inf)
-            or protocol.should_close  # the server sent something that nobody had asked for
+            or protocol.should_close  # for example, the server sent unrequested data
             or _has_input(protocol.transport)
         ):
             return False
@@ -273,9 +274,10 @@ class Connector(aiohttp.TCPConnector):
         return True
 
     def distrust(self, server: ConnectionKey, protocol: ResponseHandler | None) -> None:
-        """Give up all connections to the server of a lost request: the next request on one may be lost too.
+        """Drop all connections to a server that lost a request: the next request on one of them may be lost too.
 
-        If this one was opened after the last loss, the server does so as a rule: none is used again for a while.
+        If the lost connection was newer than the last loss, and that was less than 60 s ago, the server does so
+        regularly: no connection to it is reused for `DISTRUST_SECONDS`.
         """
         now, before = time.monotonic(), self._distrusted.get(server, -inf)
         used = None if protocol is None else self._used.get(protocol)
@@ -285,13 +287,13 @@ class Connector(aiohttp.TCPConnector):
             self._distrusted[server] = max(before, now)
 
     def limit_reuse(self, protocol: ResponseHandler, seconds: float) -> None:
-        """Do not use this connection again after so many seconds."""
-        now = time.monotonic()  # uvloop's own time is as it was when the turn of its loop began
+        """Do not reuse this connection after so many seconds."""
+        now = time.monotonic()  # not `loop.time()`: uvloop updates it only once per iteration
         self._used.setdefault(protocol, _Used(since=now)).deadline = now + seconds
 
 
 def _has_input(transport: asyncio.Transport | None) -> bool:
-    """Return whether an idle connection has unread input, as a rule its end."""
+    """Return whether an idle connection has unread input, which usually is its end."""
     if transport is None:
         return True
     if not hasattr(select, "poll"):  # on Windows
@@ -302,19 +304,18 @@ def _has_input(transport: asyncio.Transport | None) -> bool:
 
 
 async def _send(request: aiohttp.ClientRequest, send_once: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request, and once more if it was lost on a reused connection and may arrive twice, or was not written.
+    """Send a request. Retry it once if a reused connection lost it, and it has an idempotency key or was not written.
 
-    Any other lost POST is an error: a completion that is asked for twice is paid for twice. aiohttp repeats a
-    lost GET itself.
+    Any other lost POST is an error, because a repeated completion costs twice. aiohttp itself retries a lost GET.
     """
     try:
         response = await send_once(request)
-        if isinstance(request, _Request) and request.unwritten:  # it answers nothing that was asked
+        if isinstance(request, _Request) and request.unwritten:  # not an answer to this request
             response.close()
             raise aiohttp.ClientConnectionResetError("the server closed the connection")
     except _LOST as why:
         answered = isinstance(why, aiohttp.ServerDisconnectedError) and not isinstance(why.message, str)
-        spent = isinstance(request.body, Payload) and request.body.consumed  # a body that came in pieces is gone
+        spent = isinstance(request.body, Payload) and request.body.consumed  # a streamed body cannot be sent again
         repeatable = not spent and any(name in request.headers for name in _IDEMPOTENCY_KEYS)
         if not isinstance(request, _Request) or not request.reused or answered:
             raise
