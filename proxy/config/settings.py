@@ -297,40 +297,40 @@ class _Section(BaseModel):
 
 
 class ServerSettings(_Section):
-    """Where the proxy listens."""
+    """Where the proxy listens, and the limits for requests."""
 
     host: Text = "127.0.0.1"
-    """Address to listen on. Any address but this machine's own needs authentication."""
+    """Address to listen on. Any address other than loopback requires authentication."""
     port: Annotated[int, Field(ge=0, le=65535), NO_TRUTH_VALUE] = 8080
-    """TCP port. 0 takes any free port."""
+    """TCP port to listen on. 0 picks any free port."""
     workers: Annotated[int, Field(ge=1, le=256), NO_TRUTH_VALUE] = 1
-    """Number of processes. They share the port and the store."""
+    """Number of worker processes. They share the port and the store."""
     max_body_bytes: Count = 67_108_864
-    """Largest request body in bytes. A larger one is refused with 413."""
+    """Maximum size of a request body, in bytes. A larger body is refused with 413."""
     max_messages: Count = 100_000
-    """Most messages of a request, or lines of an import. More are refused with 400."""
+    """Maximum number of messages in a request, or of lines in an import. More are refused with 400."""
     max_json_values: Count = 2_000_000
-    """Most JSON values in a request. More are refused with 400."""
+    """Maximum number of JSON values in a request. More are refused with 400."""
     max_memory: Count | None = None
-    """Bytes of memory for all request bodies in work, shared evenly by the workers. Beyond it requests get 503.
-    Without it, half of what the machine or the container has."""
+    """Memory for all request bodies in progress, in bytes, split evenly among the workers. Beyond it, requests get 503.
+    Defaults to half of the memory of the machine or the container."""
     max_connections_per_address: Natural = 0
-    """Most connections from one address to one worker. 0: any number."""
+    """Maximum number of connections from one address to one worker. 0 means no limit."""
     drain_timeout: Natural = 30
-    """Seconds that running answers may take after a signal to stop. Then they end with an error."""
+    """Seconds that running responses may take after a stop signal. Then they end with an error."""
     allowed_origins: tuple[Origin, ...] = ()
-    """Origins (`https://app.example`) whose web pages may use a proxy without authentication."""
+    """Origins whose web pages may use the proxy when it has no authentication, such as `https://app.example`."""
 
 
 class Route(_Section):
     """Another upstream for some models. The client's own key is never sent there."""
 
     models: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    """Names of models, with wildcards: `deepseek-*`."""
+    """Model names, with wildcards, such as `deepseek-*`."""
     base_url: BaseUrl
     """Address of this provider's API."""
     api_key: Key | None = None
-    """Key for this provider. Without it, requests carry no key: the client's key is never sent here."""
+    """Key for this provider. If unset, requests carry no key: the client's key is never sent here."""
 
 
 class UpstreamSettings(_Section):
@@ -339,77 +339,79 @@ class UpstreamSettings(_Section):
     base_url: BaseUrl = "https://api.openai.com/v1"
     """Address of the provider's API. It replaces the client's `/v1`."""
     api_key: Key | None = None
-    """The proxy's own key. Without it, the client's `Authorization` header is forwarded."""
+    """The proxy's own key. If unset, the client's `Authorization` header is forwarded."""
     anthropic_base_url: BaseUrl = "https://api.anthropic.com/v1"
-    """Address of the provider of `/v1/messages`, the Messages API."""
+    """Address of the provider for `/v1/messages`, the Messages API."""
     anthropic_api_key: Key | None = None
-    """The proxy's own key there. Without it, the client's key is forwarded; `api_key` never goes there."""
+    """The proxy's own key for `anthropic_base_url`. If unset, the client's key is forwarded. `api_key` is never sent
+    there."""
     connect_timeout: Seconds = 10.0
     """Seconds to wait for a connection."""
     read_timeout: Seconds = 600.0
     """Seconds to wait for the next bytes of a response."""
     max_connections: Count = 1000
-    """Largest number of connections at a time. A request beyond it waits for `connect_timeout`."""
+    """Maximum number of connections at a time. A request beyond it waits for up to `connect_timeout`."""
     include_usage: Literal["auto", "never"] = "auto"
-    """`auto` asks for token usage in streams. `never` leaves the request as the client wrote it."""
+    """`auto` requests token usage in streams. `never` leaves the request as the client sent it."""
     reasoning: ReasoningMode = "auto"
-    """Which stored reasoning is sent back: `auto` where it led to tool calls, `keep` always, `drop` never."""
+    """Which stored reasoning is sent back. `auto`: only reasoning that led to tool calls. `keep`: all. `drop`: none."""
     ca: Certificates | None = None
-    """Certificates of authorities to trust, in PEM, in place of the system's."""
+    """PEM file of the certificate authorities to trust, instead of the system's."""
     proxy: ProxyUrl | None = Field(default=None, repr=False)
-    """Address of an HTTP proxy on the way to every upstream, `http://USER:PASSWORD@HOST:PORT`. Without it, what
-    `HTTPS_PROXY` and `NO_PROXY` say."""
+    """HTTP proxy for requests to every upstream: `http://USER:PASSWORD@HOST:PORT`. Defaults to what `HTTPS_PROXY` and
+    `NO_PROXY` say."""
     passthrough: tuple[Resource, ...] = ("models", "embeddings")
-    """Resources under /v1 that clients may use with the shared `api_key`. With their own key, all."""
+    """Resources under `/v1` that clients may use with the shared `api_key`. With their own key, they may use all."""
     routes: tuple[Route, ...] = ()
-    """Other upstreams by model. The first match is used."""
+    """Other upstreams, by model. The first match is used."""
 
 
 class StoreSettings(_Section):
-    """Where histories are kept."""
+    """Where histories are stored."""
 
     url: StoreUrl = Field(default="sqlite+aiosqlite:///palimpsest.db", repr=False)
-    """Address of the database: a SQLite file or a PostgreSQL database."""
+    """Database URL: a SQLite file or a PostgreSQL database."""
     migrate: bool = True
-    """Whether `serve` migrates the database's tables at the start."""
+    """Whether `serve` migrates the database tables at startup."""
     mask: tuple[Annotated[Text, AfterValidator(checked)], ...] = ()
-    """What is masked before it is stored: regular expressions (RE2), or names of presets: `openai`, `anthropic`, `aws`,
-    `github`, `google`, `slack`, `stripe`, `jwt`, `pem`; `keys` for all of these."""
+    """Patterns to mask before text is stored: RE2 regular expressions or names of presets. The presets are `openai`,
+    `anthropic`, `aws`, `github`, `google`, `slack`, `stripe`, `jwt` and `pem`; `keys` stands for all of them."""
     content: Literal["full", "none"] = "full"
-    """`none` stores ids, counts and receipts, but no text: clients must send their whole history. Edits that shorten
-    messages then decide anew at each request."""
+    """`full` stores everything. `none` stores ids, counts and receipts, but no text. Clients must then send their whole
+    history, and edits that shorten messages decide anew at each request."""
     search: Literal["scan", "index"] = "scan"
-    """How texts are searched: `scan` reads the newest sessions for a second, `index` asks a full-text index of the
-    database, which finds whole words and their beginnings."""
+    """How text is searched. `scan` reads the newest sessions for a second. `index` uses a full-text index of the
+    database, which finds whole words and beginnings of words."""
     on_failure: Literal["forward", "reject"] = "forward"
-    """What happens while the database cannot be used. `forward`: requests that bring their whole history are
-    served, and stored later. `reject`: requests are refused with 503."""
+    """What to do while the database is unavailable. `forward` serves requests that contain their whole history, and
+    stores them later. `reject` refuses requests with 503."""
     spool: Text = "palimpsest-spool"
-    """Folder of this machine for what waits for the database."""
+    """Local directory for data that waits for the database."""
     spool_max_bytes: Count = 1_073_741_824
-    """Most bytes that may wait there. Beyond it requests get 503."""
+    """Maximum size of the spool, in bytes. Beyond it, requests get 503."""
 
 
 class AuthKey(_Section):
-    """One key that clients may use."""
+    """A key that clients may use."""
 
     key: ClientKey
-    """The API key that the client sends, or its hash: `sha256:` and 64 digits (`palimpsest key new`)."""
+    """The client's API key, or its hash: `sha256:` and 64 hexadecimal digits (`palimpsest key new`)."""
     tenant: Name
     """The tenant that the key belongs to. A tenant may have several keys."""
     name: Name | None = None
-    """A name for the key, by which `budgets` mean it."""
+    """Name of the key, by which `budgets` refer to it."""
 
 
 class AuthSettings(_Section):
     """Who may use the proxy."""
 
     mode: Literal["none", "passthrough", "keys"] = "none"
-    """`none`: no authentication. `passthrough`: each provider key is a tenant. `keys`: the keys below."""
+    """`none`: no authentication. `passthrough`: each provider key is a tenant. `keys`: only the keys listed in
+    `keys`."""
     keys: tuple[AuthKey, ...] = ()
     """The accepted keys, for `mode: keys`."""
     admin_key: ClientKey | None = None
-    """Key that sees all tenants' sessions over the HTTP API. Without it nobody can."""
+    """Key with access to all tenants' sessions over the HTTP API. If unset, nobody has such access."""
 
     @model_validator(mode="after")
     def _keys_are_given_and_differ(self) -> AuthSettings:
@@ -429,74 +431,75 @@ class SessionSettings(_Section):
     """How a request names its session."""
 
     headers: tuple[HeaderName, ...] = ("X-Session-ID",)
-    """Headers that may hold the session id. The first one in the request is used."""
+    """Headers that may contain the session id. The first one present is used."""
     body_fields: tuple[FieldPath, ...] = ()
-    """Fields of the body that may hold the id (`metadata.session_id`). They are removed before sending, but for those
-    that mean something to a provider: `metadata.user_id`, `prompt_cache_key`, `conversation`."""
+    """Body fields that may contain the session id, such as `metadata.session_id`. They are removed before sending,
+    except for those that mean something to a provider: `metadata.user_id`, `prompt_cache_key`, `conversation`."""
     missing: Literal["infer", "stateless", "reject"] = "infer"
-    """What happens without an id. `infer` recognises the session by its earlier replies, or starts a new one.
+    """What to do without a session id. `infer` recognises the session by its earlier replies, or starts a new one.
     `stateless` stores nothing. `reject` answers with 400."""
     on_disconnect: Literal["cancel", "finish"] = "cancel"
-    """What happens when the client disconnects early. `cancel` ends the upstream request, `finish` completes
-    and stores it."""
+    """What to do when the client disconnects early. `cancel` ends the upstream request. `finish` completes it and
+    stores the reply."""
 
 
 class ResponsesSettings(_Section):
-    """Requests to `/v1/responses` that name an earlier response."""
+    """Requests to `/v1/responses` that refer to an earlier response."""
 
     state: Literal["upstream", "proxy"] = "upstream"
-    """Who adds what came before where a request has `previous_response_id` or `conversation`. `upstream` passes it
-    on as it is. `proxy` takes the field out and sends the stored conversation, trimmed."""
+    """Who adds the earlier conversation if a request has `previous_response_id` or `conversation`. `upstream` forwards
+    the field unchanged. `proxy` removes it and sends the stored conversation, trimmed."""
 
 
 class TokenSettings(_Section):
     """How tokens are counted."""
 
     method: TokenMethod = "tiktoken"
-    """`tiktoken` counts with OpenAI's vocabularies. `estimate` counts by classes of characters."""
+    """`tiktoken` counts with OpenAI's vocabularies. `estimate` counts by character classes."""
     calibrate: bool = True
-    """Whether counts are scaled, for each session, to the usage that the upstream reports."""
+    """Whether to scale the counts of each session to the usage that the upstream reports."""
 
 
 class SummarizerSettings(_Section):
-    """The model that writes summaries: for `summarize` with `mode: model`, and for requested compaction."""
+    """The model that writes summaries, for `summarize` with `mode: model` and for compaction on request."""
 
     model: Text | None = None
-    """Name of the model. Without it, the session's own model."""
+    """Name of the model. Defaults to the session's own model."""
     base_url: BaseUrl | None = None
-    """Address of the model's API. Without it, summaries go where the session's requests go, with its key."""
+    """Address of the model's API. If unset, summary requests go where the session's requests go, with its key."""
     api_key: Key | None = None
-    """Key for `base_url`. Without it, requests there carry no key: the client's key is never sent there."""
+    """Key for `base_url`. If unset, requests there carry no key: the client's key is never sent there."""
     timeout: Seconds = 60.0
     """Seconds to wait for one response."""
     background: bool = True
-    """Whether summaries are written in the background. With `false`, the request that moves the cut waits."""
+    """Whether to write summaries in the background. With `false`, the request that moves the cut waits for the
+    summary."""
 
 
 class RetentionSettings(_Section):
     """How long sessions are kept."""
 
     days: Amount | None = None
-    """Sessions that were not used for so many days are deleted. Without it, none is."""
+    """Days without use after which a session is deleted. If unset, no session is deleted for its age."""
     max_sessions: Count | None = None
-    """Beyond so many sessions those are deleted that were not used for the longest time."""
+    """Maximum number of sessions. Beyond it, the least recently used are deleted."""
 
 
 class Budget(_Section):
-    """What a tenant, or one key, may use. Beyond it requests get 429."""
+    """What a tenant or a key may use. Beyond it, requests get 429."""
 
     tenant: Name | None = None
-    """The tenant. Without authentication it is called `default`."""
+    """The tenant. Without authentication, its name is `default`."""
     key: Name | None = None
-    """The `name` of one of `auth.keys`, in place of a tenant."""
+    """The `name` of one of `auth.keys`, instead of a tenant."""
     dollars_per_day: Amount | None = None
-    """Dollars from midnight to midnight (UTC)."""
+    """Dollars per day, from midnight to midnight UTC."""
     dollars_per_month: Amount | None = None
-    """Dollars from the first of the month on (UTC)."""
+    """Dollars per calendar month, in UTC."""
     requests_per_minute: Count | None = None
-    """Requests within any 60 seconds."""
+    """Requests in any 60 seconds."""
     tokens_per_minute: Count | None = None
-    """Tokens of prompts and replies within any 60 seconds, as the upstream reports them."""
+    """Tokens of prompts and replies in any 60 seconds, as the upstream reports them."""
 
     @model_validator(mode="after")
     def _limits_somebody(self) -> Budget:
@@ -512,7 +515,7 @@ class FinishSettings(_Section):
     """Tools that end a task."""
 
     tools: tuple[Text, ...] = ()
-    """Names of tools. A request whose history ends with such a call is answered from the store."""
+    """Names of the tools. A request whose history ends with a call of one is answered from the store."""
 
 
 class VirtualToolSettings(_Section):
@@ -521,50 +524,49 @@ class VirtualToolSettings(_Section):
     recall_context: bool = False
     """Whether the model may read trimmed content again."""
     compress_chat_history: bool = False
-    """Whether the model may ask for a summary of the history."""
+    """Whether the model may request a summary of the history."""
     only_with_tools: bool = True
-    """Whether they are offered only where the client itself offers tools."""
+    """Whether to offer them only if the client itself offers tools."""
 
 
 class CacheSettings(_Section):
     """What the proxy does for the provider's prompt cache."""
 
     key: Literal["none", "session"] = "none"
-    """`session` sends a `prompt_cache_key`, an HMAC of the session, where the client sends none."""
+    """`none` adds no key. `session` adds a `prompt_cache_key`, an HMAC of the session, if the client sends none."""
     breakpoints: Literal["auto", "never"] = "auto"
-    """`auto` marks the end of the stable prefix, for models that take marks; and, in a request to the Messages API that
-    is trimmed or goes on with its session, the newest message. `never`: no marks.
-    """
+    """`auto` marks the end of the stable prefix, for models that accept marks. In a request to the Messages API that is
+    trimmed or continues its session, it also marks the newest message. `never` adds no marks."""
 
 
 class PriceStep(_Section):
-    """Other prices for requests with more input. They then hold for the whole request."""
+    """Different prices for requests with more input. They apply to the whole request."""
 
     above: Positive
-    """The step holds above this number of input tokens, cached ones included."""
+    """Number of input tokens, cached ones included, above which the step applies."""
     input: Price
-    """Input, in dollars per million tokens."""
+    """Price of input, in dollars per million tokens."""
     cached_read: Price | None = None
-    """Input read from the cache. Without it, it rises in proportion to `input`."""
+    """Price of input read from the cache. If unset, it rises in proportion to `input`."""
     cache_write: Price | None = None
-    """Input written to the cache. Without it, it rises in proportion to `input`."""
+    """Price of input written to the cache. If unset, it rises in proportion to `input`."""
     output: Price | None = None
-    """Output. Without it, it rises in proportion to `input`."""
+    """Price of output. If unset, it rises in proportion to `input`."""
 
 
 class ModelPrices(_Section):
-    """What a model costs. It replaces everything that is known of its prices."""
+    """What a model costs. Replaces all known prices of the model."""
 
     input: Price
-    """Input, in dollars per million tokens."""
+    """Price of input, in dollars per million tokens."""
     cached_read: Price | None = None
-    """Input read from the provider's cache. Without it, the price of other input."""
+    """Price of input read from the provider's cache. Defaults to `input`."""
     cache_write: Price | None = None
-    """Input written to the cache. Without it, the price of other input."""
+    """Price of input written to the cache. Defaults to `input`."""
     output: Price | None = None
-    """Output. Without it, the cost of an exchange is not reported."""
+    """Price of output. If unset, the cost of an exchange is not reported."""
     steps: tuple[PriceStep, ...] = ()
-    """Other prices above a number of input tokens, in rising order."""
+    """Different prices above a number of input tokens, in ascending order."""
 
     @model_validator(mode="after")
     def _steps_rise(self) -> ModelPrices:
@@ -580,53 +582,54 @@ class ModelCache(_Section):
     """How a model's provider caches. A setting that is left out keeps its known value."""
 
     matching: Matching | None = None
-    """`blocks`: the longest common prefix is found. `breakpoints`: only a prefix that ends at a mark is."""
+    """How a cached prefix is found. `blocks`: the longest common prefix. `breakpoints`: only a prefix that ends at a
+    mark."""
     block: Positive | None = None
-    """With `blocks`: tokens in a block. A prefix counts in whole blocks."""
+    """Tokens per block, for `matching: blocks`. Only whole blocks of a prefix count."""
     minimum: Natural | None = None
-    """Tokens of the shortest prefix that is cached."""
+    """Length of the shortest prefix that is cached, in tokens."""
     lifetime: Seconds | None = None
     """Seconds without a request after which the cache is cold."""
     breakpoints: Breakpoints | None = None
-    """Marks that it takes: `openai` (`prompt_cache_breakpoint`), `anthropic` (`cache_control`) or `none`."""
+    """Marks that the model accepts: `openai` (`prompt_cache_breakpoint`), `anthropic` (`cache_control`) or `none`."""
     key: bool | None = None
-    """Whether it takes `prompt_cache_key`. A provider that does not may refuse the request."""
+    """Whether the provider accepts `prompt_cache_key`. One that does not may refuse the request."""
 
 
 class ModelRule(_Section):
-    """What the operator knows of some models. A setting that is left out keeps its known value."""
+    """Facts about some models. A setting that is left out keeps its known value."""
 
     match: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    """Names of models as the client asks for them, with wildcards. One match is enough."""
+    """Model names as the client sends them, with wildcards. One match is enough."""
     fallback: bool = False
-    """Whether it holds only for models that are not known otherwise. Its prices count as assumed."""
+    """Whether the rule applies only to models that are otherwise unknown. Its prices count as assumed."""
     context_window: Positive | None = None
-    """Tokens that a request and its reply may have together."""
+    """Maximum tokens of a request and its reply together."""
     prices: ModelPrices | None = None
-    """What it costs, in dollars per million tokens."""
+    """What the models cost, in dollars per million tokens."""
     cache: ModelCache | None = None
-    """How its provider caches."""
+    """How the models' provider caches."""
 
 
 class DashboardSettings(_Section):
-    """The pages at `/ui`."""
+    """The dashboard at `/ui`."""
 
     enabled: bool = True
-    """Whether there is a dashboard."""
+    """Whether to serve the dashboard."""
 
 
 class TelemetrySettings(_Section):
     """Logs and metrics."""
 
     metrics: bool = True
-    """Whether `/metrics` answers Prometheus."""
+    """Whether to serve `/metrics` for Prometheus."""
     otlp_endpoint: BaseUrl | None = None
-    """Address of an OpenTelemetry collector (OTLP over HTTP, `http://localhost:4318`), to which traces and metrics are
-    sent. Needs `pip install 'palimpsest[otel]'`; `OTEL_…` variables say the rest."""
+    """Address of an OpenTelemetry collector for traces and metrics (OTLP over HTTP), such as `http://localhost:4318`.
+    Needs `pip install 'palimpsest[otel]'`. `OTEL_…` environment variables set the rest."""
     log_format: Literal["text", "json"] = "text"
-    """`text` for people. `json` for machines, one object a line."""
+    """`text` is for people. `json` is for machines: one object per line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The lowest level that is logged."""
+    """Lowest level to log."""
 
 
 class Settings(BaseSettings):
@@ -653,14 +656,14 @@ class Settings(BaseSettings):
     """The model that writes summaries."""
     retention: RetentionSettings = RetentionSettings()
     budgets: Annotated[tuple[Budget, ...], Field(max_length=64)] = ()
-    """What tenants and keys may use."""
+    """Limits for tenants and keys."""
     finish: FinishSettings = FinishSettings()
     virtual_tools: VirtualToolSettings = VirtualToolSettings()
     cache: CacheSettings = CacheSettings()
     models: tuple[ModelRule, ...] = ()
-    """Facts about models, added to those that the package knows. The first match is used."""
+    """Facts about models, in addition to those that the package knows. The first match is used."""
     policies: dict[PolicyName, Policy] = {}
-    """What is trimmed, by name. The first policy that matches a request is used."""
+    """Policies by name: when and how to trim. The first policy that matches a request is used."""
     dashboard: DashboardSettings = DashboardSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

@@ -64,7 +64,7 @@ async def _session_in_path(
     services: OpenServices,
     reader: Reader,
     tenant: Tenant = None,
-    dialect: Annotated[str, Query(description="Its dialect, where it is not chat.")] = "",
+    dialect: Annotated[str, Query(description="Dialect of the session, if it is not `chat`.")] = "",
 ) -> SessionRow:
     """Return the session that the path names. The ending (`.json`, `.csv`) is not part of the name."""
     return await session_of(session.removesuffix(f".{form_of(request)}"), services, reader, tenant, dialect or None)
@@ -78,7 +78,7 @@ PathSession = Annotated[SessionRow, Depends(_session_in_path)]
 
 @router.get("/static/{name}")
 async def static(name: str, v: str = "") -> Response:  # noqa: ARG001 - the version makes the address new
-    """Return a file that pages load."""
+    """Return a static file of the pages."""
     return static_response(name)
 
 
@@ -86,14 +86,14 @@ async def static(name: str, v: str = "") -> Response:  # noqa: ARG001 - the vers
 async def show_login(
     request: Request, visitor: AnyVisitor, target: Annotated[str, Query(alias="next")] = "/ui"
 ) -> Response:
-    """Ask for a key."""
+    """Show the sign-in form."""
     del visitor  # needed as a dependency only: it gets a cookie, to which the form is bound
     return html("login.html", await context_of(request, "Sign in") | {"next": _own_path(target), "message": None})
 
 
 @router.post("/login")
 async def login(request: Request, services: OpenServices, visitor: AnyVisitor, form: Form) -> Response:
-    """Take a key, and remember by a cookie who has it."""
+    """Sign in with a key. A cookie remembers the identity."""
     key, target = form.get("key", "").strip(), _own_path(form.get("next", "/ui"))
     authenticator = services.authenticator
     try:
@@ -111,7 +111,7 @@ async def login(request: Request, services: OpenServices, visitor: AnyVisitor, f
 
 @router.post("/logout")
 async def logout(request: Request, visitor: AnyVisitor, form: Form) -> Response:
-    """Forget who reads."""
+    """Sign out."""
     del form  # it was checked
     response = Response(status_code=303, headers={"location": "/ui/login"})
     set_session(request, response, new_cookie(), visitor.secret)
@@ -120,7 +120,7 @@ async def logout(request: Request, visitor: AnyVisitor, form: Form) -> Response:
 
 @router.post("/theme")
 async def choose_theme(request: Request, form: Form) -> Response:
-    """Remember how the pages look."""
+    """Remember the chosen theme."""
     theme = form.get("theme", "")
     if theme not in THEMES:
         raise InvalidRequest(f"theme must be one of {', '.join(THEMES)}.", param="theme")
@@ -141,8 +141,10 @@ def _own_path(target: str) -> str:
 
 async def range_query(
     reader: Reader,
-    since: Annotated[str, Query(description="2026-11-01, 2026-11-01T10:00Z, 7d, or all.")] = "7d",
-    until: Annotated[str, Query(description="As `since`; without it, now.")] = "",
+    since: Annotated[
+        str, Query(description="Start of the range: `2026-11-01`, `2026-11-01T10:00Z`, `7d` or `all`.")
+    ] = "7d",
+    until: Annotated[str, Query(description="End of the range, written like `since`. Defaults to now.")] = "",
     model: Annotated[str, Query(description="Only this model.")] = "",
     policy: Annotated[str, Query(description="Only this policy.")] = "",
     tenant: Tenant = None,
@@ -161,9 +163,9 @@ async def overview(
     services: OpenServices,
     reader: Reader,
     asked: AskedRange,
-    group: Annotated[str, Query(description="What the table of `.csv` is by.")] = "day",
+    group: Annotated[str, Query(description="What the table of `.csv` is grouped by.")] = "day",
 ) -> Response:
-    """Show what was paid and saved."""
+    """Show what was spent and saved."""
     found = await read_overview(services.app.store, replace(asked, group=group), admin=reader.admin)
     return await rendered(request, overview_page(found, admin=reader.admin))
 
@@ -180,11 +182,13 @@ async def cache(request: Request, services: OpenServices, reader: Reader, asked:
 
 async def session_filter(
     reader: Reader,
-    q: Annotated[str, Query(description="A part of the session's id.", max_length=200)] = "",
-    text: Annotated[str, Query(description="Words that a message must hold.", max_length=1000)] = "",
-    model: Annotated[str, Query(description="The model that it last asked.")] = "",
-    agent: Annotated[str, Query(description="An agent that spoke in it.")] = "",
-    since: Annotated[str, Query(description="Used since: 2026-11-01, 2026-11-01T10:00Z, or 7d.")] = "",
+    q: Annotated[str, Query(description="Part of the session id.", max_length=200)] = "",
+    text: Annotated[str, Query(description="Words that a message must contain.", max_length=1000)] = "",
+    model: Annotated[str, Query(description="Model of the last request.")] = "",
+    agent: Annotated[str, Query(description="Agent that spoke in the session.")] = "",
+    since: Annotated[
+        str, Query(description="Only sessions used since: `2026-11-01`, `2026-11-01T10:00Z` or `7d`.")
+    ] = "",
     min_tokens: Annotated[int, Query(ge=0, le=2**62)] = 0,
     tenant: Tenant = None,
 ) -> SessionFilter:
@@ -209,11 +213,11 @@ async def sessions(
     asked: Annotated[SessionFilter, Depends(session_filter)],
     sort: str = "newest",
     limit: PageLimit = 50,
-    after: Annotated[str, Query(description="The `next` of the page before.")] = "",
-    failed: Annotated[bool, Query(description="Only those with requests that failed or broke off.")] = False,
+    after: Annotated[str, Query(description="`next` of the previous page.")] = "",
+    failed: Annotated[bool, Query(description="Only sessions with requests that failed or broke off.")] = False,
     deleted: Annotated[str, Query(description="Id of a session that was just deleted.")] = "",
 ) -> Response:
-    """List the sessions, or the messages that hold a text."""
+    """List the sessions, or the messages that contain a text."""
     asked = replace(asked, failed=failed)
     most = _MOST_ROWS if form_of(request) == "html" else limit
     query = asked.query(datetime.now(UTC), sort, limit=min(limit, most), after=after or None)
@@ -226,7 +230,7 @@ async def compare(
     services: OpenServices,
     reader: Reader,
     a: Annotated[str, Query(description="Id of a session.")],
-    b: Annotated[str, Query(description="Id of another one.")],
+    b: Annotated[str, Query(description="Id of another session.")],
     tenant: Tenant = None,
 ) -> Response:
     """Compare two sessions."""
@@ -256,7 +260,7 @@ async def show_session(
     memory: Memory,
     number: Annotated[int | None, Query(alias="request", description="Number of a request.")] = None,
     exchange: Annotated[str | None, Query(description="Id of a request.")] = None,
-    start: Annotated[int | None, Query(ge=0, description="Position of the first message that is shown.")] = None,
+    start: Annotated[int | None, Query(ge=0, description="Position of the first message to show.")] = None,
 ) -> Response:
     """Show one session."""
     charge = memory.add_stored
@@ -273,7 +277,7 @@ async def show_message(
     memory: Memory,
     exchange: Annotated[str | None, Query(description="Id of the request that sent it.")] = None,
 ) -> Response:
-    """Show one message, whole, and what was sent in its place."""
+    """Show one message in full, and what was sent in its place."""
     name = node.removesuffix(f".{form_of(request)}")
     row, sent = await read_message(services.app, found, name, exchange or None, memory.add_stored)
     return await rendered(request, await compute(len(row.message.raw), message_page, found, row, sent, exchange))
@@ -281,7 +285,7 @@ async def show_message(
 
 @router.get("/sessions/{session}/export", dependencies=_CHECKED)
 async def export(found: PathSession, services: OpenServices) -> Response:
-    """Return a session as JSON Lines, which import reads."""
+    """Return a session as JSON Lines, which an import reads."""
     headers = {"content-disposition": 'attachment; filename="session.jsonl"'}
     lines = write_lines(services.app.store.export(found.key))
     return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
@@ -289,14 +293,14 @@ async def export(found: PathSession, services: OpenServices) -> Response:
 
 @router.get("/sessions/{session}/delete", dependencies=_CHECKED)
 async def ask_delete(request: Request, found: PathSession) -> Response:
-    """Ask whether a session is to be deleted."""
+    """Ask for confirmation before a session is deleted."""
     told = {"id": found.id, "tenant": found.tenant, "dialect": found.dialect, "messages": found.messages}
     return html("delete.html", await context_of(request, "Delete a session") | {"session": told})
 
 
 @router.post("/sessions/{session}/delete", dependencies=_CHECKED)
 async def delete(found: PathSession, services: OpenServices, form: Form) -> Response:
-    """Delete a session for good."""
+    """Delete a session permanently."""
     del form  # it was checked
     await services.app.store.delete(found.key)
     return Response(status_code=303, headers={"location": f"/ui/sessions?{urlencode({'deleted': found.id})}"})
@@ -309,7 +313,7 @@ async def delete(found: PathSession, services: OpenServices, form: Form) -> Resp
 async def policies(
     request: Request, services: OpenServices, reader: Reader, session: str = "", tenant: str = ""
 ) -> Response:
-    """Show the configuration that is in force; `session` and `tenant` are filled in for the lab."""
+    """Show the active configuration. `session` and `tenant` prefill the lab."""
     return await rendered(request, await policies_page(services, reader, {"session": session, "tenant": tenant}))
 
 
@@ -330,7 +334,7 @@ async def lab(
 
 @router.post("/policies/lab", dependencies=_CHECKED)
 async def try_typed(request: Request, services: OpenServices, reader: Reader, memory: Memory, form: Form) -> Response:
-    """Try a policy that somebody typed, or one of the configuration; what is wrong is said beside what was typed."""
+    """Try a policy that was typed in, or one of the configuration. Mistakes are shown beside the input."""
     try:
         return await _try(request, services, reader, memory, form)
     except (InvalidRequest, NotFound) as why:
@@ -361,11 +365,11 @@ def _lab(asked: Mapping[str, str]) -> dict[str, str]:
 
 @router.get("/", dependencies=_CHECKED)
 async def overview_with_slash() -> Response:
-    """Lead to the overview."""
+    """Redirect to the overview."""
     return Response(status_code=308, headers={"location": "/ui"})
 
 
 @router.get("/{path:path}", dependencies=_CHECKED)
 async def nothing(path: str) -> Response:
-    """Say which pages there are."""
+    """Return 404 with a list of the pages."""
     raise NotFound(f"There is no page {path!r}. There are /ui, /ui/sessions, /ui/cache and /ui/policies.")

@@ -106,12 +106,13 @@ AUTHENTICATED: Final = (Depends(caller_of), Depends(check_query))
 """Checked before a route's own parameters: first the caller, then unknown query parameters."""
 OpenServices = Annotated[Services, Depends(open_services_of)]
 CallerDependency = Annotated[Identity, Depends(caller_of)]
-Tenant = Annotated[str | None, Query(description="With the admin key: whose sessions.")]
+Tenant = Annotated[str | None, Query(description="Tenant that owns the sessions. For requests with the admin key.")]
 DialectName = Annotated[
-    str | None, Query(alias="dialect", description="chat, responses or messages, where several sessions have the id.")
+    str | None,
+    Query(alias="dialect", description="`chat`, `responses` or `messages`, if several sessions have this id."),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-After = Annotated[str | None, Query(description="The `next` of the page before.")]
+After = Annotated[str | None, Query(description="`next` of the previous page.")]
 
 
 def tenant_of(caller: Identity, tenant: str | None) -> str | None:

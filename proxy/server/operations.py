@@ -34,7 +34,7 @@ _OPEN: Final = (Depends(check_query),)
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def root(request: Request, services: OpenServices) -> Response:
-    """Say what answers here; a browser is led to the dashboard."""
+    """List the endpoints. A browser is redirected to the dashboard."""
     dashboard = "/ui" if services.settings.dashboard.enabled else None
     if dashboard is not None and "text/html" in request.headers.get("accept", ""):
         return Response(status_code=303, headers={"location": dashboard})
@@ -45,16 +45,16 @@ async def root(request: Request, services: OpenServices) -> Response:
 @router.head("/healthz", dependencies=_OPEN, include_in_schema=False)
 @router.get("/healthz", dependencies=_OPEN)
 async def healthz() -> Response:
-    """Say that the process serves."""
+    """Report that the process is up."""
     return json_response({"status": "ok"})
 
 
 @router.head("/readyz", dependencies=_OPEN, include_in_schema=False)
 @router.get("/readyz", dependencies=_OPEN)
 async def readyz(services: OpenServices) -> Response:
-    """Say whether the store can be written and read; 503 where not.
+    """Report whether the store can be written and read. Returns 503 if it cannot.
 
-    `degraded`: requests that bring their whole history are served all the same, and stored later.
+    `degraded`: requests that contain their whole history are still served, and stored later.
     """
     if services.stopping.is_set():
         raise Stopping("The proxy stops.")
@@ -66,10 +66,10 @@ async def readyz(services: OpenServices) -> Response:
 
 @router.get("/tokens/cache", dependencies=AUTHENTICATED)
 async def show_cache(services: OpenServices, caller: CallerDependency) -> Response:
-    """Return how many messages this process has counted and remembers, and the sum of their tokens.
+    """Return how many messages this process has counted and cached, and the sum of their tokens.
 
-    `calibration` is by model how many tokens the upstream counts for one of ours. For the administrator: a
-    tenant could tell from any of these what its neighbours send.
+    `calibration` holds, for each model, how many tokens the upstream counts for one counted here. Only for the
+    administrator: a tenant could infer from these figures what its neighbours send.
     """
     _check_sees_everything(caller, services)
     counts = asdict(services.app.counter.cached)
@@ -78,7 +78,7 @@ async def show_cache(services: OpenServices, caller: CallerDependency) -> Respon
 
 @router.delete("/tokens/cache", dependencies=AUTHENTICATED)
 async def clear_cache(services: OpenServices, caller: CallerDependency) -> Response:
-    """Forget them: they are counted again when they come. For the administrator."""
+    """Clear the cache of token counts. Messages are counted again when they next arrive. Only for the administrator."""
     _check_sees_everything(caller, services)
     services.app.counter.clear()
     return json_response(asdict(services.app.counter.cached))
@@ -86,7 +86,7 @@ async def clear_cache(services: OpenServices, caller: CallerDependency) -> Respo
 
 @router.get("/metrics", dependencies=AUTHENTICATED)
 async def show_metrics(services: OpenServices, caller: CallerDependency) -> Response:
-    """Return figures of all workers for Prometheus. For the administrator."""
+    """Return the metrics of all workers for Prometheus. Only for the administrator."""
     _check_sees_everything(caller, services, "see the metrics")
     if not services.settings.telemetry.metrics:
         raise NotFound("Metrics are switched off: set telemetry.metrics to true.")
@@ -107,9 +107,16 @@ async def show_stats(  # noqa: PLR0913 - parameters of the query
     *,
     services: OpenServices,
     caller: CallerDependency,
-    since: Annotated[str | None, Query(description="2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
-    until: Annotated[str | None, Query(description="As `since`; without it, now.")] = None,
-    group: Annotated[str, Query(description="day, hour, model, policy, tenant, session, kind, …")] = "day",
+    since: Annotated[
+        str | None, Query(description="Start of the range: `2026-11-01`, `2026-11-01T10:00Z` or `7d`.")
+    ] = None,
+    until: Annotated[str | None, Query(description="End of the range, written like `since`. Defaults to now.")] = None,
+    group: Annotated[
+        str,
+        Query(
+            description="What to group by: day, hour, model, policy, tenant, session, kind, status, dialect or miss."
+        ),
+    ] = "day",
     policy: Annotated[str | None, Query(description="Only this policy.")] = None,
     model: Annotated[str | None, Query(description="Only this model.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
@@ -117,7 +124,7 @@ async def show_stats(  # noqa: PLR0913 - parameters of the query
     tenant: Tenant = None,
     dialect: DialectName = None,
 ) -> Response:
-    """Return sums over the exchanges of a time, by group and in total."""
+    """Return sums over the exchanges in a range of time, by group and in total."""
     owner, key, store = tenant_of(caller, tenant), None, services.app.store
     if session is not None:
         key = (await found_session(store, session, owner, dialect)).key
@@ -139,11 +146,11 @@ async def show_stats(  # noqa: PLR0913 - parameters of the query
 async def search(
     services: OpenServices,
     caller: CallerDependency,
-    q: Annotated[str, Query(description="Words, all of which a message must hold.", max_length=1000)] = "",
+    q: Annotated[str, Query(description="Words to find. A message must contain all of them.", max_length=1000)] = "",
     limit: Limit = 50,
     after: After = None,
     tenant: Tenant = None,
 ) -> Response:
-    """Return messages that hold some words, those of the newest sessions first."""
+    """Return messages that contain all the words, newest sessions first."""
     owner = tenant_of(caller, tenant)
     return json_response(await search_texts(services.app.store, q, owner, limit=limit, after=after))

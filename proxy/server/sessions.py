@@ -71,11 +71,13 @@ _PATTERNS: Final = tuple(BUILT_IN)
 
 
 async def sessions_query(
-    sort: Annotated[str, Query(description="newest, largest, dearest or saved.")] = "newest",
-    since: Annotated[str | None, Query(description="Used since: 2026-11-01, 2026-11-01T10:00Z, or 7d.")] = None,
-    until: Annotated[str | None, Query(description="Used before.")] = None,
+    sort: Annotated[str, Query(description="Order: `newest`, `largest`, `dearest` or `saved`.")] = "newest",
+    since: Annotated[
+        str | None, Query(description="Only sessions used since: `2026-11-01`, `2026-11-01T10:00Z` or `7d`.")
+    ] = None,
+    until: Annotated[str | None, Query(description="Only sessions used before, written like `since`.")] = None,
     min_tokens: Annotated[int, Query(ge=0, le=2**62)] = 0,
-    model: Annotated[str | None, Query(description="Only sessions that last asked this model.")] = None,
+    model: Annotated[str | None, Query(description="Only sessions whose last request used this model.")] = None,
     limit: Limit = 50,
     after: After = None,
 ) -> SessionListQuery:
@@ -92,7 +94,7 @@ async def list_sessions(
     asked: Annotated[SessionListQuery, Depends(sessions_query)],
     tenant: Tenant = None,
 ) -> Response:
-    """Return the sessions, the one used last first unless another order is asked for."""
+    """Return the sessions, by default the most recently used first."""
     rows, cursor = await services.app.store.listed(replace(asked, tenant=tenant_of(caller, tenant)))
     finishing = services.settings.finish.tools
     return json_response(
@@ -135,17 +137,19 @@ async def _told(found: SessionRow, instructions: Sequence[Message], services: Se
 async def list_messages(
     found: FoundSession,
     services: OpenServices,
-    branch: Annotated[str | None, Query(description="A node: the branch that ends there.")] = None,
+    branch: Annotated[str | None, Query(description="Node at the end of the branch. Defaults to the head.")] = None,
     channel: Annotated[
-        Literal["display"] | None, Query(description="display: clean text and sender, for people.")
+        Literal["display"] | None, Query(description="`display` returns clean text and sender, for people.")
     ] = None,
-    meta: Annotated[bool, Query(description="With what is known of each message.")] = False,
-    limit: Annotated[int | None, Query(ge=1, le=1000, description="So many at most; else all.")] = None,
+    meta: Annotated[bool, Query(description="Whether to include the metadata of each message.")] = False,
+    limit: Annotated[
+        int | None, Query(ge=1, le=1000, description="Maximum number of messages. Defaults to all.")
+    ] = None,
     after: After = None,
 ) -> Response:
-    """Return the messages of a branch, that of the head unless another is named, each as it arrived.
+    """Return the messages of a branch, each as it arrived. Defaults to the branch of the head.
 
-    With `limit`, `next` is the node after which the next ones stand.
+    With `limit`, pass `next` as `after` to get the next page.
     """
     end = found.head if branch is None else branch
     nodes: Sequence[str] = (await services.app.store.lineage(found.key, [end])).nodes(end)
@@ -175,9 +179,9 @@ async def show_context(
     found: FoundSession,
     services: OpenServices,
     memory: Memory,
-    policy: Annotated[str | None, Query(description="Name of a policy, or off.")] = None,
+    policy: Annotated[str | None, Query(description="Name of a policy, or `off`.")] = None,
 ) -> Response:
-    """Return what would be sent now, and why. Nothing is sent, and nothing changes."""
+    """Return what would be sent upstream now, and why. Nothing is sent, and nothing changes."""
     now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
     told = await preview(now)
     return await compute(now.size, json_response, told)
@@ -189,10 +193,10 @@ async def show_ref(
     services: OpenServices,
     memory: Memory,
     ref: str,
-    lines: Annotated[str | None, Query(description="a-b: these lines of its text, the first is 1.")] = None,
+    lines: Annotated[str | None, Query(description="Lines to return, such as `10-20`. The first line is 1.")] = None,
     grep: Annotated[str | None, Query(description="Only lines that match this regular expression (RE2).")] = None,
 ) -> Response:
-    """Return the original of something trimmed."""
+    """Return the original of trimmed content."""
     prefix = name_in(ref)
     body = await services.app.store.body(found.key, prefix) if prefix is not None else None
     size = len(body[1].raw) if body is not None else 0
@@ -226,7 +230,7 @@ def _original(ref: str, message: Message, part: Message, span: slice, pattern: A
 
 @router.get("/sessions/{session}/export")
 async def export_session(found: FoundSession, services: OpenServices) -> Response:
-    """Return the whole session as JSON Lines, which import reads."""
+    """Return the whole session as JSON Lines, which `POST /sessions/import` reads."""
     return StreamingResponse(write_lines(services.app.store.export(found.key)), media_type="application/x-ndjson")
 
 
@@ -235,10 +239,12 @@ async def import_session(
     request: Request,
     services: OpenServices,
     caller: CallerDependency,
-    session: Annotated[str | None, Query(alias="as", description="Id for the session, instead of its own.")] = None,
+    session: Annotated[
+        str | None, Query(alias="as", description="Id for the session, instead of the exported one.")
+    ] = None,
     tenant: Tenant = None,
 ) -> Response:
-    """Store an exported session. The id must be free."""
+    """Store an exported session. Its id must be free."""
     owner = tenant_of(caller, tenant)
     if owner is None and services.settings.auth.mode != "none":
         raise InvalidRequest("Name the tenant that the session is for with ?tenant=.", param="tenant")
@@ -267,27 +273,27 @@ async def import_session(
 
 @router.delete("/sessions/{session}")
 async def delete_session(found: FoundSession, services: OpenServices, dialect: DialectName = None) -> Response:
-    """Delete a session with everything that belongs to it, for good; in each dialect that has it, if none is named."""
+    """Delete a session and all its data, permanently. Without `dialect`, it is deleted in each dialect that has it."""
     await services.app.store.delete_named(found.tenant, found.id, dialect)
     return json_response({"id": found.id, "deleted": True})
 
 
 @router.delete("/tenants/{tenant}")
 async def delete_tenant(tenant: str, services: OpenServices, caller: CallerDependency) -> Response:
-    """Delete everything that is stored of a tenant, for good. For the administrator, and for the tenant itself."""
+    """Delete everything that is stored for a tenant, permanently. For the administrator and the tenant itself."""
     owner = tenant_of(caller, unquote(tenant)) or unquote(tenant)
     number = await erase_tenant(services.app.store, services.app.store.spool, owner)
     return json_response({"tenant": owner, "deleted": number})
 
 
 class Fork(BaseModel):
-    """The body that asks for a fork."""
+    """The body of a request to fork a session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     as_id: Annotated[str, Field(alias="as", min_length=1)]
     at: Annotated[str, Field(min_length=1)] | None = None
-    """The node up to which the history is shared; without one, where the session stands."""
+    """Last node of the shared history. Defaults to the session's head."""
 
 
 @router.post("/sessions/{session}/compact")
@@ -296,9 +302,9 @@ async def compact_session(
     found: FoundSession,
     services: OpenServices,
     caller: CallerDependency,
-    policy: Annotated[str | None, Query(description="Name of the policy whose settings are taken.")] = None,
+    policy: Annotated[str | None, Query(description="Name of the policy whose settings to use.")] = None,
 ) -> Response:
-    """Sum up now what may be summed up; the next request uses it."""
+    """Summarize now what can be summarized. The next request uses the summary."""
     with Reservation(services.budget) as memory:
         now = await session_view(found, policy, services.policies, services.app, memory.add_stored)
         if now.policy is None:
@@ -320,7 +326,7 @@ async def compact_session(
 
 @router.post("/sessions/{session}/fork")
 async def fork_session(request: Request, found: FoundSession, services: OpenServices) -> Response:
-    """Make a session that shares the history of this one up to a node."""
+    """Create a session that shares the history of this one up to a node."""
     announced = request.headers.get("content-length", "").encode("latin-1")
     body = await bounded(request.stream(), announced, _MOST_BYTES)
     try:
@@ -460,7 +466,7 @@ _AT_ONCE: Final = 50  # exchanges per batch: the data that their receipts refer 
 async def list_exchanges(
     found: FoundSession, services: OpenServices, limit: Limit = 50, after: After = None
 ) -> Response:
-    """Return the session's exchanges, the newest first."""
+    """Return the session's exchanges, newest first."""
     rows, cursor = await services.app.store.exchanges(found.key, limit=limit, after=after)
     first = await past_of(rows[:_AT_ONCE], services.app.store)
     if len(rows) <= _AT_ONCE and first.size < OFF_LOOP_BYTES:
@@ -502,9 +508,11 @@ async def show_view(
     services: OpenServices,
     caller: CallerDependency,
     memory: Memory,
-    diff: Annotated[bool, Query(description="With each message of the history beside what was sent of it.")] = False,
+    diff: Annotated[
+        bool, Query(description="Whether to show each message of the history beside what was sent of it.")
+    ] = False,
 ) -> Response:
-    """Return what was sent upstream."""
+    """Return what an exchange sent upstream."""
     row = await services.app.store.exchange(unquote(exchange))
     session = await services.app.store.session_at(row.session_key) if row is not None else None
     if row is None or session is None or not (caller.admin or caller.tenant == row.tenant):

@@ -32,12 +32,12 @@ ROLES: Final[tuple[Role, ...]] = ("system", "developer", "user", "assistant", "t
 
 
 class Match(Section, frozen=True):
-    """Whom a policy serves: both patterns must fit. `*` stands for anything, `?` for one character."""
+    """Which requests a policy serves. Models and tenants must both match. `*` matches anything, `?` one character."""
 
     models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
-    """Names of models as the client asks for them; one that fits is enough."""
+    """Model names as the client sends them. One match is enough."""
     tenants: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
-    """Names of tenants; one that fits is enough."""
+    """Names of tenants. One match is enough."""
 
     def covers(self, tenant: str, model: str) -> bool:
         """Tell whether requests of `tenant` for `model` match. Case-sensitive."""
@@ -49,31 +49,33 @@ class Match(Section, frozen=True):
 
 
 class Keep(Section, frozen=True):
-    """What is sent verbatim, whatever the edits say, as it stands when the log is trimmed."""
+    """What is always sent verbatim, whatever the edits say. It is determined at each trim."""
 
     rounds: Natural = 1
-    """Of so many rounds, the newest ones; the current one is the first of them."""
+    """Number of newest rounds in which spans are kept, the current one included. A round is a user message and
+    everything up to the next one."""
     spans: Natural = 4
-    """In each of these rounds so many spans, its newest ones."""
+    """Number of newest spans to keep in each of these rounds. A span is an assistant message with its tool calls and
+    all their results, or one other message."""
     first_user: bool = False
-    """The first user message of the session too."""
+    """Whether to keep the first user message of the session too."""
 
 
 class ToolRules(Section, frozen=True):
     """Which of the client's tools are offered to the model."""
 
     remove: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Names of tools that are left out, unless the history calls them, the request forces them, or the provider runs
-    them."""
+    """Names of tools to leave out. A tool stays if the history calls it, the request forces it, or the provider runs
+    it."""
 
 
 class Pin(Section, frozen=True):
-    """Messages that are never trimmed; a pinned message keeps its whole span."""
+    """Messages that are never trimmed. A pinned message keeps its whole span."""
 
     regex: Annotated[str, Field(min_length=1), AfterValidator(checked)]
-    """What is searched for in the text of a message, in RE2's syntax (no look-around, no back-references)."""
+    """Pattern to search for in the text of a message, in RE2 syntax (no look-around, no back-references)."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ROLES
-    """Only in messages of these roles."""
+    """Roles of the messages to search."""
 
     def fits(self, message: Message) -> bool:
         """Tell whether `message` is pinned."""
@@ -90,35 +92,38 @@ def _only_tool_output(edit: Edit) -> Edit:
 
 
 class Policy(Section, frozen=True):
-    """One policy. Without trigger and edits it sends everything."""
+    """When to trim, how far, and with which edits. Without trigger and edits, everything is sent."""
 
     extends: str | None = None
-    """The policy that it takes everything over from but `match`; what is written here goes before that."""
+    """Name of a policy to inherit from. Everything but `match` is inherited; settings written here override it."""
     match: Match = Match()
-    """Whom it serves; the first policy of the file that fits is taken."""
+    """Which requests the policy serves. The first policy in the file that matches is used."""
     mode: Literal["trim", "observe"] = "trim"
-    """`observe` plans and records what it would trim, and sends everything."""
+    """`trim` trims. `observe` plans and records what it would trim, but sends everything."""
     share: Share = 1.0
-    """The part of the sessions that it serves, always the same ones; the others go on to the next policy that fits."""
+    """Part of the sessions that the policy serves, always the same ones. The others go to the next policy that
+    matches."""
     tools: ToolRules = ToolRules()
-    """Tools that are left out."""
+    """Tools to leave out."""
     trigger: Trigger | None = None
-    """When to trim: any key that is passed is enough. Until then requests grow by what is new."""
+    """When to trim. One key that fires is enough. Until then, requests only grow by what is new."""
     target: Target | None = None
-    """How far to trim; without it each edit runs once."""
+    """How far to trim. If unset, each edit runs once."""
     trim_at: Literal["turn", "any"] = "turn"
-    """`turn`: where reasoning is sent, a trim waits for the next user message, unless the request would pass 1.25 times
-    the trigger, or the window. Trimming makes reasoning behind it invalid. Never under `every_request`."""
+    """`turn`: if reasoning is sent, a trim waits for the next user message, because it invalidates the reasoning after
+    it. It does not wait if the request would exceed 1.25 times the trigger or the context window, or with
+    `every_request`. A trim that pays waits for at most 8 replies. `any`: a trim does not wait for a user message."""
     agents: Literal["separate", "merge"] = "separate"
-    """`merge`: an agent that resends its own history is also sent what other agents of the session said since."""
+    """`merge`: an agent that resends its own history is also sent what other agents of the session have said since.
+    `separate`: it is not."""
     keep: Keep = Keep()
-    """What is sent verbatim, whatever the edits say."""
+    """What is always sent verbatim, whatever the edits say."""
     pin: tuple[Pin, ...] = ()
     """Messages that are never trimmed."""
     on_arrival: tuple[Annotated[Edit, AfterValidator(_only_tool_output)], ...] = ()
-    """Edits of tool output that act from the first time it is sent. `keep` does not bind them, `pin` does."""
+    """Edits for tool output that act from the first time it is sent. `pin` applies to them, `keep` does not."""
     edits: tuple[Edit, ...] = ()
-    """Edits that run, in this order, when the log is trimmed."""
+    """Edits to run at a trim, in this order."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

@@ -130,24 +130,25 @@ class _Threshold(Struct, frozen=True, kw_only=True):
 
 
 class Trigger(Section, frozen=True):
-    """When: any key that is passed is enough under `trigger`, all are needed under `when`."""
+    """When to trim or to run an edit. Under `trigger`, one key that fires is enough; under `when`, all must fire."""
 
     tokens: Positive | None = None
-    """Above so many tokens, those of instructions and tools included."""
+    """Fires above this number of tokens, instructions and tools included."""
     ratio: Share | None = None
-    """Above this part of the model's context window, counted like `tokens`."""
+    """Fires above this part of the model's context window, counted like `tokens`."""
     messages: Positive | None = None
-    """Above so many messages; instructions are not counted."""
+    """Fires above this number of messages. Instructions are not counted."""
     tool_calls: Positive | None = None
-    """Above so many tool results."""
+    """Fires above this number of tool results."""
     idle_seconds: Positive | Literal["auto"] | None = None
-    """When the session was idle for longer: the provider's prompt cache is cold, and what is trimmed then
-    costs nothing to rewrite. `auto` takes the time that the model's cache lives."""
+    """Fires if the session was idle for longer. The provider's prompt cache is then cold, so a trim costs no cache
+    rewrite. `auto` uses the lifetime of the model's cache."""
     cost: Literal["auto"] | None = None
-    """`auto`: when trimming pays, by the model's prices and the session's own growth. An edit then runs only
-    if what it frees pays for what it rewrites in the provider's cache."""
+    """`auto` fires when trimming pays, judged by the model's prices and the session's own growth. An edit then runs
+    only if what it frees pays for what it rewrites in the provider's cache."""
     every_request: bool = False
-    """At every request: the provider's prompt cache then finds little, which can cost more than it saves."""
+    """Whether to fire at every request. The provider's prompt cache then finds little, which can cost more than it
+    saves."""
 
     @model_validator(mode="after")
     def _says_when(self) -> Self:
@@ -214,12 +215,12 @@ class Trigger(Section, frozen=True):
 
 
 class Target(Section, frozen=True):
-    """How far: edits run in order until the view is not above it."""
+    """How far to trim. Edits run in order until the view is within the target."""
 
     tokens: Positive | None = None
-    """So many tokens, those of instructions and tools included."""
+    """Maximum tokens, instructions and tools included."""
     ratio: Share | None = None
-    """This part of the model's context window, counted like `tokens`."""
+    """Maximum part of the model's context window, counted like `tokens`."""
 
     @model_validator(mode="after")
     def _says_how_far(self) -> Self:

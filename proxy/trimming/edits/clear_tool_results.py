@@ -50,40 +50,41 @@ Digest: TypeAlias = Callable[[str], str]
 
 
 class ClearToolResults(BaseEdit, frozen=True):
-    """Older results are cleared, from the oldest, and a stub stays in the place of each.
+    """Clears older tool results, oldest first, and leaves a stub in the place of each.
 
-    The stub names the tokens that stood there and the ref under which all of it can be read again. Then comes a
-    digest: the values that stand nowhere else and whose chance to be used again is worth their characters. A stub
-    stands only where it costs fewer tokens than what it replaces, and keeps its bytes from then on. With a target,
-    no more is cleared than it takes to meet it.
+    The stub states how many tokens it replaces, and the ref under which the whole result can be read. A digest follows:
+    values that appear nowhere else and are likely enough to be used again to be worth their characters. A stub is used
+    only if it costs fewer tokens than what it replaces, and keeps its bytes from then on. With a target, no more is
+    cleared than needed to meet it.
     """
 
     piecemeal: ClassVar[bool] = True
 
     type: Literal["clear_tool_results"] = "clear_tool_results"
-    """Which strategy this is."""
+    """Name of the edit."""
     keep: Natural = 3
-    """So many results stay, the newest ones."""
+    """Number of newest results to keep."""
     keep_share: Share = 1.0
-    """Of the results to keep, the older half stays only while all that stay have at most this part of all tokens.
-    Where reading cached tokens costs a quarter of the full price or more, all stay."""
+    """Maximum part of all tokens that the kept results may have. Above it, the oldest of them are cleared too, but
+    never their newer half. If a cached token costs a quarter of the full price or more, all of them stay."""
     at_least: Natural = 0
-    """Tokens that a trim must free; where it could not, nothing is cleared."""
+    """Minimum tokens that a trim must free. If it cannot, nothing is cleared."""
     exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Results of tools of these names are neither counted nor cleared."""
+    """Names of tools whose results are neither counted nor cleared."""
     clear_inputs: bool = False
-    """Whether the long arguments of a call are cleared too, once its results are cleared or too short for it."""
+    """Whether to clear the long arguments of a call too, once its results are cleared or too short to clear."""
     clear_texts: bool = False
-    """Whether the agent's own longer texts are cleared too, those older than the results that stay: what it said with a
-    call once its results are cleared or too short for it, and its answers. The beginning and a digest stay."""
+    """Whether to clear the agent's own longer texts too, if they are older than the kept results: its answers, and what
+    it said with a call once the results of that call are cleared or too short to clear. The beginning and a
+    digest stay."""
     fold_calls: bool = False
-    """Whether the calls in a row that one trim clears are folded into the first: behind its result, a line tells of
-    each other one, and their messages go. In a client's own window none are. Needs `clear_inputs`: arguments are told
-    in full."""
+    """Whether to fold consecutive calls that one trim clears into the first. After its result, one line describes each
+    of the other calls, and their messages are removed. Calls in a client's own window are not folded. Needs
+    `clear_inputs`, because the lines repeat arguments in full."""
     digest_chars: Natural = 300
-    """How much digests say: with twice as many, a value is kept that is half as likely to be used again. One has
-    at most ten times as many characters. With 0 there is no digest. Where reading cached tokens costs more than
-    a quarter of the full price, this counts for more, up to twice as much."""
+    """Size of digests. Twice as much also keeps values that are half as likely to be used again. 0 means no digest. A
+    digest has at most ten times as many characters, or 15 per cent of the text if that is more. If a cached token costs
+    more than a quarter of the full price, the value is raised, at most to its double."""
 
     @model_validator(mode="after")
     def _says_what_is_folded(self) -> Self:

@@ -60,33 +60,35 @@ _LARGE: Final = 200_000  # the weight of a larger result is not computed: it is 
 
 
 class CompactToolOutput(ToolOutputEdit, frozen=True):
-    """Shortens tool output over a limit, in a way that fits its kind.
+    """Shortens tool output above a limit, in a way that fits its kind.
 
-    Lossless methods come first: JSON without white space and escapes, records as a table, lines of `grep -n` and
-    `ls -l` under shared headings, text without terminal escapes and blanks. If the result is still over the limit,
-    lossy methods follow: cut lists and long texts of JSON, count repeated log lines, fold the context of diffs and the
-    library frames of stack traces, turn HTML into text, leave out encoded bytes. A mark says what was left out and
-    names the ref of the full output. Each text part of a result is shortened by itself. Parts that are not text stay,
-    and so does a text that would not get shorter.
+    Lossless methods come first: JSON without whitespace and escapes, records as a table, lines of `grep -n` and `ls -l`
+    under shared headings, text without terminal escapes and blanks. If the result is still above the limit, lossy
+    methods follow: they cut lists and long texts in JSON, count repeated log lines, fold the context of diffs and the
+    library frames of stack traces, turn HTML into text, and leave out encoded bytes. A mark states what was left out
+    and names the ref of the full output. Each text part of a result is shortened separately. Parts that are not text
+    stay unchanged, and so does text that would not get shorter.
     """
 
     type: Literal["compact_tool_output"] = "compact_tool_output"
-    """Which strategy this is."""
+    """Name of the edit."""
     over_tokens: Natural = 200
-    """Only results of more tokens, and nothing is lost once a result is within it."""
+    """Only results with more tokens are shortened. Lossy methods run only until a result is within this limit."""
     keep_items: Positive = 2
-    """Items kept at each end of a long list, and lines at each end of the lines of one kind."""
+    """Items to keep at each end of a long list, and lines to keep at each end of lines of one kind."""
     max_string: Positive = 200
-    """Characters of a text inside JSON; a longer text is cut to its beginning."""
+    """Maximum characters of a text inside JSON. A longer text is cut to its beginning."""
     methods: tuple[Method, ...] = ("minify", "table", "preview", "log", "noise")
     """The allowed methods. The one that loses least is tried first, whatever their order here."""
 
     strict: bool = False
-    """Whether a result that is still over the limit is cut until it is within: items of lists to the fields that name
-    them and those that the call asks for, then fewer items and less text, at last its longest parts to their beginning
-    and their end; of very many parts the first and the last ones stay."""
+    """Whether to cut a result that is still above the limit until it is within. First, items of lists are reduced to
+    the fields that name them and those that the call asks for. Then fewer items and less text stay. At last, the
+    longest parts are cut to their beginning and their end; of very many parts, only the first and the last ones
+    stay."""
     spare_files: bool = False
-    """At a trim, results of calls that name a file stay as they are: agents edit files by their exact text."""
+    """Whether results of calls that name a file stay unchanged at a trim, because agents edit files by their exact
+    text."""
 
     @property
     def without_effect(self) -> Mapping[str, str]:

@@ -21,18 +21,17 @@ _NAME: Final = 100  # maximum characters of a tool's name in a pointer
 
 
 class DeduplicateResults(BaseEdit, frozen=True):
-    """Of tool results with the same text the oldest stays; each newer one becomes a pointer to it.
+    """Replaces repeated tool results with pointers. Of results with the same text, the oldest stays.
 
-    The pointer names the tool, the size and the ref. It stands only where it costs fewer tokens, and only as
-    long as the older result stands whole in the view: if that is cut, cleared or dropped, the newer one is
-    put back. White space at the end of a text does not count. A tool's own words are never a pointer, however
-    much they look like one.
+    The pointer names the tool, the size and the ref. It is used only if it costs fewer tokens, and only while the older
+    result is complete in the view. If the older one is cut, cleared or dropped, the newer one is put back. Whitespace
+    at the end of a text is ignored. A tool's own output is never taken for a pointer, even if it looks like one.
     """
 
     piecemeal: ClassVar[bool] = True
 
     type: Literal["deduplicate_results"] = "deduplicate_results"
-    """Which strategy this is."""
+    """Name of the edit."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Replace results that repeat an earlier one with pointers."""

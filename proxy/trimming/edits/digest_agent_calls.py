@@ -80,21 +80,23 @@ class _AgentCalls(Struct, kw_only=True):
 
 
 class DigestAgentCalls(BaseEdit, frozen=True):
-    """Of each other agent's messages about tool calls the newest stay; the older ones become one, a count.
+    """Replaces other agents' older messages about tool calls with counts, one message per agent.
 
-    It is a user message in the place of the first of them. Who asks is told by `X-Agent-Name`; messages about
-    its own calls stay. What a later trim adds is counted into the message that stands already.
+    The count is a user message in the place of the first one that it replaces. The newest messages of each agent stay.
+    `X-Agent-Name` names the agent that sends the request; messages about its own calls stay. A later trim adds to the
+    existing count.
     """
 
     type: Literal["digest_agent_calls"] = "digest_agent_calls"
-    """Which strategy this is."""
+    """Name of the edit."""
     keep: Natural = 5
-    """So many of each agent's messages stay, the newest ones; with 0 nothing is changed."""
+    """Number of newest messages to keep of each agent. With 0, nothing changes."""
     patterns: tuple[CallPattern, ...] = ("chinese", "english")
-    """What such a message looks like: `chinese` stands for `<Type: AgentName> [调用工具 ToolName]`, `english`
-    for `<Type: AgentName> [calls tool ToolName]` and the like, both without a type too; or else a pattern in
-    RE2's syntax with the group `(?P<tool>...)`, where `(?P<agent>...)` names the agent (without it the field
-    `agent` of the message does) and `(?P<type>...)` its type. The first that fits is taken."""
+    """What such a message looks like. `chinese` matches `<Type: AgentName> [调用工具 ToolName]`. `english` matches
+    `<Type: AgentName> [calls tool ToolName]` and the like. Both also match without a type. Any other value is a pattern
+    in RE2 syntax with the group `(?P<tool>...)`. The optional group `(?P<agent>...)` names the agent; without it, the
+    message's field `agent` does. The optional group `(?P<type>...)` names the agent's type. The first pattern that
+    matches is used."""
 
     @field_validator("patterns")
     @classmethod

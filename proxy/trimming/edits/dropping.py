@@ -18,16 +18,16 @@ from proxy.trimming.settings import Natural, Positive, Share, Target
 
 
 class KeepRounds(BaseEdit, frozen=True):
-    """The newest whole rounds of the history stay, and the current one; older ones go.
+    """Removes older rounds. The newest whole rounds of the history and the current round stay.
 
-    A round begins with a user message. What stands before the first one goes with the oldest round. What is
-    protected stays, and the rest of its round goes.
+    A round begins with a user message. Messages before the first one are removed with the oldest round. Protected
+    messages stay; the rest of their round is removed.
     """
 
     type: Literal["keep_rounds"] = "keep_rounds"
-    """Which strategy this is."""
+    """Name of the edit."""
     last: Natural = 10
-    """So many rounds of the history stay; the current one is not counted."""
+    """Number of rounds of the history to keep. The current one is not counted."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Remove the messages before the rounds that stay."""
@@ -51,22 +51,22 @@ class _Call(Struct, frozen=True, kw_only=True):
 
 
 class KeepToolCalls(BaseEdit, frozen=True):
-    """The most recent calls of the history stay, counted by their results; older ones go.
+    """Removes older tool calls. The newest calls of the history stay, counted by their results.
 
-    A block of parallel calls keeps those that are kept. With none left its text stays, and where
-    it has no text it goes. A call whose result was never recorded counts as one with a result,
-    since one is put in for it; only calls that still wait for theirs do not count. What a program of
-    the provider's called stays: it belongs to the program.
+    A block of parallel calls loses only its older calls. If it has no calls left, its text stays; without text it is
+    removed. A call whose result was never recorded counts as one with a result, because a result is inserted for it.
+    Only calls that still wait for their results are not counted. Calls by a program that runs at the provider stay,
+    because they belong to the program.
     """
 
     type: Literal["keep_tool_calls"] = "keep_tool_calls"
-    """Which strategy this is."""
+    """Name of the edit."""
     last: Natural = 3
-    """So many calls stay."""
+    """Number of calls to keep."""
     scope: Literal["history", "all"] = "history"
-    """Where calls are counted and removed: `history` leaves the current round alone, `all` does not."""
+    """Where to count and remove calls. `history` leaves the current round alone. `all` includes it."""
     exclude_tools: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Calls of tools of these names are neither counted nor removed."""
+    """Names of tools whose calls are neither counted nor removed."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Remove the older calls and their results, block by block."""
@@ -126,23 +126,24 @@ def _leaving_out(
 
 
 class RecentWindow(BaseEdit, frozen=True):
-    """From the newest message back, what fits into a budget of tokens stays; the rest goes.
+    """Keeps the newest messages that fit into a budget of tokens, and removes the rest.
 
-    An assistant message with its tool calls and all their results is one chain, kept whole or not at all.
-    What is protected stays in any case and is counted first. The budget is its own limit: it acts above that,
-    though the policy's target may be met already.
+    An assistant message with its tool calls and all their results is one chain, kept whole or not at all. Protected
+    messages always stay and are counted first. The budget is a limit of its own: above it the edit runs even if the
+    policy's target is already met.
     """
 
     type: Literal["recent_window"] = "recent_window"
-    """Which strategy this is."""
+    """Name of the edit."""
     tokens: Positive | None = None
-    """The budget: so many tokens of messages; instructions, tools and a summary are not counted."""
+    """The budget in tokens of messages. Instructions, tools and a summary are not counted."""
     ratio: Share | None = 0.65
-    """The budget: this part of the target minus instructions and tools; only where `tokens` is not set."""
+    """The budget as a part of what the target leaves after instructions and tools. Used only if `tokens` is unset."""
     target: Target | None = None
-    """What `ratio` is a part of, in place of the policy's target."""
+    """The target that `ratio` is a part of, instead of the policy's."""
     on_overflow: Literal["skip", "stop"] = "skip"
-    """When a chain does not fit: `skip` leaves it out and goes on with older ones, `stop` ends there."""
+    """What to do if a chain does not fit. `skip` leaves it out and continues with older ones. `stop` leaves out all
+    older ones too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -198,16 +199,16 @@ class RecentWindow(BaseEdit, frozen=True):
 
 
 class DropOldest(BaseEdit, frozen=True):
-    """Whole rounds go, from the oldest; then, inside the current round, its oldest spans.
+    """Removes whole rounds, oldest first, and then the oldest spans of the current round.
 
-    What is protected stays, and the rest of its round goes. It stops as soon as the view is
-    within the target: its own, or else the policy's.
+    Protected messages stay; the rest of their round is removed. The edit stops as soon as the view is within the
+    target: its own, or else the policy's.
     """
 
     type: Literal["drop_oldest"] = "drop_oldest"
-    """Which strategy this is."""
+    """Name of the edit."""
     target: Target | None = None
-    """How far this edit goes, in place of the policy's target."""
+    """How far this edit goes, instead of the policy's target."""
 
     @property
     def lacks_target(self) -> bool:
@@ -244,14 +245,14 @@ _WITH_IT: Final = "its call or result is marked as internal"
 
 
 class DropInternal(BaseEdit, frozen=True):
-    """Messages with `is_internal` go. A call and its results go together, whichever of them is marked.
+    """Removes messages with `is_internal`. A call and its results go together, whichever of them is marked.
 
-    An assistant message that is marked takes the results of its calls along. A result that is marked takes
-    its call along; the other calls of that message, and its text, stay.
+    A marked assistant message is removed with the results of its calls. A marked result is removed with its call; the
+    other calls of that message and its text stay.
     """
 
     type: Literal["drop_internal"] = "drop_internal"
-    """Which strategy this is."""
+    """Name of the edit."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Remove the marked messages, span by span."""

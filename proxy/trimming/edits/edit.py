@@ -24,9 +24,9 @@ class BaseEdit(Section, ABC, frozen=True):
     piecemeal: ClassVar[bool] = False  # whether its changes are independent, so that some may be left out
 
     type: str
-    """Which strategy this is."""
+    """Name of the edit."""
     when: Trigger | None = None
-    """Only then: all the keys that are set must be passed, judged as things stand when its turn comes."""
+    """Run the edit only if all keys that are set fire, judged when its turn comes."""
 
     @property
     def lacks_target(self) -> bool:

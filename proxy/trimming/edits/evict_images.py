@@ -12,16 +12,16 @@ from proxy.trimming.settings import Natural
 
 
 class EvictImages(BaseEdit, frozen=True):
-    """Older images of user messages and tool results become a text: type, size, ref. Their order stays.
+    """Replaces older images in user messages and tool results with a text: type, size, ref. The order of parts stays.
 
-    All images of the view are counted, from the newest back; those in protected messages stay and count. So do the
-    screenshots that answer a `computer_call`: no text may stand there.
+    All images of the view are counted, newest first. Images in protected messages stay, but count. So do screenshots
+    that answer a `computer_call`, because no text is allowed there.
     """
 
     type: Literal["evict_images"] = "evict_images"
-    """Which strategy this is."""
+    """Name of the edit."""
     keep: Natural = 2
-    """So many images stay, the newest ones."""
+    """Number of newest images to keep."""
 
     def apply(self, draft: Draft) -> Iterator[Change]:
         """Replace all images but the newest, going from the newest message back."""

@@ -40,63 +40,63 @@ class Beginning(Struct, frozen=True, kw_only=True):
 
 
 class Summarize(BaseEdit, frozen=True):
-    """Rounds older than the newest `keep_rounds` whole ones are replaced by one summary. Too few: no change.
+    """Replaces older rounds with one summary. The newest `keep_rounds` whole rounds stay.
 
-    Where there is a limit (`lower`, or else the policy's target), so many of them are replaced, from the
-    oldest, as it takes to get within it; without one all are. What is protected stays, after the summary.
-    With `keep_rounds: 0` spans of the current round are replaced too. The next summary is made of the
-    current one and of what is added to it.
+    With a limit (`lower`, or else the policy's target), only as many of the oldest rounds are replaced as needed to get
+    within it. Without a limit, all older rounds are replaced. If there are too few, nothing changes. Protected messages
+    stay, after the summary. With `keep_rounds: 0`, spans of the current round are replaced too. The next summary is
+    made from the current one and the newly covered messages.
 
-    With `mode: statistics` it is made at once, by code: it counts and quotes. With `mode: model` a model
-    writes it, beside the requests, from a part of the trigger on (`soft`), out of what was said, whatever
-    other edits dropped of that; it is used at the next trim, and until then nothing changes.
-    There it is used though all that it covers was dropped before, and it makes the view larger: what comes
-    after it makes room. Only where nothing does (the view would end above the trigger) it must make the view
-    smaller, as it must where somebody asked for it between two trims.
+    With `mode: statistics`, code makes the summary at once: it counts and quotes. With `mode: model`, a model writes it
+    in the background, from a part of the trigger on (`soft`). It covers what was said, including what other edits
+    have dropped. It is used at the next trim; until then nothing changes.
+
+    At a trim, a model's summary is used even if everything it covers was dropped before, and the view grows: the edits
+    after it make room. It must make the view smaller in two cases: if no edit makes room (the view would end above the
+    trigger), and if it was requested between two trims.
     """
 
     type: Literal["summarize"] = "summarize"
-    """Which strategy this is."""
+    """Name of the edit."""
     mode: Mode
-    """Who makes it: a `model` writes it, or `statistics` counts and quotes, without asking one."""
+    """How the summary is made. `model`: a model writes it. `statistics`: code counts and quotes, without a model."""
     upper: Positive | None = None
-    """Only above so many tokens, those of instructions and tools included; without it the trigger decides."""
+    """Summarize only above this number of tokens, instructions and tools included. If unset, the trigger decides."""
     lower: Positive | None = None
-    """How far: so many tokens, counted like `upper`, in place of the policy's target."""
+    """Number of tokens to get within, counted like `upper`. Used instead of the policy's target."""
     budget_ratio: Share = 0.26
-    """The summary has at most this part of `lower` or of the target, minus instructions and tools. By a model
-    it has fewer tokens, too, than what it is made of: the messages, dropped or not, and the summary before
-    it; none is made where that leaves fewer than 120."""
+    """Maximum size of the summary, as a part of what `lower` or the target leaves after instructions and tools. A
+    model's summary also has fewer tokens than its sources: the messages, dropped or not, and the previous summary. None
+    is made if that leaves fewer than 120 tokens."""
     min_messages: Natural = 20
-    """No first summary of a session of fewer messages."""
+    """Minimum messages of a session for its first summary."""
     min_new_messages: Natural = 10
-    """No further summary that would add fewer messages."""
+    """Minimum messages that a further summary must add."""
     growth_ratio: Annotated[float, Field(ge=0, allow_inf_nan=False), NO_TRUTH_VALUE] = 0.5
-    """No further summary unless what it adds has more than this part of the current one's tokens."""
+    """A further summary is made only if what it adds has more than this part of the current summary's tokens."""
     keep_rounds: Natural = 10
-    """So many whole rounds of the history stay, the newest; the current one is not counted. With 0 the
-    current one stays only as far as the policy's `keep` says, and its newest span."""
+    """Number of newest whole rounds of the history to keep. The current one is not counted. With 0, only the newest
+    span of the current round stays, and what the policy's `keep` names."""
     max_tokens: Positive = 1500
-    """Tokens that a model may write; what code adds verbatim comes on top, within `budget_ratio`. Of
-    `statistics`: tokens that the summary has at most."""
+    """Maximum tokens that a model may write. What code adds verbatim comes on top, within `budget_ratio`. With
+    `mode: statistics`, maximum tokens of the summary."""
     verbatim_user_tokens: Natural | None = None
-    """Tokens of the user's own messages that stand in it verbatim, at most; of `mode: model`. Without it a
-    quarter of what `budget_ratio` allows, and short messages may take twice that."""
+    """Maximum tokens of the user's own messages to include verbatim. If unset, a quarter of what `budget_ratio` allows;
+    short messages may take twice that. For `mode: model`."""
     role: Literal["auto", "system", "user", "merge"] = "auto"
-    """Where it is sent: at the end of the instructions (`merge`), after them as a system message (`system`)
-    or as a user message (`user`); `auto` merges."""
+    """Where the summary is sent. `merge`: at the end of the instructions. `system` or `user`: after them, as a system
+    or a user message. `auto`: as `merge`."""
     heading: Annotated[str, Field(min_length=1, max_length=200)] = "Archived Session Summary"
-    """Its first line."""
+    """First line of the summary."""
     prompt: str | None = None
-    """What the model is asked to write, in place of the sections that it is asked for by default; of
-    `mode: model`."""
+    """What the model is asked to write, instead of the default sections. For `mode: model`."""
     language: Literal["auto", "en", "zh"] = "auto"
-    """Its language; `auto` takes Chinese where user and assistant speak it, else English."""
+    """Language of the summary. `auto` uses Chinese if user and assistant speak it, else English."""
     soft: Share = 0.8
-    """From this part of the trigger (and of `upper`) on a summary is prepared; of `mode: model`."""
+    """Part of the trigger (and of `upper`) above which a summary is prepared. For `mode: model`."""
     max_generations: Positive = 5
-    """After so many summaries, each made of the one before, one is made of all messages again; of
-    `mode: model`."""
+    """Number of summaries that are each made from the previous one. After that, one is made from all messages again.
+    For `mode: model`."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:

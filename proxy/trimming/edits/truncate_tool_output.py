@@ -15,22 +15,22 @@ from proxy.trimming.settings import Positive
 
 
 class TruncateToolOutput(ToolOutputEdit, frozen=True):
-    """The beginning, the end or both are kept, on line ends; a mark stands where something was cut.
+    """Cuts long tool output at line ends. The beginning, the end or both stay; a mark replaces what was cut.
 
-    The mark tells how much was omitted, of how much, and the ref under which the whole output can
-    be read. Only the mark can exceed the limits. A line longer than the limit is cut inside,
-    between two characters. Output that would not get shorter stays as it is. The limits hold for
-    the text of all parts of a result together; parts that are no text stay.
+    The mark states how much was omitted, of how much, and the ref under which the whole output can be read. Only the
+    mark may exceed the limits. A line longer than the limit is cut inside, between two characters. Output that would
+    not get shorter stays unchanged. The limits apply to the text of all parts of a result together. Parts that are not
+    text stay unchanged.
     """
 
     type: Literal["truncate_tool_output"] = "truncate_tool_output"
-    """Which strategy this is."""
+    """Name of the edit."""
     max_lines: Positive = 2000
-    """Lines that are sent at most."""
+    """Maximum lines to send."""
     max_bytes: Positive = 51200
-    """Bytes (UTF-8) that are sent at most."""
+    """Maximum bytes to send, in UTF-8."""
     direction: Literal["head", "tail", "head_tail"] = "head_tail"
-    """What is kept: the beginning, the end, or half of the limits for each."""
+    """What to keep. `head`: the beginning. `tail`: the end. `head_tail`: both, with half of the limits for each."""
 
     def shorten(self, message: Message, entry: Entry, asked: str = "") -> Shortened | None:  # noqa: ARG002
         """Return the result cut to the limits; None if it is within them or would not get shorter."""
