@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ from proxy.backtest import (
     synthetic_agents,
 )
 from proxy.cli.commands import AsJson, Config, Tenant, numbered, print_table
-from proxy.cli.sessions import find_session, opened_file, with_store
+from proxy.cli.sessions import find_session, opened_file, require_store
 from proxy.config import BUILT_IN, BUILT_IN_NAME, OFF, Policies, Settings, load, with_built_in
 from proxy.errors import InvalidRequest
 from proxy.models import Catalogue
@@ -113,12 +114,8 @@ def backtest(  # noqa: PLR0913, PLR0917 - one for each option
     counter = TokenCounter(settings.tokens.method)
     catalogue = Catalogue(settings.models)
     histories = [history for each in file or () for history in read_files(each)]
-    if ids := session or ():
-
-        async def read(store: Store) -> list[SessionHistory]:
-            return [await stored(store, await find_session(store, each, tenant)) for each in ids]
-
-        histories += with_store(config, read)
+    if session:
+        histories += asyncio.run(_stored(settings, session, tenant))
     if synthetic:
         histories += synthetic_agents(counter, model)
     if not histories:
@@ -231,6 +228,14 @@ def _base_url(settings: Settings, model: str) -> str:
     routes = settings.upstream.routes
     found = (route.base_url for route in routes if any(fnmatchcase(model, each) for each in route.models))
     return next(found, settings.upstream.base_url)
+
+
+async def _stored(settings: Settings, names: Sequence[str], tenant: str | None) -> list[SessionHistory]:
+    """Return stored sessions, without migrating the store."""
+    require_store(settings)
+    async with await Store.open(settings.store.url, migrate=False) as store:
+        await store.ready()
+        return [await stored(store, await find_session(store, name, tenant)) for name in names]
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def _name_of(url: URL) -> str:
 
 
 def trusting(ca_file: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities in a file, with the same checks in every version of Python.
+    """Return a TLS context that trusts the authorities in a file, whose certificates may be of an older style.
 
     Since Python 3.13 the default context refuses certificates without key usage or key identifiers. Corporate
     authorities often issue such certificates.

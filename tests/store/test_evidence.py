@@ -383,17 +383,19 @@ async def test_a_request_that_parts_from_a_session_is_told_where(store: Store) -
 
 CALL = {"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 LOOKED = ChatMessage.of({"role": "assistant", "content": "I look.\n", "tool_calls": [CALL]})
+SOURCED = ChatMessage.of({**LOOKED.data, "__source": "model"})
 SEEN = ChatMessage.of({"role": "tool", "tool_call_id": CALL["id"], "content": "seen"})
 
 
 @pytest.mark.parametrize(
     ("messages", "version"),
     [
-        (conversation("hi", "ok \n", "so", "well"), 1),
-        ([said("user", "hi"), LOOKED, SEEN, said("assistant", "well")], 0),
+        (conversation("hi", "ok \n", "so", "well"), 2),
+        ([said("user", "hi"), SOURCED, SEEN, said("assistant", "well")], 0),
         ([said("user", "hi"), LOOKED, SEEN, said("assistant", "well")], 1),
+        ([said("user", "hi"), LOOKED, SEEN, said("assistant", "well")], 2),
     ],
-    ids=["first", "before, with calls", "first, with calls"],
+    ids=["first", "newest, with private fields", "before, with calls", "first, with calls"],
 )
 async def test_a_conversation_that_an_older_version_stored_goes_on(
     store: Store, messages: list[Message], version: int

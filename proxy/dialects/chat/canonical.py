@@ -56,11 +56,12 @@ class _TooDeep(Exception):
     """Raised for arguments with more than `_MAX_DEPTH` levels."""
 
 
-def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
+def canonical(data: Mapping[str, Any], *, loosely: bool = True, private: bool = False) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys.
 
-    Equal bytes mean the same message. Never raises, whatever the JSON values are. `loosely=False` gives the previous
-    form: it includes private fields and text beside any calls, and compares a JSON object in a reply as text.
+    Equal bytes mean the same message. Never raises, whatever the JSON values are. Two arguments give earlier forms.
+    `private=True` includes private fields. `loosely=False` also includes text beside any calls, and compares a JSON
+    object in a reply as text.
     """
     role, content = data.get("role"), data.get("content")
     if type(content) is str and content and type(role) is str and role:
@@ -72,7 +73,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True) -> bytes:
             said = _answer(content, loosely=loosely) if role == "assistant" else content
             if said:
                 return write({"content": said, "role": "system" if role == "developer" else role})
-    form, reply = _fields(data, role, loosely=loosely)
+    form, reply = _fields(data, role, private=private or not loosely)
     if "content" in form:
         said, beside = _content(content, is_reply=role == "assistant", loosely=loosely)
         reply |= beside
@@ -100,7 +101,7 @@ def first_canonical(data: Mapping[str, Any]) -> bytes:
     around a reply's text counted, and so did its reasoning (as parts or before the text), text beside any calls, the
     spelling of a JSON object, and private fields.
     """
-    form, reply = _fields(data, data.get("role"), loosely=False)
+    form, reply = _fields(data, data.get("role"), private=True)
     if "content" in form:
         form["content"] = _earlier_content(form["content"])
         if _is_empty(form["content"]):
@@ -108,14 +109,14 @@ def first_canonical(data: Mapping[str, Any]) -> bytes:
     return _form(form, reply)
 
 
-def _fields(data: Mapping[str, Any], role: Any, *, loosely: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _fields(data: Mapping[str, Any], role: Any, *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the forms of a message's fields, with the content unchanged, and separately those of `REPLY_FIELDS`."""
     form: dict[str, Any] = {}
     reply: dict[str, Any] = {}
     for key, value in data.items():
         if value is None or key in CACHE_MARKS or (key == "name" and role == "tool"):
             continue
-        if loosely and key.startswith("__"):
+        if not private and key.startswith("__"):
             continue
         kept = _field(key, value)
         if not _is_empty(kept):

@@ -230,7 +230,8 @@ class ChatDialect(Dialect):
         return canonical(message.data)
 
     def earlier_canonicals(self, message: Message) -> Sequence[bytes]:
-        return canonical(message.data, loosely=False), first_canonical(message.data)
+        data = message.data
+        return canonical(data, private=True), canonical(data, loosely=False), first_canonical(data)
 
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         return spans_of(_ties_of(messages))

@@ -200,6 +200,7 @@ def _message(param: str, raw: bytes) -> tuple[Facts, JsonObject]:
         body=body_id(raw),
         # True if one of its earlier forms may differ. Guessed from the text, because making the forms would cost time.
         reshaped=type(content) is list
+        or "__" in "".join(data)
         or (is_reply and type(content) is str and (content[:1] == "{" or content != answer_of(content).strip()))
         or (calls and bool(content) and has_random_calls(data)),
     )

@@ -613,14 +613,25 @@ def test_the_ids_of_a_message_are_those_of_its_calls_or_of_the_call_that_it_answ
         {"role": "assistant", "content": "<think>x</think>hi"},
         {"role": "assistant", "content": '{"a": 1}'},
         {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f"}]},
+        {"role": "tool", "tool_call_id": "a", "content": "x", "__clientSource": "tool"},
+        {"role": "user", "content": "hi", "__clientSource": "user"},
     ],
 )
 def test_a_message_has_an_earlier_canonical_form(data: dict[str, Any]) -> None:
     spaced = ChatMessage.of({"role": "assistant", "content": "hi "})
-    strict, first = spaced.dialect.earlier_canonicals(spaced)
-    assert strict == spaced.dialect.canonical(spaced) != first
+    private, strict, first = spaced.dialect.earlier_canonicals(spaced)
+    assert private == strict == spaced.dialect.canonical(spaced) != first
     message = ChatMessage.of(data)
-    assert message.dialect.canonical(message) not in message.dialect.earlier_canonicals(message)[1:]
+    assert message.dialect.canonical(message) not in message.dialect.earlier_canonicals(message)[2:]
     (read,) = CHAT.requests.parse(b'{"model":"m","messages":[%b]}' % message.raw).messages
     assert read.facts is not None
     assert read.facts.reshaped
+
+
+def test_private_fields_counted_before_text_beside_calls_did() -> None:
+    call = {"id": "call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    quiet = {"role": "assistant", "content": None, "tool_calls": [call], "__clientSource": "model"}
+    spoken = quiet | {"content": "I look."}
+    private, strict, _ = zip(*(CHAT.earlier_canonicals(ChatMessage.of(each)) for each in (quiet, spoken)), strict=True)
+    assert private[0] == private[1] != CHAT.canonical(ChatMessage.of(quiet))
+    assert strict[0] != strict[1]

@@ -16,7 +16,7 @@ def test_a_message_stands_for_itself() -> None:
     assert (message.listed, message.is_field, message.is_lasting) == ((message.raw,), False, False)
     assert not message.parted
     assert message.with_paired_reasoning() is message.behind_rounds([message]) is message
-    assert len(API.earlier_canonicals(API.message(b'{"role":"user","content":[]}'))) == 2
+    assert len(API.earlier_canonicals(API.message(b'{"role":"user","content":[]}'))) == 3
 
 
 def test_a_question_of_the_proxy_s_own_is_a_request() -> None:
