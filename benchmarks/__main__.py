@@ -25,29 +25,29 @@ from benchmarks import against, appends, cases, disk, first, memory, profiling, 
 from benchmarks.compiling import BUILD, FOLDER, NoCompiler, Programs, compile_programs
 
 _WIDTH: Final = 150
-"""Columns that the tables need."""
+"""Width of the tables in columns."""
 _RESULTS: Final = FOLDER / "results"
 _PAGE: Final = FOLDER.parent / "docs" / "performance.md"
 _FULL: Final = cases.Effort(rounds=3, seconds=1.2)
 _QUICK: Final = cases.Effort(rounds=2, seconds=0.4)
 _AGAINST: Final = cases.Effort(rounds=10, seconds=1.0)
 _APPENDS: Final = "appends"
-"""What `--only` calls them."""
+"""Their name in `--only`."""
 _MEMORY: Final = "memory"
 _DISK: Final = "disk"
 _FIRST: Final = "first"
 _APPEND_PHASES: Final = 30
 _APPEND_SECONDS: Final = {False: 90.0, True: 10.0}
-"""How long appends are measured, by whether it is to be quick; storing the histories comes on top."""
+"""How long appends are measured, by `--quick`. The time to store the histories is added to that."""
 _QUICK_SIZES: Final = (100, 1_000, 10_000)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the chosen benchmarks; return the exit code."""
     given = _parser().parse_args(words)
     console = Console()
     if console.width < _WIDTH:
-        console = Console(width=_WIDTH)  # a table that is cut says nothing
+        console = Console(width=_WIDTH)  # a truncated table is useless
     if given.list:
         console.print(
             "\n".join([*(case.name for case in cases.all_cases(quick=given.quick)), _APPENDS, _MEMORY, _DISK, _FIRST])
@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except NoCompiler as why:
         console.print(str(why))
         return 1
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=BUILD))  # beside the checkout: a disk, not a RAM disk
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=BUILD))  # in the checkout: on a disk, not on a RAM disk
     try:
         if given.against is not None:
             _compare(programs, folder, given, console)
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(programs: Programs, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Run the parts that were asked for."""
+    """Run the chosen parts."""
     usual = _QUICK if given.quick else _FULL
     effort = cases.Effort(given.rounds or usual.rounds, given.seconds or usual.seconds)
     results: dict[str, Any] = {"machine": _machine(), "effort": {"rounds": effort.rounds, "seconds": effort.seconds}}
@@ -179,7 +179,7 @@ def _compare(programs: Programs, folder: Path, given: argparse.Namespace, consol
 
 
 def _clock() -> cases.Say:
-    """Return a function that prints what runs, with the seconds since now."""
+    """Return a function that prints what runs, with the seconds since this call."""
     began = time.monotonic()
 
     def say(what: str) -> None:
@@ -193,7 +193,7 @@ def _matches(name: str, wanted: Sequence[str]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Return what the numbers depend on."""
+    """Describe the machine, which the numbers depend on."""
     lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

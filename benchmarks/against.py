@@ -1,7 +1,7 @@
-"""Two states of this repository, measured side by side: `python -m benchmarks --against PATH`.
+"""Compares two checkouts of this repository side by side: `python -m benchmarks --against PATH`.
 
 PATH is another checkout with its own `.venv`. Both proxies run at the same time behind one fake upstream
-and get the same load in short alternating rounds, so that a machine that gets slower slows both down.
+and get the same load in short alternating rounds, so that a slowdown of the machine affects both.
 Each figure is compared within a round; the table shows the median of all rounds.
 """
 
@@ -18,19 +18,19 @@ from benchmarks import cases, subjects
 from benchmarks.compiling import FOLDER, Programs
 
 CASES: Final = ("small-64-json", "small-64-stream", "growing-16-json")
-"""The cases that are compared where `--only` names none."""
+"""The cases to compare if `--only` names none."""
 HERE: Final = "this"
 OTHER: Final = "other"
 _STARTS: Final = 3
-"""How often each state is started to measure its start-up time."""
+"""How often each checkout is started to measure its start-up time."""
 _IDLE_SECONDS: Final = 4.0
-"""How long a server rests before its memory is read: it loads its vocabularies after it listens."""
+"""How long a server idles before its memory is read: it loads its vocabularies after it starts to listen."""
 
 
 def measure(
     programs: Programs, checkout: Path, chosen: Sequence[cases.Case], effort: cases.Effort, folder: Path, say: cases.Say
 ) -> dict[str, Any]:
-    """Measure both states and return the figures of each, and their ratios.
+    """Measure both checkouts; return the figures of each, and their ratios.
 
     Raises:
         RuntimeError: the other checkout cannot be started, or a proxy gave a wrong answer.
@@ -45,7 +45,7 @@ def measure(
 
         @contextmanager
         def started(name: str, number: int) -> Iterator[subjects.Subject]:
-            store = folder / f"start-{number}"  # each start finds no store
+            store = folder / f"start-{number}"  # each start creates a new store
             store.mkdir(exist_ok=True)
             began = time.monotonic()
             with subjects.palimpsest(upstream, store, None, name, checkouts[name]) as subject:
@@ -97,7 +97,7 @@ def _alternating(names: list[str], number: int) -> list[str]:
 
 
 def _compared(record: dict[str, Any]) -> dict[str, Any]:
-    """Return one case: the median of each state, and the ratio of every round."""
+    """Return one case: the median of each checkout, and the ratio in every round."""
     here, other = (record["subjects"][name]["rounds"] for name in (HERE, OTHER))
     figures: dict[str, tuple[list[float], list[float]]] = {
         "per_second": ([one["per_second"] for one in here], [one["per_second"] for one in other]),

@@ -28,7 +28,7 @@ from proxy.store.sessions import create_session
 
 _DAYS: Final = 90
 _IN_SESSION: Final = 20
-_BATCH: Final = 50  # sessions that are written at once
+_BATCH: Final = 50  # sessions per write
 _TENANTS: Final = 20
 _MODELS: Final = ("gpt-5.6", "gpt-5.6-mini", "claude-sonnet-5")
 _POLICIES: Final = ("default", "lean", "off")
@@ -39,7 +39,7 @@ _POSTGRES: Final = "PostgreSQL"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print how long each question takes, at the median and at most."""
+    """Print the median and the maximum time of each query."""
     from tests.support import postgres  # noqa: PLC0415 - it is needed for this alone
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aggregates", description=__doc__)
@@ -114,7 +114,7 @@ def _questions() -> Iterator[tuple[str, StatsQuery]]:
 
 
 def _batches(exchanges: int) -> Iterator[list[list[Sums]]]:
-    """Yield the exchanges, a list for each session, some sessions at a time."""
+    """Yield the exchanges in batches of sessions, with one list per session."""
     chance = random.Random(7)  # noqa: S311 - the same ones at each run
     sessions = exchanges // _IN_SESSION
     for first in range(0, sessions, _BATCH):
@@ -141,7 +141,7 @@ def _session(number: int, sessions: int, chance: random.Random) -> Iterator[Sums
             trims=int(trims),
         )
         ended = {"kind": "resend" if turn else "first", "status": "failed" if chance.random() < 0.01 else "complete"}
-        mark = (slot + turn) % _WORKERS  # any of them serves any request
+        mark = (slot + turn) % _WORKERS  # any worker serves any request
         yield sums_of(
             figures, session=key, tenant=tenant, dialect=dialect, exchange=f"x{mark}", at=at + turn * 90_000, **ended
         )

@@ -1,9 +1,9 @@
-"""Latency of appends by the number of stored messages. The same amount is sent at every size.
+"""Latency of appends by the number of stored messages. The proxy sends the same amount upstream at every size.
 
 A client sends one new message; the proxy adds the stored ones, trimmed by `drop_oldest`. The sizes alternate
 request by request on one connection, so that other load on the machine affects all of them. Each size
-follows each other one equally often. A session is stored by one request with its whole history. The two
-smaller sizes take a new session in each phase, since appends make a session longer: one of 100 messages
+follows every other one equally often. One request with the whole history stores a session. The two
+smaller sizes use a new session in each phase, since appends make a session longer: a session of 100 messages
 grows by at most a third in a phase.
 """
 
@@ -27,18 +27,18 @@ from proxy.store.packing import unpack
 Say = Callable[[str], None]
 
 SIZES: Final = (100, 1_000, 10_000, 100_000)
-"""Messages that are stored before the first append."""
+"""Numbers of messages stored before the first append."""
 _REUSED: Final = 10_000
-"""From this size on one session serves all phases."""
+"""From this size on, all phases share one session."""
 POLICIES: Final = {
     "appends": {"trigger": {"tokens": 3000}, "target": {"tokens": 2000}, "edits": [{"type": "drop_oldest"}]}
 }
-"""Below what 100 messages have, so that all sizes send the same."""
+"""Both limits are below the tokens of 100 messages, so that all sizes send the same amount."""
 _BYTES: Final = 260
-"""Of a message, its JSON included; about 45 tokens."""
+"""Size of a message including its JSON; about 45 tokens."""
 _QUESTION: Final = 220
 _APPENDS: Final = 14
-"""Measured in a phase, of each size."""
+"""Appends of each size that are measured in a phase."""
 _WARMUP: Final = 2
 
 
@@ -59,9 +59,9 @@ def measure(
     sizes: Sequence[int],
     say: Say,
 ) -> dict[str, Any]:
-    """Measure phase after phase, until there were `phases` or `seconds` have gone by (at least one).
+    """Measure at least one phase, then more until there were `phases` or `seconds` have passed.
 
-    `store` is the name under which the subject was started: its file stands in `folder`.
+    `store` is the name under which the subject was started: its database file is `{store}.db` in `folder`.
 
     Raises:
         RuntimeError: the proxy gave a wrong answer.
@@ -112,7 +112,7 @@ def measure(
 
 
 def turns(count: int) -> list[int]:
-    """Return an order for so many sizes: rows of all, in which each follows each other equally often."""
+    """Return an order for `count` sizes: rows of all sizes, in which each follows every other equally often."""
     zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(count)]
     rows = [[(number + shift) % count for number in zigzag] for shift in range(count)]
     if count % 2:
@@ -142,7 +142,7 @@ def _line(
 def _receipts(store: Path, session: str) -> list[dict[str, Any]]:
     """Return the receipts of a session's appends, as they are stored.
 
-    Over HTTP each dropped message would be a line of its own: too many where a move drops 100,000.
+    They are not read over HTTP, where each dropped message is a line of its own: a trim can drop 100,000.
     """
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         rows = connection.execute(_RECEIPTS, (session,)).fetchall()
@@ -150,7 +150,7 @@ def _receipts(store: Path, session: str) -> list[dict[str, Any]]:
 
 
 def _history(folder: Path, name: str, messages: int) -> Path:
-    """Write a request with a history of so many messages, less the answer that it will get."""
+    """Write the request that stores a history of `messages` messages, of which its answer is the last."""
     asked: list[bodies.Message] = [
         {"role": "assistant", "content": bodies.words(_BYTES - 40, number)}
         if number % 2

@@ -1,7 +1,7 @@
 """Requests as templates for the load generator, and answers for the fake upstream.
 
-Texts are words of a small vocabulary, drawn from a fixed seed: the same bytes in every run. A history repeats
-what an agent does: a question, a tool call, its result, an answer.
+Texts are random words of a small vocabulary. The seed is fixed, so every run has the same bytes. A history repeats
+the turn of an agent: a question, a tool call, its result, an answer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import orjson
 Message = dict[str, Any]
 
 CONNECTION: Final = "{{conn}}"
-"""Becomes the number of the connection."""
+"""Replaced by the number of the connection."""
 SEQUENCE: Final = "{{seqn}}"
-"""Becomes a number that no other request has."""
+"""Replaced by a number that is unique to the request."""
 GROWING: Final = "{{grow}}"
-"""Where the load generator puts the turns that have been."""
+"""Where the load generator inserts the turns so far."""
 REPLY: Final = "{{rply}}"
-"""Becomes the number of the answer."""
+"""Replaced by the number of the answer."""
 _SIZE: Final = "{{size}}"
 
 ANSWER: Final = f"This is answer no. {REPLY}: the window is open, the light is on, and the door is closed."
@@ -46,8 +46,8 @@ def history(messages: int, size: int) -> list[Message]:
     """Return the stored part of a conversation, which ends with an answer.
 
     Args:
-        messages: how many, an even number; instructions stand before them and are not counted.
-        size: bytes of the JSON array of all of them.
+        messages: how many, an even number. The instructions before them are not counted.
+        size: bytes of the JSON array, instructions included.
     """
     shorter = (_question, _answer) if messages % len(_ROUND) else ()
     kinds = [_instructions, *shorter, *_ROUND * (messages // len(_ROUND))]
@@ -94,7 +94,7 @@ _TOOLS: Final = [
 
 
 def question(length: int) -> str:
-    """Return a user message's text of this many characters that no other request has."""
+    """Return the text of a user message: `length` characters, unique to each request."""
     return f"Question no. {SEQUENCE}. " + words(max(length - 23, 0), 1)
 
 
@@ -104,11 +104,11 @@ def request(
     """Return a whole HTTP request as a template for the load generator.
 
     Args:
-        session: the session's id; placeholders in it make it one of a connection or of a request.
+        session: the session's id; with a placeholder, each connection or each request has its own session.
         messages: the history, and the new message at its end.
-        stream: whether a stream is asked for.
-        model: the model that is named.
-        growing: whether turns are put before the last message as they happen.
+        stream: whether to ask for a stream.
+        model: the name of the model.
+        growing: whether each finished turn is inserted before the last message.
     """
     calls = any("tool_calls" in message for message in messages)
     fields: dict[str, Any] = {"model": model} | ({"stream": True} if stream else {})
@@ -131,13 +131,13 @@ def request(
 
 
 def turn(text: str) -> bytes:
-    """Return a question of this text and its answer, as they stand in the next request of a session."""
+    """Return a question with this text and its answer, as the next request of the session contains them."""
     pair: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": ANSWER}]
     return b"".join(b"," + orjson.dumps(message) for message in pair)
 
 
 def completion() -> bytes:
-    """Return the body of an answer that is no stream."""
+    """Return the body of a non-streamed answer."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": ANSWER, "refusal": None, "annotations": []},
@@ -148,7 +148,7 @@ def completion() -> bytes:
 
 
 def events(*, usage: bool) -> bytes:
-    """Return the body of a stream; with `usage` as it is where the request asks for that."""
+    """Return the body of a streamed answer; `usage`: as for a request with `include_usage`."""
     opening = {"role": "assistant", "content": "", "refusal": None}
     parts = [ANSWER[:39], *(ANSWER[i : i + 12] for i in range(39, len(ANSWER), 12))]
     deltas = [opening, *({"content": part} for part in parts), {}]

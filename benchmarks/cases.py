@@ -3,13 +3,13 @@
     small     1 kB: instructions, one turn, and a new message
     medium    124 kB: 200 messages, and a new one
     large     1.45 MB: 2,000 messages, and a new one
-    shared    small, in one session for all connections
-    new       1 kB, and every request begins a session of its own
-    growing   medium, and what was asked and answered is sent along from then on, as SDKs do
+    shared    small, with one session for all connections
+    new       1 kB, and every request begins a new session
+    growing   medium, and each request resends all earlier questions and answers, as SDKs do
 
-In the first three each connection has a session. Its history is stored first, by one request, and then resent
-each time with a new message: a branch at the same place, so all requests have one size. `growing` adds a turn
-with each request instead.
+In the first three each connection has its own session. One request stores its history. Then each request resends
+that history with a new message: a branch at the same place, so all requests have the same size. `growing` adds a
+turn with each request instead.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from benchmarks.subjects import PALIMPSEST, POSTGRES, Subject
 Say = Callable[[str], None]
 
 _SIZES: Final = {"small": (2, 830), "shared": (2, 830), "medium": (200, 123_500), "large": (2000, 1_449_500)}
-"""Messages stored beside instructions, and the bytes of all: it makes bodies of 1 kB, 124 kB and 1.45 MB."""
+"""Number of stored messages without instructions, and the bytes of all. The bodies have 1 kB, 124 kB and 1.45 MB."""
 _ON_POSTGRES: Final = frozenset({"small", "shared"})
 """Bodies that are measured with a store on PostgreSQL too."""
 _QUESTION: Final = 120
 _STORING: Final = {"large": 3}
-"""Requests that make a body's history known, if more than one. The first of a long one is trimmed, and so is the
-second, a branch of its own; the third is planned whole."""
+"""Requests that it takes to store a body's history, if more than one. Of a long history the first request is trimmed,
+and so is the second, which is a branch of its own. The third is planned as a whole."""
 _WARMUP: Final = 2
-"""Requests of each connection before the window opens."""
+"""Requests of each connection before measuring starts."""
 _GROWING_REQUESTS: Final = 40
 
 
@@ -45,15 +45,15 @@ class Case:
     """One line of the table."""
 
     body: str
-    """A name above."""
+    """A name from the list at the top of this file."""
     connections: int
-    """How many ask at one time."""
+    """The number of concurrent connections."""
     stream: bool
     """Whether the answers are streams."""
 
     @property
     def name(self) -> str:
-        """Its name, by which `--only` chooses it."""
+        """Its name in `--only`."""
         return f"{self.body}-{self.connections}-{'stream' if self.stream else 'json'}"
 
 
@@ -64,7 +64,7 @@ class Effort:
     rounds: int
     """How often each subject is measured."""
     seconds: float
-    """How long a turn is."""
+    """How long each measurement takes."""
 
 
 def all_cases(*, quick: bool) -> list[Case]:
@@ -116,14 +116,14 @@ def measure(
         runner.prepare(case, asked, max(c.connections for c in cases if c.body == case.body))
         rounds: list[dict[str, Measured]] = []
         for number in range(effort.rounds):
-            # Who goes first changes from round to round.
+            # The order of the subjects rotates from round to round.
             turns = [*asked[number % len(asked) :], *asked[: number % len(asked)]]
             rounds.append({subject.name: runner.turn(case, subject, effort.seconds) for subject in turns})
         yield _record(case, runner.size(case), rounds)
 
 
 class _Runner:
-    """Keeps count of what has been sent, so that each request is new where it must be."""
+    """Counts the requests and sessions so far, so that each request that must be unique is."""
 
     def __init__(self, programs: Programs, folder: Path) -> None:
         self._program = programs.load
@@ -133,7 +133,7 @@ class _Runner:
         self._stored: set[tuple[str, str]] = set()
 
     def prepare(self, case: Case, subjects: Sequence[Subject], connections: int) -> None:
-        """Let subjects that store know the histories of this body, one session for each connection."""
+        """Store the histories of this body in each subject that has a store, one session for each connection."""
         if case.body not in _SIZES:
             return
         for subject in subjects:
@@ -172,7 +172,7 @@ class _Runner:
         return self._run(subject, plan)
 
     def size(self, case: Case) -> int:
-        """Return the bytes of the body that is sent (first, where it grows)."""
+        """Return the size of the request body in bytes; of a growing body, the size of the first."""
         template = self._template(case.body, stream=case.stream).read_bytes()
         return len(template.partition(b"\r\n\r\n")[2].replace(bodies.GROWING.encode(), b""))
 
@@ -194,7 +194,7 @@ class _Runner:
 
 
 def _record(case: Case, size: int, rounds: Sequence[dict[str, Measured]]) -> dict[str, Any]:
-    """Return a case's rounds and their medians; differences are taken within a round."""
+    """Return a case's rounds and their medians. Subjects are compared within a round."""
     subjects = {}
     for name in rounds[0]:
         mine = [turns[name] for turns in rounds]
@@ -225,7 +225,7 @@ def _medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _compared(pairs: Sequence[tuple[Measured, Measured]]) -> dict[str, float]:
-    """Compare the proxy with a baseline of the same round; positive milliseconds are added by the proxy."""
+    """Compare the proxy with a baseline in the same rounds. Positive milliseconds: the proxy is slower."""
     return {
         "throughput_ratio": median(ours.per_second / theirs.per_second for ours, theirs in pairs),
         "added_p50_ms": median(ours.latency["p50"] - theirs.latency["p50"] for ours, theirs in pairs),

@@ -1,4 +1,4 @@
-"""The C programs, compiled on the spot."""
+"""Compiles the C programs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).parent
 BUILD: Final = FOLDER / "build"
-"""Where programs and stores of a run go; nothing in it is kept in the repository."""
+"""Where the programs and the stores of a run go; the repository ignores it."""
 _FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror=implicit-function-declaration")
 _COMPILERS: Final = ("cc", "gcc", "clang")
 
 
 class NoCompiler(Exception):
-    """This machine has no C compiler on its path."""
+    """There is no C compiler on the PATH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where the compiled programs stand."""
+    """Paths of the compiled programs."""
 
     load: Path
     """The load generator."""
@@ -30,11 +30,11 @@ class Programs:
 
 
 def compile_programs(into: Path = BUILD) -> Programs:
-    """Compile both programs into a folder and return where they are.
+    """Compile both programs into a folder and return their paths.
 
     Raises:
-        NoCompiler: there is none.
-        RuntimeError: the compiler refused; the message is its own.
+        NoCompiler: there is no C compiler.
+        RuntimeError: the compiler failed; the message is the compiler's.
     """
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
@@ -48,5 +48,5 @@ def compile_programs(into: Path = BUILD) -> Programs:
         )
         if done.returncode:
             raise RuntimeError(done.stderr)
-        made.replace(into / name)  # another run may be at it with the one that was there
+        made.replace(into / name)  # replaced atomically: another run may be using the old program
     return Programs(load=into / "load", upstream=into / "upstream")

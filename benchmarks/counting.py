@@ -23,9 +23,9 @@ from benchmarks.compiling import BUILD, compile_programs
 
 _SERVE: Final = "serve"
 _CASE: Final = "small-64-json"
-_LEAST: Final = 30  # requests of a second that says something
-_FEWEST: Final = 2  # pairs that have a standard error
-_Second = tuple[int, int, float]  # its number, requests that ended in it, and CPU seconds
+_LEAST: Final = 30  # fewest requests in a second that is evaluated
+_FEWEST: Final = 2  # fewest pairs that have a standard error
+_Second = tuple[int, int, float]  # its number, the requests that ended in it, and CPU seconds
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def _measured(folder: Path, seconds: float, *, on_postgres: bool) -> list[_Secon
 
 
 def _serve(out: Path, config: str) -> None:
-    """Serve, count in even seconds alone, and write down each second."""
+    """Run the proxy with counting on in even seconds only; write the figures of each second to `out`."""
     from proxy.__main__ import main as palimpsest  # noqa: PLC0415 - not in the process that measures
     from proxy.pipeline.settle import Exchange  # noqa: PLC0415
     from proxy.store import exchanges, functions  # noqa: PLC0415

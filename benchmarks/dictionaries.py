@@ -25,18 +25,18 @@ from proxy.store.sqlite import SqliteConnection, connect
 
 _OF_A_TEXT: Final = 4_000
 _A_HOME: Final = re.compile(rb"/(?:root|home|Users)/[\w.-]+")
-"""Paths of one machine or person: no dictionary needs them."""
+"""Paths of one machine or person: they do not belong in a dictionary."""
 _A_SCRIPT: Final = re.compile(rb"script:[^\"]+")
-"""The model that a recorded conversation is replayed with: nobody else has one of that name."""
+"""The model name of a replayed recording: real requests do not have it."""
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
-    """What a dictionary is trained on, and how."""
+    """The training data and the settings of a dictionary."""
 
     columns: tuple[Column[Any], ...]
     size: int  # bytes of the dictionary
-    of_a_session: int  # bytes of samples: a long session must not crowd out the others
-    settings: dict[str, int] = {}  # of the training; chosen by what sessions take that it was not trained on
+    of_a_session: int  # most bytes of samples from one session: a long one must not crowd out the others
+    settings: dict[str, int] = {}  # of the training; chosen by the size of sessions outside the training data
 
 
 _KINDS: Final = {
@@ -45,7 +45,7 @@ _KINDS: Final = {
         columns=(EXCHANGES.c.receipt, EXCHANGES.c.parameters),
         size=8_192,
         of_a_session=20_000,
-        # A receipt is mostly the keys of the one before it: long pieces, in their order.
+        # A receipt mostly repeats the keys of the previous one: long pieces, in the same order.
         settings={"k": 1_000, "d": 8, "level": 5},
     ),
 }

@@ -29,7 +29,7 @@ _TABLES: Final = (
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print what the files take."""
+    """Print the disk use of the files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.disk", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="`{messages, tools}`; none: those of the tests")
     parser.add_argument("--keep", type=Path, help="leave the SQLite store here")
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def measure(
     folder: Path, files: Iterable[Path], say: Callable[[str], None], keep: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Return what the conversations take on each database."""
+    """Return the disk use of the conversations on each database."""
     from tests.support import postgres  # noqa: PLC0415 - they are needed for this alone
     from tests.support.replay import Recording  # noqa: PLC0415
     from tests.support.upstream import Upstream  # noqa: PLC0415

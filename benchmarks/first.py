@@ -1,9 +1,9 @@
-"""The first request of a long session, and its first trim: how long they take, and how long others wait meanwhile.
+"""The first request of a long session, and its first trim: how long they take, and how long other requests wait.
 
-    first   a session of so many messages that nobody has seen; the built-in policy trims it, where it is long enough
-    trim    the same session again, stored before without trimming
+    first   a long session that the proxy has not seen before; the built-in policy trims it if it is long enough
+    trim    the same messages in another session, which was stored without trimming
 
-Beside them another client sends small requests, one after the other.
+Meanwhile another client sends small requests, one after the other.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks.subjects import Subject
 Say = Callable[[str], None]
 
 SIZES: Final = (1_000, 10_000)
-"""Messages of the session."""
+"""Numbers of messages in the session."""
 _BYTES: Final = 730
-"""Of a message."""
+"""Size of a message."""
 _PAUSE: Final = 0.005
 """Seconds between two small requests."""
 _SECONDS: Final = 60
@@ -33,7 +33,7 @@ _OFF: Final = {"X-Context-Policy": "off"}
 
 
 def measure(subject: Subject, rounds: int, say: Say, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
-    """Return a line for each kind of request and size: medians of `rounds`, and the longest that others waited.
+    """Return a line for each kind of request and size: medians over `rounds`, the longest wait of others included.
 
     Raises:
         RuntimeError: the proxy gave a wrong answer.
@@ -56,7 +56,7 @@ def measure(subject: Subject, rounds: int, say: Say, sizes: Sequence[int] = SIZE
 
 
 def _timed(subject: Subject, session: str, body: bytes) -> dict[str, float]:
-    """Send a request, with small ones beside it; return seconds."""
+    """Send a request while another thread sends small ones; return times in seconds."""
     waited: list[float] = []
     stop = threading.Event()
 

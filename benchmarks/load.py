@@ -14,22 +14,22 @@ from benchmarks.subjects import Subject
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the load generator is to do; its own file says what each word means."""
+    """The arguments of the load generator; its own source documents them."""
 
     templates: Sequence[Path]
     """Whole HTTP requests, as `bodies.request` writes them."""
     connections: int = 1
-    """How many ask at one time."""
+    """The number of concurrent connections."""
     stream: bool = False
     """Whether the answers are streams."""
     seconds: float = 0.0
-    """How long the window is open; with `requests` at the most, and 0 is no limit."""
+    """How long to measure. With `requests` this is a maximum, and 0 means no limit."""
     least: int = 0
-    """How many answers it is open for at least, however long that takes."""
+    """The fewest answers to measure, however long that takes."""
     requests: int = 0
-    """How many requests of each connection are measured; 0: as many as the window takes."""
+    """How many requests of each connection are measured; 0: as many as fit into `seconds`."""
     warmup: int = 0
-    """How many requests of each connection go before."""
+    """How many requests each connection sends before."""
     sequence: int = 0
     """The first request's number."""
     first: int = 0
@@ -40,7 +40,7 @@ class Plan:
     """A turn that is added to the history after each answer."""
 
     def words(self) -> list[str]:
-        """Return it as arguments."""
+        """Return the plan as command-line arguments."""
         numbers: dict[str, Any] = {
             "connections": self.connections,
             "seconds": self.seconds,
@@ -62,13 +62,13 @@ class Measured:
     """The result of a run. Times are in milliseconds."""
 
     per_second: float
-    """Answers per second while the window was open."""
+    """Answers per second while measuring."""
     requests: int
     """Requests whose latency was measured."""
     sequence: int
-    """The number that the next request may have."""
+    """The next unused request number."""
     cpu: float
-    """CPU time of the subject for each answer in the window."""
+    """CPU time of the subject per measured answer."""
     latency: dict[str, float]
     """`mean`, `p50`, `p90`, `p99`, `max`, to the end of the answer."""
     first_byte: dict[str, float]
@@ -81,7 +81,7 @@ def run(program: Path, subject: Subject, plan: Plan) -> Measured:
     """Put load on a subject.
 
     Raises:
-        RuntimeError: an answer was not what it must be, or none came.
+        RuntimeError: an answer was wrong or missing.
     """
     clocks: dict[str, float] = {}
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""How long the proxy takes to serve, and what memory its processes take, by the number of workers."""
+"""Start-up time of the proxy, and the memory of its processes, by the number of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.subjects import PALIMPSEST, Subject, command_line, configuration
 WORKERS: Final = (1, 2, 4)
 _CONNECTIONS: Final = 16
 _SETTLING: Final = 1.0
-"""Seconds before memory is read: what a start or a load leaves behind is freed by then."""
+"""Seconds before memory is read, so that garbage of the start or the load is freed by then."""
 
 
 def measure(
@@ -28,7 +28,7 @@ def measure(
     say: cases.Say,
     workers: Sequence[int] = WORKERS,
 ) -> list[dict[str, Any]]:
-    """Return a line for each number of workers: seconds until it serves, megabytes when idle and after a load."""
+    """Return a line for each number of workers: seconds until all serve, megabytes when idle and after a load."""
     template = folder / "process.http"
     asked: list[bodies.Message] = [{"role": "user", "content": bodies.question(800)}]
     template.write_bytes(bodies.request(f"process-{bodies.SEQUENCE}", asked, stream=False))
@@ -51,7 +51,7 @@ def measure(
 
 
 def _memory(pid: int) -> dict[str, float]:
-    """Return what a process and its children take, in megabytes: RSS, and PSS, which counts shared pages once."""
+    """Return the memory of a process and its children in megabytes: RSS, and PSS, which counts shared pages once."""
     time.sleep(_SETTLING)
     sizes = {"Rss": 0.0, "Pss": 0.0}
     for each in with_children(pid):

@@ -1,11 +1,11 @@
-"""The baseline: a proxy that does nothing but pass a chat completion on, as one would write it in an hour.
+"""The baseline: a proxy that only forwards chat completions, as one would write it in an hour.
 
     python -m benchmarks.passthrough --upstream URL --port N --via transport|client
 
-FastAPI, one route, httpx on aiohttp's connections, uvicorn with uvloop and httptools, one process:
-the libraries of Palimpsest without Palimpsest. `transport` calls httpx-aiohttp's transport directly, which is
-faster; `client` uses `httpx.AsyncClient`, as most people do. It checks, stores and counts nothing and handles
-no errors.
+It is FastAPI with one route, httpx on aiohttp's connections, and uvicorn with uvloop and httptools, in one
+process: the libraries of Palimpsest without Palimpsest. `transport` calls httpx-aiohttp's transport directly,
+which is faster; `client` uses `httpx.AsyncClient`, as most people do. It checks, stores and counts nothing and
+handles no errors.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def passthrough(upstream: str, via: str) -> FastAPI:
 
 
 async def _pieces(answer: httpx.Response, via: str) -> AsyncIterator[bytes]:
-    """Yield the body as it comes."""
+    """Yield the body as it arrives."""
     try:
         if via == "client":
             async for piece in answer.aiter_raw():
                 yield piece
-        elif isinstance(answer.stream, httpx.AsyncByteStream):  # what a transport returns by its contract
+        elif isinstance(answer.stream, httpx.AsyncByteStream):  # what a transport returns according to its contract
             async for piece in answer.stream:
                 yield piece
     finally:

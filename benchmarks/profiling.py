@@ -1,9 +1,8 @@
-"""Where the time of a small request goes, by room of the package and by library.
+"""Where the time of a small request goes, by subpackage of the proxy and by library.
 
-With py-spy on the path, the running server is sampled from outside while it holds the interpreter's lock.
-Without py-spy the server runs under cProfile. That measures the event loop's thread only, overstates small
-functions, and does not see into the event loop; the table has a line for what it does not see. Other threads
-are given by their CPU time.
+If py-spy is on the PATH, it samples the running server from outside while a thread holds the interpreter's lock.
+Otherwise the server runs under cProfile. That measures the event loop's thread only, overstates small functions,
+and does not see into the event loop: the table has a line for the rest. Of other threads it shows the CPU time.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _LIBRARY: Final = re.compile(r"^.*(?:site-packages|python3\.\d+)/([\w.]+)")
 _WAITING: Final = re.compile(
     r"(?:^|;)(?:\w+\.)*(?:_worker|wait|get|join) \([^()]*(?:thread|threading|queue)\.py[^()]*\)$"
 )
-"""Innermost frames of a thread that has nothing to do."""
+"""Innermost frames of an idle thread."""
 _UNSEEN: Final = "event loop, sockets and what a profiler cannot see"
 _THREADS: Final = "other threads: the store, and what is computed aside"
 _CONNECTIONS: Final = 16
@@ -65,7 +64,7 @@ _WARMUP: Final = 20
 
 
 def room_of(path: str) -> str | None:
-    """Return where code belongs, by its file; None where that is left to who called it."""
+    """Return the subpackage or library of a file, or None if its time counts for its caller."""
     if found := _ROOM.search(path):
         return found[1]
     if _FILE.search(path):
@@ -76,7 +75,7 @@ def room_of(path: str) -> str | None:
 
 
 def measure(programs: Programs, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile the proxy under small requests, with whatever is there to do it."""
+    """Profile the proxy under small requests, with py-spy if there is one and cProfile otherwise."""
     spy = shutil.which("py-spy")
     with subjects.upstream(programs, folder) as upstream:
         if spy is not None:
@@ -85,7 +84,7 @@ def measure(programs: Programs, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def _load(programs: Programs, subject: Subject, folder: Path, seconds: float) -> int:
-    """Put load on it; return how many requests it has answered."""
+    """Put load on the subject; return how many requests it answered."""
     path = folder / "profile.http"
     question: bodies.Message = {"role": "user", "content": bodies.question(120)}
     path.write_bytes(bodies.request(f"profile-{bodies.CONNECTION}", [*bodies.history(2, 830), question]))
@@ -98,7 +97,7 @@ def _load(programs: Programs, subject: Subject, folder: Path, seconds: float) ->
 
 
 def _table(by: str, requests: int, spent: Mapping[str, float]) -> dict[str, Any]:
-    """Return the rooms, those that take most first, in shares and in milliseconds for each request."""
+    """Return each room's share of the time and its milliseconds per request, the largest first."""
     total = sum(spent.values())
     return {
         "by": by,
@@ -118,7 +117,7 @@ def _from_outside(programs: Programs, folder: Path, seconds: float, upstream: Su
     stacks = folder / "stacks.txt"
     with subjects.palimpsest(upstream, folder, name="profiled") as subject:
         _load(programs, subject, folder, 1.0)
-        # Only what holds the interpreter's lock: threads that wait in C look busy from outside.
+        # Sample only threads that hold the interpreter's lock: one that waits in C looks busy from outside.
         command = [spy, "record", "--gil", "--pid", str(subject.pid), "--duration", str(max(int(seconds), 1))]
         with subprocess.Popen(
             [*command, "--rate", "500", "--format", "raw", "--full-filenames", "--output", str(stacks)],
@@ -135,9 +134,9 @@ def _from_outside(programs: Programs, folder: Path, seconds: float, upstream: Su
 
 
 def count_stacks(lines: Iterable[str]) -> Counter[str]:
-    """Count samples by room: each belongs to the innermost frame whose place is known.
+    """Count samples by room. A sample belongs to the innermost frame whose room is known.
 
-    Threads that wait for work are left out.
+    Idle threads are left out.
     """
     counts: Counter[str] = Counter()
     for line in lines:
@@ -168,7 +167,7 @@ def _from_inside(programs: Programs, folder: Path, seconds: float, upstream: Sub
 
 
 def spent_by_room(stats: pstats.Stats) -> dict[str, float]:
-    """Return seconds by room; what C code and other libraries took counts for who called them."""
+    """Return seconds by room. Time in C code and in other libraries counts for the caller."""
     table = cast(
         "dict[tuple[str, int, str], tuple[int, int, float, float, dict[tuple[str, int, str], Any]]]",
         getattr(stats, "stats"),  # noqa: B009 - pstats does not declare it
@@ -192,7 +191,7 @@ def spent_by_room(stats: pstats.Stats) -> dict[str, float]:
 
 
 def main() -> None:
-    """Be `palimpsest`, with the words that are given; profile from the first SIGUSR1 on to the end."""
+    """Run `palimpsest` with the given arguments, profiled from the first SIGUSR1 to the end."""
     from proxy.__main__ import main as palimpsest  # noqa: PLC0415 - only the profiled process knows the package
 
     out = Path(os.fsdecode(sys.argv.pop(1)))

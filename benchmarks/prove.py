@@ -39,7 +39,7 @@ HERE: Final = Path(__file__).parent
 SESSIONS: Final = HERE / "sessions"
 README: Final = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by: make prove -->\n", "<!-- the end of it -->\n"
-WINDOW: Final = 1_000_000  # tokens that the model takes
+WINDOW: Final = 1_000_000  # the model's context window in tokens
 PRESETS: Final = ("coding", "agent")
 HYSTERESIS: Final = {"trigger": {"tokens": 60_000}, "target": {"tokens": 30_000}, "edits": [{"type": "drop_oldest"}]}
 CLEARING: Final = {
@@ -55,13 +55,13 @@ DOES: Final = {
 
 
 class Rival(Baseline, frozen=True, kw_only=True):
-    """What a package sends, by session and number of messages, the instructions among them."""
+    """What a package sends, by session and by number of messages including the instructions."""
 
     views: dict[str, dict[int, Sequence[int]]]
     made: dict[str, Sequence[Any]]
 
     def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:  # noqa: ARG002 - none needs the model
-        """Send what the package sent."""
+        """Return a function that sends what the package sent."""
         lead, name = len(counted.instructions), counted.history.name
         made = [ChatMessage.of(each) for each in self.made[name]]
         known = [*counted.instructions, *counted.messages, *made]
@@ -74,7 +74,7 @@ class Rival(Baseline, frozen=True, kw_only=True):
 
 
 def rivals(python: str, histories: Sequence[SessionHistory]) -> Iterator[Rival]:
-    """Yield what each package of another environment does with the sessions."""
+    """Yield each package of another environment with the views that it makes of the sessions."""
     asked: dict[str, list[int]] = {}
     given: list[dict[str, Any]] = []
     for history in histories:
@@ -106,7 +106,7 @@ def policies() -> Iterator[Strategy]:
 
 
 def baselines() -> Iterator[Strategy]:
-    """Yield what providers and agents do, and the bound."""
+    """Yield what providers and agents do, and an oracle as the lower bound."""
     yield PolicyStrategy(name="clear above 30k, keep 3", policy=Policy.model_validate(CLEARING))
     yield PolicyStrategy(name="drop the oldest, 60k to 30k", policy=Policy.model_validate(HYSTERESIS))
     yield baseline("baseline:mask")
@@ -139,7 +139,7 @@ def _cell(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def table(result: BacktestResult, sessions: int, recordings: int) -> str:
-    """Return the table in Markdown, with what it says: `sessions` were cut out of so many `recordings`."""
+    """Return the table in Markdown and a note on the data: `sessions` were cut out of `recordings` recordings."""
     requests = result.strategies[0].figures.requests
     lines = [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---", *["---:"] * (len(COLUMNS) - 1)], *rows(result))]
     about = (
@@ -150,7 +150,7 @@ def table(result: BacktestResult, sessions: int, recordings: int) -> str:
 
 
 def main() -> None:
-    """Print the table, or put it into the README."""
+    """Print the table, or write it into the README."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rivals", metavar="PYTHON")
     parser.add_argument("--write", action="store_true")

@@ -18,7 +18,7 @@ Rows = list[list[str]]
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Return everything that was measured as Markdown."""
+    """Return all results as Markdown."""
     parts = [_conditions(results)]
     for title, rows in _tables(results):
         head, *body = rows
@@ -28,7 +28,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """Print the same on the terminal."""
+    """Print all results on the terminal."""
     console.print(_conditions(results))
     for title, (head, *body) in _tables(results):
         table = Table(*head, title=title, title_justify="left")
@@ -38,10 +38,10 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def publish(text: str, page: Path) -> None:
-    """Put the tables where the page says they stand.
+    """Replace the part of the page that is marked for the tables.
 
     Raises:
-        ValueError: it does not say where.
+        ValueError: the page has no such mark.
     """
     before, begin, rest = page.read_text("utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -130,7 +130,7 @@ def _cpu(cases: Sequence[dict[str, Any]]) -> Rows:
     names = _names(cases)
     rows = [["body", "connections", *names]]
     for case in cases:
-        if case["body"] == "growing":  # too few requests for a clock that ticks 100 times a second
+        if case["body"] == "growing":  # too few requests to measure with a clock of 100 ticks per second
             continue
         measured = [case["subjects"].get(name) for name in names]
         cells = [_ms(of["cpu_ms"]) if of else "" for of in measured]

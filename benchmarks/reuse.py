@@ -29,12 +29,12 @@ from proxy.dialects import Message
 from proxy.textscan import Mentions, leaves_of, words_of
 from proxy.textscan.digest import chance_of, features_of, reading_of
 
-NEWER: Final = 10  # results that stay whole in the built-in policy
+NEWER: Final = 10  # newest results, which the built-in policy keeps whole
 RIDGE: Final = 5.0  # keeps the weights of rare features small
-ROUNDS: Final = 8  # of Newton's method
-SHORTEST: Final = 100  # characters of a text that is worth a digest
-LONG_LEAF: Final = 200  # characters of an argument that is cleared
-MARKS: Final = (0.1, 0.2, 0.3, 0.5)  # parts of all characters at which the reuse that is kept is shown
+ROUNDS: Final = 8  # iterations of Newton's method
+SHORTEST: Final = 100  # fewest characters of a text that is worth a digest
+LONG_LEAF: Final = 200  # fewest characters of an argument that is cleared
+MARKS: Final = (0.1, 0.2, 0.3, 0.5)  # shares of all characters at which the table shows how much reuse is kept
 
 
 class Example(Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Example(Struct, frozen=True, kw_only=True):
 
 
 def examples_of(history: SessionHistory) -> Iterator[Example]:
-    """Yield the values of a session's old results and arguments, each once."""
+    """Yield the values of a session's old results and arguments, each value once."""
     messages = history.messages
     uses = _uses(history)
     results = [place for place, message in enumerate(messages) if message.is_result]
@@ -72,7 +72,7 @@ def examples_of(history: SessionHistory) -> Iterator[Example]:
 
 
 def _uses(history: SessionHistory) -> defaultdict[str, list[int]]:
-    """Return by value the positions of the calls that used it and had it from afar."""
+    """Return by value the positions of the calls that used it as a far value (see `proxy.backtest.recall`)."""
     references = References(history.instructions, history.messages, tools=(history.tools or b"").decode())
     uses: defaultdict[str, list[int]] = defaultdict(list)
     for position in references.positions:
@@ -93,7 +93,7 @@ def _texts(message: Message) -> Iterator[tuple[str, bool]]:
 
 
 def fitted(sessions: Sequence[Sequence[Example]]) -> list[float]:
-    """Return the weights that tell best what is used again."""
+    """Return the weights that best predict which values are used again."""
     size = len(sessions[0][0].features)
     weights = [0.0] * size
     for _ in range(ROUNDS):
@@ -137,7 +137,7 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 
 def kept(weights: Sequence[float], examples: Sequence[Example]) -> list[float]:
-    """Return which part of the values that are used again is kept at each of `MARKS`."""
+    """Return the share of the reused values that is kept at each of `MARKS`."""
     ranked = sorted(examples, key=lambda each: -_chance(weights, each.features) / each.characters)
     characters, uses = sum(each.characters for each in ranked), sum(each.used for each in ranked)
     shares: list[float] = []

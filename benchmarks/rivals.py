@@ -1,4 +1,4 @@
-"""What other packages send of recorded sessions. It runs in an environment of its own and imports nothing of ours.
+"""What other packages send of recorded sessions. Runs in an environment of its own and imports nothing of Palimpsest.
 
     python benchmarks/rivals.py < sessions.json > views.jsonl
 
@@ -18,16 +18,16 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
-BUDGET: Final = 30_000  # tokens that are left by what takes a limit
+BUDGET: Final = 30_000  # limit in tokens, for the packages that take one
 MODEL: Final = "gpt-4o"
 OFFLINE: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
 Message: TypeAlias = dict[str, Any]
-Choose: TypeAlias = Callable[[int], Sequence[int | Message]]  # what is sent of so many messages
+Choose: TypeAlias = Callable[[int], Sequence[int | Message]]  # from a number of messages to what is sent of them
 
 
 def langchain(messages: Sequence[Message]) -> Choose:
-    """Return `trim_messages` as its documentation uses it, but that a view may begin with a reply."""
+    """Return `trim_messages` as in its documentation, except that a view may begin with a reply."""
     package: Any = import_module("langchain_core.messages")
     numbered = package.convert_to_messages(messages)
     for number, message in enumerate(numbered):
@@ -37,7 +37,7 @@ def langchain(messages: Sequence[Message]) -> Choose:
 
 
 def litellm(messages: Sequence[Message]) -> Choose:
-    """Return `trim_messages`, tokens estimated: its tokenizer takes a second. Where it fails, nothing is trimmed."""
+    """Return `trim_messages` with estimated tokens: its tokenizer takes a second. If it fails, nothing is trimmed."""
     package: Any = import_module("litellm.utils")
     package.token_counter = _estimated
 
@@ -52,7 +52,7 @@ def litellm(messages: Sequence[Message]) -> Choose:
 
 
 def headroom(messages: Sequence[Message]) -> Choose:
-    """Return `compress` with its defaults."""
+    """Return `compress` with its default settings."""
     package: Any = import_module("headroom")
     return lambda stop: package.compress(_copied(messages[:stop]), model=MODEL).messages
 
@@ -69,7 +69,7 @@ def _copied(messages: Sequence[Message]) -> list[Message]:
 
 
 def lines(session: dict[str, Any]) -> Iterator[str]:
-    """Yield for each package what it sends at each request of a session."""
+    """Yield a line for each package: what it sends at each request of the session."""
     messages = session["messages"]
     for rival, start in RIVALS.items():
         numbers = {json.dumps(message, sort_keys=True): number for number, message in enumerate(messages)}
@@ -96,7 +96,7 @@ def main() -> None:
     """Write the views of all sessions."""
     os.environ.update(OFFLINE)  # noqa: TID251 - the proxy is not here
     logging.disable(logging.CRITICAL)
-    out, sys.stdout = sys.stdout, sys.stderr  # whatever the packages print
+    out, sys.stdout = sys.stdout, sys.stderr  # what the packages print goes to stderr
     for session in json.load(sys.stdin):
         for line in lines(session):
             out.write(f"{line}\n")

@@ -1,6 +1,6 @@
-"""What is measured, as processes: the fake upstream, the baselines, Palimpsest as its command line starts it.
+"""The measured processes: the fake upstream, the baselines, and Palimpsest as its command line starts it.
 
-All of them run for the whole time, so that rounds alternate between warm processes.
+All of them run the whole time, so that rounds alternate between warm processes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Subject:
     """A process that answers chat completions."""
 
     name: str
-    """One of `ALL`, or the name of a state of the repository."""
+    """One of `ALL`, or the name of a checkout."""
     port: int
-    """Where it listens, on 127.0.0.1."""
+    """The port on 127.0.0.1 that it listens on."""
     pid: int
     """Its process, which may have children."""
     stores: bool = False
-    """Whether it keeps histories, which must be stored before a case is measured."""
+    """Whether it has a store. Then the histories must be stored before a case is measured."""
 
     def memory_mb(self) -> float:
-        """Return its memory in megabytes, and its children's; pages that they share count once (PSS)."""
+        """Return its memory in megabytes, children included; shared pages count once (PSS)."""
         lines = [
             line
             for pid in with_children(self.pid)
@@ -57,7 +57,7 @@ class Subject:
         return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time it has used, in user and kernel mode, by all threads, and its children."""
+        """Return the CPU time of all its threads and its children so far, in user and kernel mode."""
         fields = [
             Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split() for pid in with_children(self.pid)
         ]
@@ -65,7 +65,7 @@ class Subject:
 
 
 def with_children(pid: int) -> Iterator[int]:
-    """Yield a process and all that descend from it."""
+    """Yield a process and all its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text("ascii").split():
@@ -74,7 +74,7 @@ def with_children(pid: int) -> Iterator[int]:
 
 @contextmanager
 def upstream(programs: Programs, folder: Path) -> Iterator[Subject]:
-    """Run the fake upstream; what it answers is written into `folder`."""
+    """Run the fake upstream; its answers are files in `folder`."""
     answers = {
         "answer.json": bodies.completion(),
         "events.txt": bodies.events(usage=False),
@@ -134,11 +134,11 @@ def palimpsest(
 
     Args:
         behind: the upstream.
-        folder: where its configuration, its store and its log go.
+        folder: the folder for its configuration, its store and its log.
         policies: the policies of its configuration.
-        name: of its files in `folder`.
-        checkout: the repository whose proxy runs, with its own `.venv`; None is this one.
-        store: the URL of another store; its name then is the subject's.
+        name: the name of its files in `folder`; with `checkout` or `store` also the name of the subject.
+        checkout: the checkout to run, with its own `.venv`; None is this one.
+        store: the URL of a store, instead of a file in `folder`.
     """
     port = free_port()
     if checkout is None:
@@ -154,7 +154,7 @@ def palimpsest(
 
 @contextmanager
 def on_postgres(behind: Subject, folder: Path) -> Iterator[Subject]:
-    """Run the proxy with a store on a PostgreSQL server that is started for it, as the tests start theirs."""
+    """Run the proxy with a store on a PostgreSQL server that is started for it, as in the tests."""
     from tests.support import postgres  # noqa: PLC0415 - what starts it is needed for this alone
 
     with (
@@ -168,7 +168,7 @@ def on_postgres(behind: Subject, folder: Path) -> Iterator[Subject]:
 def configuration(
     behind: Subject, folder: Path, policies: Mapping[str, Any] | None, name: str, port: int, store: str | None = None
 ) -> Path:
-    """Write a configuration file: where to listen and to ask, where the store is, the policies if any."""
+    """Write a configuration file: the port, the upstream, the store, and the policies if any."""
     data: dict[str, Any] = {
         "server": {"port": port},
         "upstream": {"base_url": f"http://127.0.0.1:{behind.port}/v1"},
@@ -180,13 +180,13 @@ def configuration(
 
 
 def command_line() -> list[str]:
-    """Return how `palimpsest` is started."""
+    """Return the command that starts `palimpsest`."""
     installed = Path(sys.executable).with_name("palimpsest")
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "proxy"]
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without proxies and without settings of the product; nobody asks the web."""
+    """Return this process's environment without HTTP proxies and settings of Palimpsest; nothing is downloaded."""
     return OFFLINE | {
         name: value
         for name, value in os.environ.items()
@@ -223,7 +223,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port: int = asked.getsockname()[1]

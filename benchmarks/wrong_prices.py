@@ -34,19 +34,19 @@ from proxy.trimming.cost import DEAR
 
 AUTO: Final = "cost: auto"
 FIXED: Final = (4_000, 6_000, 8_000, 10_000, 12_000, 15_000, 17_000, 20_000, 25_000, 30_000, 40_000, 60_000)  # tokens
-PART: Final = re.compile(r":\d+$")  # what follows the name of a session that was cut
+PART: Final = re.compile(r":\d+$")  # suffix of the name of a session that was cut
 PROCESSES: Final = 2
 CLASSES: Final = standard_classes()
 
 
 class PlannedAt(PolicyStrategy, frozen=True, kw_only=True):
-    """A policy that reckons with these prices, whatever is billed."""
+    """A policy that plans with these prices, whatever prices are billed."""
 
     prices: Prices
 
     @property
     def by_price(self) -> bool:
-        """Nothing depends on what is billed."""
+        """Return False: the plan does not depend on the billed prices."""
         return False
 
     def begin(self, counted: Counted, model: ReplayModel) -> NextRequest:
@@ -62,7 +62,7 @@ def planned() -> Iterator[Strategy]:
 
 
 def fixed(triggers: Iterable[int] = FIXED) -> Iterator[Strategy]:
-    """Yield the built-in policy with fixed triggers, as it is at each price of a cached token that it depends on."""
+    """Yield the built-in policy with fixed triggers, once for each price of a cached token that changes its plan."""
     for tokens in triggers:
         policy = BUILT_IN.model_copy(update={"trigger": Trigger(tokens=tokens)})
         for prices in {fixed_name(tokens, each.prices): each.prices for each in CLASSES}.values():
@@ -70,7 +70,7 @@ def fixed(triggers: Iterable[int] = FIXED) -> Iterator[Strategy]:
 
 
 def fixed_name(tokens: int, prices: Prices) -> str:
-    """Return the name of a fixed trigger: what it does depends on how dear cached tokens are."""
+    """Return the name of a fixed trigger. It has the price of cached tokens where that price changes the plan."""
     return f"{tokens:,} tokens" + (f", read at {prices.read:g}" if prices.read >= DEAR else "")
 
 
@@ -94,7 +94,7 @@ class Sums:
 
 
 def whole(histories: Iterable[SessionHistory]) -> Iterator[SessionHistory]:
-    """Yield the sessions with what was cut put together again."""
+    """Yield the sessions with their parts joined again."""
     for name, parts in groupby(histories, lambda each: PART.sub("", each.name)):
         first, *rest = parts
         messages = [message for part in (first, *rest) for message in part.messages]
@@ -102,7 +102,7 @@ def whole(histories: Iterable[SessionHistory]) -> Iterator[SessionHistory]:
 
 
 def measured(strategies: Sequence[Strategy], histories: Sequence[SessionHistory], processes: int) -> Sums:
-    """Replay the sessions, the longest first, each in one of so many processes."""
+    """Replay the sessions in `processes` processes, the longest first."""
     longest = sorted(histories, key=lambda each: -sum(len(message.raw) for message in each.messages))
     with ProcessPoolExecutor(processes) as pool:
         return Sums(pool.map(partial(_replayed, strategies), longest))
@@ -114,7 +114,7 @@ def _replayed(strategies: Sequence[Strategy], history: SessionHistory) -> tuple[
 
 
 def matrix(sums: Sums) -> Iterator[str]:
-    """Yield the lines of the matrix: planned at the class of the row, billed at that of the column."""
+    """Yield the lines of the matrix: planned at the prices of the row, billed at those of the column."""
     yield _line("planned at", [f"billed at {each.name}" for each in CLASSES])
     highest: list[tuple[float, str]] = []
     for row in CLASSES:
@@ -129,7 +129,7 @@ def matrix(sums: Sums) -> Iterator[str]:
 
 
 def beside_fixed(sums: Sums, triggers: Iterable[int] = FIXED) -> Iterator[str]:
-    """Yield for each class what `cost: auto` costs beside the cheapest fixed trigger."""
+    """Yield a line per class of prices that compares `cost: auto` with the cheapest fixed trigger."""
     yield _line("billed at", [AUTO, "cheapest fixed trigger", "difference"])
     for each in CLASSES:
         own = sums.pooled(f"{AUTO} at {each.name}", each.name)

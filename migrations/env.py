@@ -1,7 +1,7 @@
 """Runs migrations on the connection that `proxy.store.migrate` hands over, in its transaction.
 
-It connects to nothing itself and leaves logging alone: `palimpsest upgrade` and `palimpsest downgrade`
-are the ways in. To write a new migration:
+It opens no connection itself and does not configure logging. Run migrations with `palimpsest upgrade` and
+`palimpsest downgrade`. To write a new migration:
 
     alembic -c migrations/alembic.ini revision -m "what it does"
 """
@@ -20,7 +20,7 @@ if not isinstance(connection, Connection):
 context.configure(
     connection=connection,
     target_metadata=METADATA,
-    # SQLite cannot alter most of a table: Alembic makes a new one and moves the rows.
+    # SQLite supports few changes to a table. For the others Alembic makes a new table and moves the rows.
     render_as_batch=connection.dialect.name == "sqlite",
 )
 with context.begin_transaction():

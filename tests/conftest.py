@@ -1,4 +1,4 @@
-"""What tests of more than one floor need."""
+"""Fixtures and hooks that tests of more than one package need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxy.dialects import Call
 from proxy.dialects.chat.message import ChatMessage
 from tests.support.memory import memory_folder
 
-# The store is imported by the fixtures that need it: the pure floors' tests, which run apart, do not.
+# Fixtures import the store themselves, since the tests of the pure packages run without it.
 if TYPE_CHECKING:
     from proxy.store import Store
 
@@ -63,28 +63,28 @@ LONG = (
     "tests/store/test_settling.py",
     "tests/e2e/test_cache_marks.py",
 )
-"""The files that take longest. They begin first: where files run at once, none is left for the end."""
+"""The slowest files. They start first, so that no long file runs alone at the end of a parallel run."""
 
 
 def pytest_configure() -> None:
-    """Let tests write to memory, unless somebody says where they write."""
+    """Let tests write to memory, unless a folder is configured."""
     if (folder := memory_folder()) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # noqa: TID251 - read by pytest
 
 
 def pytest_collection_finish() -> None:
-    """Keep modules and collected tests, which live as long as the process, out of every search for garbage."""
+    """Exclude modules and collected tests from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)  # what a test leaves is little
+    gc.set_threshold(10_000)  # a test leaves little garbage
 
 
 @pytest.hookimpl(trylast=True)  # Hypothesis marks its tests first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the long files go first; within a file the order is the file's own.
+    """Run the slowest files first; keep the order within a file.
 
-    Generated examples do not count as coverage: being traced would double their time, and what reaches a branch
-    by chance does not test it.
+    Generated examples do not count for coverage: tracing would double their time, and an example that reaches a
+    branch by chance does not test it.
     """
     place = {ROOT / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
@@ -95,14 +95,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return in how many processes tests run: one more than processors, since many tests wait for others."""
+    """Return the number of test processes: one more than processors, since many tests wait for other processes."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(processors + 1, 8)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Generator[None]:
-    """Let HTTP clients, those in SDKs too, share what they trust: each would read all certificates anew (20 ms)."""
+    """Let all HTTP clients share the CA certificates, those of SDKs too: reading them takes each client 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
         patch.setattr("httpx2._transports.default.create_ssl_context", cache(httpx2.create_ssl_context))
@@ -134,7 +134,7 @@ def empty_postgres(postgres_server: str) -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: str) -> Generator[str]:
-    """Name of a database with all tables. Nobody connects to it, so that `postgres.database` can copy it."""
+    """Name of a database with all tables. No test connects to it, so that `postgres.database` can copy it."""
     from sqlalchemy import make_url  # noqa: PLC0415 - see above
 
     from proxy.store import upgrade  # noqa: PLC0415 - see above
@@ -163,7 +163,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return empty_store(tmp_path / "palimpsest.db")
     url: str = request.getfixturevalue("_migrated_postgres")
-    # TRUNCATE makes the files of every table and index anew, which takes ten times as long as these few rows do.
+    # DELETE, since TRUNCATE recreates the files of every table and index, which takes ten times as long.
     postgres.execute(url, "; ".join(str(table.delete()) for table in reversed(METADATA.sorted_tables)))
     return url
 
@@ -173,14 +173,14 @@ async def store(store_url: str) -> AsyncGenerator[Store]:
     """An open, empty store."""
     from proxy.store import Store  # noqa: PLC0415 - see above
 
-    opened = await Store.open(store_url, migrate=False)  # its tables are there
+    opened = await Store.open(store_url, migrate=False)  # its tables exist already
     yield opened
     await opened.close()
 
 
 @pytest.fixture
 def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The call of each comparison of a call with a result, in Chat Completions."""
+    """The tool call of each comparison between a call and a result, in Chat Completions."""
     found: list[Call] = []
     answers_call = ChatMessage.answers_call
 

@@ -1,6 +1,6 @@
-"""The benchmarks run: each program compiles, each subject answers, and each request is what it is said to be.
+"""The benchmarks run: each program compiles, each subject answers, and each request is as documented.
 
-Nothing here looks at a number that a clock has given.
+No test checks a measured time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def told(subject: Subject, path: str) -> Any:
 
 
 def kinds(subject: Subject, session: str) -> list[str]:
-    """Return how the requests of a session arrived, the oldest first."""
+    """Return the context kinds of a session's requests, the oldest first."""
     exchanges = told(subject, f"/sessions/{session}/exchanges?limit=1000")["data"]
     assert {one["status"] for one in exchanges} == {"complete"}
     return [one["kind"] for one in exchanges][::-1]
@@ -184,7 +184,7 @@ def test_memory_is_that_of_all_processes(programs: Programs, folder: Path, upstr
     assert line["workers"] == 2
     for when in ("idle", "loaded"):
         assert line[when]["rss_mb"] > 3 * 50  # three processes
-        assert line[when]["pss_mb"] < 0.7 * line[when]["rss_mb"]  # what they share counts once
+        assert line[when]["pss_mb"] < 0.7 * line[when]["rss_mb"]  # shared pages count once
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -203,7 +203,7 @@ def test_a_wrong_answer_ends_the_run(programs: Programs, folder: Path, palimpses
     template.write_bytes(asked.replace(b"/v1/chat/completions", b"/nothing"))
     with pytest.raises(RuntimeError, match="not a 200; status 404"):
         run(programs.load, palimpsest, Plan(templates=[template], requests=1))
-    # A stream was expected, and none came.
+    # A stream was expected, but the answer was not one.
     template.write_bytes(asked)
     with pytest.raises(RuntimeError, match=re.escape("did not end with [DONE]")):
         run(programs.load, palimpsest, Plan(templates=[template], requests=1, stream=True))
@@ -305,7 +305,7 @@ def test_what_wrong_prices_cost_is_what_a_backtest_tells() -> None:
         value, session = sums.worst(planned, name)
         assert value == pytest.approx(each.highest_ratio)
         assert session == each.most_expensive_session
-    # What is planned at other prices is billed otherwise.
+    # A plan made at other prices gets another bill.
     dear, cheap = next(iter(told)), list(told)[-1]
     assert sums.pooled(f"{wrong_prices.AUTO} at {dear}", cheap) != told[cheap].ratio
     lines = [*wrong_prices.matrix(sums), *wrong_prices.beside_fixed(sums, [10_000])]

@@ -1,4 +1,4 @@
-"""The documents say what the code does: settings, routes, headers, commands, links."""
+"""The documentation agrees with the code: settings, routes, headers, commands, links."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield heading and model of everything that the configuration file may hold."""
+    """Yield heading and model of every section of the configuration file."""
     for name, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield name, field.annotation
@@ -57,7 +57,7 @@ EVERY_EDIT_HAS = {"type", "when"}
 
 
 def section(heading: str) -> str:
-    """Return what the page says under a heading."""
+    """Return the text under a heading of the page."""
     wanted = f"\n## {heading}\n"
     assert CONFIGURATION.count(wanted) == 1
     return CONFIGURATION.partition(wanted)[2].partition("\n## ")[0]
@@ -159,7 +159,7 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

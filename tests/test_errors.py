@@ -36,7 +36,7 @@ def test_every_error_has_openais_shape(kind: type[PalimpsestError]) -> None:
     assert body == {"error": {"message": "It went wrong.", "type": kind.type, "param": None, "code": kind.default_code}}
     assert str(kind("It went wrong.")) == "It went wrong."
     assert 400 <= kind.status < 600
-    # Clients know a passing failure by this type: in a stream there is no status to know it by.
+    # Clients recognize a temporary failure by this type, since an error within a stream has no status.
     assert (kind.type == "server_error") is (kind.status >= 500)
 
 

@@ -16,7 +16,7 @@ from tests.conftest import LONG
 
 ROOT = Path(__file__).parents[1]
 
-# Put together from pieces, so that this file does not hold what it looks for.
+# Joined from pieces, so that this file does not contain the names that it searches for.
 _HOSTS = ("pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".com", "npmjs" + ".org", "debian" + ".org")
 _FOLDERS = ("work", "root", "farm")
 _PATHS = (rf"/(?:{'|'.join(_FOLDERS)})/[a-z.]", r"\.\./shared", r"\.\./\.library")
@@ -24,7 +24,7 @@ FORBIDDEN = re.compile("|".join([*map(re.escape, _HOSTS), *_PATHS]))
 
 
 def _files() -> list[Path]:
-    """Return every file that is tracked or could be; without git, whatever is not obviously made."""
+    """Return every file that is tracked or could be; without git, every file that is not obviously generated."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607 - git of the path
         cwd=ROOT,
@@ -37,7 +37,7 @@ def _files() -> list[Path]:
     return [path for path in ROOT.rglob("*") if path.is_file() and not made & set(path.parts)]
 
 
-# To parse every file takes seconds.
+# Regular expressions, since parsing every file takes seconds.
 _CLASS = re.compile(r"^ *class (\w+)[(:]", re.MULTILINE)
 _IMPORT = re.compile(r"^ *from ([\w.]+) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 USERS = ("proxy", "tests", "benchmarks", "migrations")
@@ -103,7 +103,7 @@ def test_the_docstring_of_a_room_names_all_that_is_in_it(room: Path) -> None:
 
 
 def test_what_the_face_of_a_room_imports_is_used_elsewhere() -> None:
-    """The linters leave these imports alone, since others are to use them."""
+    """Linters do not report these imports as unused, since they are there for other packages."""
     used: defaultdict[str, set[str]] = defaultdict(set)
     for path in (path for top in USERS for path in (ROOT / top).rglob("*.py")):
         for room, several, one in _IMPORT.findall(path.read_text("utf-8")):

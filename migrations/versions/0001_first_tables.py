@@ -1,6 +1,6 @@
 """The first tables, and the triggers that keep the log append-only.
 
-The tables are written out, not taken from the program, which will go on while this file stays.
+The tables are written out here and not taken from the program, because the program changes and this file does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _APPEND_ONLY: Final = ("bodies", "instructions", "nodes")
 
 
 def upgrade() -> None:
-    """Make everything."""
+    """Create the tables and the triggers."""
     op.create_table(
         "sessions",
         _name("session"),
@@ -155,7 +155,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop everything, the triggers with their tables."""
+    """Drop the tables, which drops their triggers too."""
     for table in ("secrets", "forms", "exchanges", "cuts", "nodes", "bodies", "instructions", "sessions"):
         op.drop_table(table)
     if op.get_bind().dialect.name == "postgresql":
@@ -163,7 +163,7 @@ def downgrade() -> None:
 
 
 def _refuse_updates() -> None:
-    """Deleting stays allowed: a session can be deleted for good."""
+    """Refuse updates only: rows can still be deleted, so that a session can be deleted permanently."""
     postgres = op.get_bind().dialect.name == "postgresql"
     if postgres:
         op.execute(

@@ -1,11 +1,11 @@
-"""What a conversation is found by where its beginning or its id is missing, and how it was last asked for.
+"""Columns that find a conversation without its beginning or its id, and the settings of its latest request.
 
-- `nodes.content`: a message by what it says, wherever it stands (a client that left out its oldest messages);
-- `nodes.recorded`: the tenant, where every assistant message up to the node came from upstream (a client
-  that names no session);
-- `sessions.model`, `sessions.tools`: how the conversation asks (a question beside it asks in another way);
-- `exchanges.idempotency`: a repetition that announces itself by its key;
-- the index on `exchanges.digest` gets the time too: without it the newest one was looked for among all.
+- `nodes.content`: identifies a message by its content, at any position (for clients that drop their oldest messages);
+- `nodes.recorded`: the tenant, if every assistant message up to the node came from upstream (for clients that
+  name no session);
+- `sessions.model`, `sessions.tools`: the model and tools of the conversation (a side request has others);
+- `exchanges.idempotency`: the idempotency key of a request, which announces a retry;
+- the index on `exchanges.digest` now includes the time. Without it the newest exchange was searched among all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from alembic import op
 
-# The one thing taken from the program: names of nodes are made of it, so it cannot change any more.
+# The only import from the program. Node ids are computed with these functions, so they can never change.
 from proxy.conversation import content_hash, content_key
 from proxy.dialects.chat.message import ChatMessage
 
@@ -28,7 +28,7 @@ _AT_ONCE: Final = 500
 
 
 def upgrade() -> None:
-    """Add the columns, fill those of the nodes, index them."""
+    """Add the columns, fill those of `nodes`, and index them."""
     op.add_column("sessions", sa.Column("model", sa.Text()))
     op.add_column("sessions", sa.Column("tools", _name()))
     op.add_column("exchanges", sa.Column("idempotency", _name()))
@@ -54,7 +54,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the columns."""
     op.drop_index("ix_nodes_recorded", "nodes")
     op.drop_index(op.f("ix_nodes_session_content"), "nodes")
     op.drop_index(op.f("ix_exchanges_session_digest_created_at_id"), "exchanges")
@@ -70,10 +70,10 @@ def downgrade() -> None:
 
 
 def _fill(connection: sa.Connection, session: str, tenant: str) -> None:
-    """Give the nodes of a session what new nodes are made with."""
+    """Fill the new columns for the nodes of a session."""
     rows = connection.execute(
         sa.text(
-            # What was imported says where it came from, but did not come here.
+            # An imported node keeps its original source, but it did not pass through this proxy: it has no exchange.
             "SELECT n.node, n.parent, n.source = 'upstream' AND n.exchange IS NOT NULL, b.text FROM nodes n "
             "JOIN bodies b ON b.session = n.session AND b.body = n.body "
             "WHERE n.session = :session ORDER BY n.depth"
@@ -115,5 +115,5 @@ def _refuse_updates() -> None:
 
 
 def _name() -> sa.types.TypeEngine[str]:
-    """Return the type of hexadecimal names, compared byte by byte."""
+    """Return the type of hexadecimal hashes and ids, compared byte by byte."""
     return sa.Text().with_variant(sa.Text(collation="C"), "postgresql")

@@ -1,6 +1,6 @@
-"""What the upstream counts for a session's tokens: kept with the session, so that every process judges alike.
+"""The scale between the upstream's token counts and ours is stored per session, so that all processes share it.
 
-- `sessions.scale`: how many tokens the upstream counts for one that is counted here, learnt from its usage.
+- `sessions.scale`: how many tokens the upstream counts for one token counted here, learnt from its usage.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column: nothing is learnt yet."""
+    """Add the column, empty: nothing has been learnt yet."""
     op.add_column("sessions", sa.Column("scale", sa.Float()))
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     op.drop_column("sessions", "scale")

@@ -1,11 +1,11 @@
-"""Summaries by a model, what clients were not shown of replies, and leases.
+"""Summaries by a model, hidden rounds of replies, and leases.
 
-- `summaries`: every summary by a model, and every attempt at one; append-only;
-- `hidden`: rounds of tools that the proxy answered itself, by the reply that they belong to; append-only;
-- `leases`: what only one worker at a time may do for a session;
-- `sessions.hidden`, `sessions.summaries`: how many there are, so that a session without any reads none. A
-  version before this one makes sessions without them meanwhile: they have a default;
-- `sessions.cost`, `sessions.calls`: what it has cost, and which tools its newest reply calls.
+- `summaries`: every summary by a model, and every failed attempt at one; append-only;
+- `hidden`: tool rounds that the proxy answered itself and clients did not see, by their reply; append-only;
+- `leases`: work that only one worker at a time may do for a session;
+- `sessions.hidden`, `sessions.summaries`: how many there are, so that a session without any reads none. They
+  have a default, because an older version that still runs inserts sessions without them;
+- `sessions.cost`, `sessions.calls`: the session's cost so far, and the tools that its newest reply calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _APPEND_ONLY: Final = ("hidden", "summaries")
 
 
 def upgrade() -> None:
-    """Make the tables and add the columns."""
+    """Create the tables and add the columns."""
     op.create_table(
         "hidden",
         _name("session"),
@@ -87,7 +87,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them, the triggers with their tables."""
+    """Drop the columns and the tables, which drops their triggers too."""
     for name in ("calls", "cost", "summaries", "hidden"):
         op.drop_column("sessions", name)
     for table in ("leases", "summaries", "hidden"):
@@ -95,7 +95,7 @@ def downgrade() -> None:
 
 
 def _refuse_updates() -> None:
-    """Deleting stays allowed: a session can be deleted for good."""
+    """Refuse updates only: rows can still be deleted, so that a session can be deleted permanently."""
     postgres = op.get_bind().dialect.name == "postgresql"
     for table in _APPEND_ONLY:
         if postgres:

@@ -1,6 +1,6 @@
 """The API that a session speaks.
 
-- `sessions.dialect`: its name; every session that was there speaks Chat Completions.
+- `sessions.dialect`: the name of the API. All existing sessions speak Chat Completions.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the column."""
     op.drop_column("sessions", "dialect")

@@ -1,12 +1,13 @@
-"""PostgreSQL writes many exchanges with one statement, and closes them without touching an index.
+"""PostgreSQL writes many exchanges with one statement, and settles them without touching an index.
 
-- `pending`: the exchanges that are not settled, in place of a partial index of `exchanges`. That index depended on
-  `status`, so that each settling entered its exchange anew into every index of the table;
-- room in the pages of `exchanges` (PostgreSQL), so that a settled one finds place where it was begun;
-- `palimpsest_begin` and `palimpsest_settle` (PostgreSQL): they write the exchanges of many callers, as far as what the
-  rows take for granted holds, and return which they wrote. `store/functions.py` makes the rows.
+- `pending`: the exchanges that are not settled. It replaces a partial index of `exchanges`, which depended on `status`:
+  each settlement therefore added new entries to every index of the table;
+- free space in the pages of `exchanges` (PostgreSQL), so that a settled row stays on the page where it was begun;
+- `palimpsest_begin` and `palimpsest_settle` (PostgreSQL): they write the exchanges of many callers and return those
+  that they wrote. They skip an exchange whose assumptions no longer hold. `store/functions.py` makes the rows.
 
-An exchange that a process of an older version begins while this one is in use is not found where it stays pending.
+If a process of an older version begins an exchange after this migration, it has no row in `pending`: should it never be
+settled, it is not found.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ depends_on = None
 
 _IS_PENDING: Final = sa.text("status = 'pending'")
 
-# A plan of a function is kept while the tables grow, and where they are empty any index looks as good as another. So
-# each row is looked up by its primary key alone: by LATERAL and LIMIT, in the order of the key where there are other
-# indexes, and without whatever reads more than that.
+# PostgreSQL keeps a function's query plan while the tables grow, and on empty tables every index looks equally good. So
+# each row is looked up by its primary key alone: with LATERAL and LIMIT, ordered by the key if the table has other
+# indexes, and with every kind of plan that reads more turned off.
 _BEGIN: Final = """
 CREATE FUNCTION palimpsest_begin(
     new_sessions text, new_instructions text, new_bodies text, new_forms text, new_exchanges text, keys text[]
@@ -221,7 +222,7 @@ END $$
 
 
 def upgrade() -> None:
-    """Note what is pending in a table of its own; make the functions."""
+    """Create and fill `pending`; create the functions."""
     op.create_table(
         "pending",
         _name("session"),
@@ -238,7 +239,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Have the index find them again."""
+    """Drop the functions and `pending`; create the index again."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
         op.execute("ALTER TABLE exchanges RESET (fillfactor)")
@@ -249,6 +250,6 @@ def downgrade() -> None:
 
 
 def _name(name: str) -> sa.Column[Any]:
-    """Return a column for hexadecimal names and ids, compared byte by byte."""
+    """Return a column for hexadecimal hashes and ids, compared byte by byte."""
     kind = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
     return sa.Column(name, kind, nullable=False)

@@ -1,10 +1,10 @@
 """Sums over exchanges, for statistics.
 
-- `rollups`: sums by hour, tenant, dialect, model, policy, kind, status and why the provider's cache missed;
+- `rollups`: sums by hour, tenant, dialect, model, policy, kind, status and reason of a cache miss at the provider;
 - `session_rollups`: the same by session;
-- `palimpsest_settle` (PostgreSQL) adds to both what it settles.
+- `palimpsest_settle` (PostgreSQL) adds the exchanges that it settles to both.
 
-What was settled before is added from the receipts. They hold what it cost, not what was saved.
+Exchanges settled before this migration are added from their receipts, which hold the cost but not the savings.
 """
 
 from __future__ import annotations
@@ -146,11 +146,11 @@ BEGIN
     END LOOP;
 END $$
 """
-"""As migration 7 made it, with room for what is counted."""
+"""The function of migration 7, with placeholders for the counting."""
 
 
 def _adding(table: str, keys: tuple[str, ...]) -> str:
-    """Return what adds the figures of `fit` to the rows of a table, in one order."""
+    """Return the SQL that adds the figures of `fit` to the rows of a table, in the order of the key."""
     own = {"tenant": "f.tenant", "status": "f.status", "session": "f.session"}
     values = [*(own.get(name, f"n.{name}") for name in keys), *(f"sum(n.{name})" for name in _SUMS)]
     places = ", ".join(map(str, range(1, len(keys) + 1)))
@@ -174,7 +174,7 @@ def _function(*, counts: bool) -> str:
 
 
 def upgrade() -> None:
-    """Make the tables, and the function anew; add up what is there."""
+    """Create the tables, replace the function, and add up the existing exchanges."""
     op.create_table(
         "rollups",
         sa.Column("hour", sa.BigInteger(), nullable=False),
@@ -198,12 +198,12 @@ def upgrade() -> None:
         op.execute(_backfill(table, keys))
     if op.get_bind().dialect.name == "postgresql":
         for table in ("rollups", "session_rollups"):
-            op.execute(f"ALTER TABLE {table} SET (fillfactor = 50)")  # a row that grows finds place where it was
+            op.execute(f"ALTER TABLE {table} SET (fillfactor = 50)")  # free space: a row that grows stays on its page
         op.get_bind().exec_driver_sql(_function(counts=True))
 
 
 def downgrade() -> None:
-    """Drop the tables; the function counts nothing."""
+    """Drop the tables, and make the function count nothing."""
     if op.get_bind().dialect.name == "postgresql":
         op.get_bind().exec_driver_sql(_function(counts=False))
     op.drop_table("session_rollups")
@@ -218,7 +218,7 @@ def _sums() -> list[sa.Column[Any]]:
 
 
 def _backfill(table: str, keys: tuple[str, ...]) -> str:
-    """Return what adds up the exchanges that are settled."""
+    """Return the SQL that adds up the settled exchanges."""
     is_postgres = op.get_bind().dialect.name == "postgresql"
 
     def receipt(*path: str) -> str:

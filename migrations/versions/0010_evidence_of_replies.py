@@ -1,8 +1,8 @@
-"""What replies are known by when a client that names no session sends them back.
+"""Evidence that recognizes a reply when a client that names no session sends it back.
 
-- `evidence`: numbers made of a reply's place, of its ids and of its text (`proxy.conversation.evidence`). Of what is
-  stored already, the places are entered: a conversation that goes on is found by them;
-- `palimpsest_settle` (PostgreSQL) writes them with the reply.
+- `evidence`: hashes of a reply's place, of its ids and of its text (`proxy.conversation.evidence`). Replies that are
+  already stored get only their places, which are enough to find a conversation that continues;
+- `palimpsest_settle` (PostgreSQL) writes the evidence with the reply.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PATCHES: Final = (
         ), done AS (""",
     ),
 )
-"""What changes in the function, whichever version of it is there: (what it says, what it is to say)."""
+"""Replacements in the text of the function, in whichever version it exists: (old, new)."""
 
 
 def upgrade() -> None:
-    """Make the table, and fill it from the replies that came through the proxy."""
+    """Create the table, and fill it from the replies that came through the proxy."""
     name = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
     evidence = op.create_table(
         "evidence",
@@ -63,7 +63,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget it."""
+    """Drop the table, and restore the function."""
     _change_function([(after, before) for before, after in _PATCHES])
     op.drop_table("evidence")
 

@@ -1,6 +1,6 @@
-"""What providers keep: the ids of responses and of their items, with the session that they came in.
+"""Ids that providers keep state under: those of responses and of their items, with the session that received them.
 
-- `provider_ids`: a number made of tenant, dialect and id, and the node of the reply.
+- `provider_ids`: a hash of tenant, dialect and id, with the node of the reply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     name = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
     op.create_table(
         "provider_ids",
@@ -29,5 +29,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget it."""
+    """Drop the table."""
     op.drop_table("provider_ids")

@@ -1,16 +1,16 @@
-"""The compact tables: names and long texts as bytes, packed by `proxy/store/packing.py`.
+"""The compact tables: hashes, ids and long texts as bytes. `proxy/store/packing.py` packs the texts.
 
-- hashes and ids as bytes in place of hexadecimal digits;
-- texts, receipts and cuts compressed with the shipped dictionaries; each value says how it is packed;
-- `cuts.base`: a cut is stored as what differs from the cut at that node, each sixteenth as a whole;
-- `forms.text`: a form is stored as what differs from the message that it stands for, no longer in `bodies`;
-- `pending` holds whole exchanges, which go to `exchanges` when they end: there no row changes;
-- `nodes.recorded` has no index: `evidence` tells sessions;
-- the index of `exchanges` by time ends with the time, that by digest has those whose repetition is told by it; the
-  functions of PostgreSQL take bytes.
+- hashes and ids are bytes instead of hexadecimal digits;
+- texts, receipts and cuts are compressed with the shipped dictionaries; each value says how it is packed;
+- `cuts.base`: a cut is stored as a difference from the cut at that node. Every sixteenth is stored whole;
+- `forms.text`: a form is stored as a difference from its message, no longer in `bodies`;
+- `pending` holds whole exchanges, which move to `exchanges` when they end. A row of `exchanges` never changes;
+- `nodes.recorded` has no index: sessions are found by `evidence`;
+- the index of `exchanges` by time ends with the time. The index by digest has only the exchanges whose retries are
+  recognized by their digest. The functions of PostgreSQL take bytes.
 
 The tables of the old layout stay beside the new ones, as `old_…`. `proxy/store/convert.py` moves the sessions, and the
-next migration drops what is left: so one that is killed goes on.
+next migration drops the old tables. So a conversion that was killed can continue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ONLY: Final = {
     "ix_nodes_recorded": sa.text("source = 'upstream' AND recorded IS NOT NULL"),
     "ix_exchanges_session_digest": sa.text("kind IN ('append', 'first') OR idempotency IS NOT NULL"),
 }
-"""Which rows an index has, where it has not all."""
+"""Conditions of the partial indexes."""
 
 _PACKED: Final = {
     "bodies": ["text"],
@@ -69,7 +69,7 @@ _PACKED: Final = {
     "summaries": ["text", "state", "usage"],
 }
 
-# What 0007 says of them holds here.
+# The comment in 0007 on these functions applies here too.
 _BEGIN: Final = """
 CREATE FUNCTION palimpsest_begin(
     new_sessions text, new_instructions text, new_bodies text, new_forms text, new_exchanges text, keys bytea[]
@@ -296,7 +296,7 @@ END $$
 
 
 def _adding(table: str, keys: tuple[str, ...]) -> str:
-    """Return what adds the figures of `fit` to the rows of a table, in one order."""
+    """Return the SQL that adds the figures of `fit` to the rows of a table, in the order of the key."""
     own = {"tenant": "f.tenant", "status": "f.status", "session": "f.session"}
     values = [*(own.get(name, f"n.{name}") for name in keys), *(f"sum(n.{name})" for name in _SUMS)]
     places = ", ".join(map(str, range(1, len(keys) + 1)))
@@ -311,7 +311,7 @@ def _adding(table: str, keys: tuple[str, ...]) -> str:
 
 
 def upgrade() -> None:
-    """Put the old tables aside, and make the new ones."""
+    """Rename the old tables, and create the new ones."""
     for name in _OLD_INDEXES:
         op.drop_index(name)
     for table in OLD_TABLES:
@@ -324,11 +324,11 @@ def upgrade() -> None:
 
 
 def tune_postgres() -> None:
-    """Tell PostgreSQL how rows of the new tables are kept, and make its functions."""
-    op.execute("ALTER TABLE session_rollups SET (fillfactor = 80)")  # a row that grows finds place where it was
+    """Set the storage parameters of the new tables, and create the functions of PostgreSQL."""
+    op.execute("ALTER TABLE session_rollups SET (fillfactor = 80)")  # free space: a row that grows stays on its page
     op.execute("ALTER TABLE rollups SET (fillfactor = 80)")
     for table, columns in _PACKED.items():
-        for column in columns:  # it would try in vain to compress them more
+        for column in columns:  # packed values do not compress further
             op.execute(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
     op.execute("DROP FUNCTION palimpsest_settle, palimpsest_begin")
     by_session = _adding("session_rollups", _SESSION_KEYS)
@@ -338,7 +338,7 @@ def tune_postgres() -> None:
 
 
 def downgrade() -> None:
-    """Move what was converted back."""
+    """Move converted sessions back to the old tables."""
     for name in _NEW_INDEXES:
         op.drop_index(name)
     copy_back(op.get_bind())
@@ -361,7 +361,7 @@ def _is_postgres() -> bool:
 
 
 def _rename(table: str, name: str) -> None:
-    """Give a table another name; what its triggers and its primary key are called goes with it."""
+    """Rename a table with its primary key; drop its append-only trigger."""
     if table in _APPEND_ONLY:
         op.execute(f"DROP TRIGGER {table}_append_only" + (f" ON {table}" if _is_postgres() else ""))
     op.rename_table(table, name)
@@ -370,7 +370,7 @@ def _rename(table: str, name: str) -> None:
 
 
 def make_indexes(names: list[str]) -> None:
-    """Make some of the indexes."""
+    """Create the named indexes."""
     _make_indexes({name: _NEW_INDEXES[name] for name in names})
 
 
@@ -395,7 +395,7 @@ def _refuse_updates() -> None:
 
 
 def _functions_before() -> tuple[str, str]:
-    """Return the functions that take text: of migrations 7 and 8, and what migration 10 changed in them."""
+    """Return the functions that take text: those of migrations 7 and 8, with the changes of migration 10."""
     seventh, eighth, tenth = (
         _migration(name)
         for name in ("0007_postgresql_writes_in_batches", "0008_statistics", "0010_evidence_of_replies")
@@ -526,7 +526,7 @@ def _make_tables() -> None:
 
 
 def make_pending() -> None:
-    """Make the table of exchanges under way."""
+    """Create the table of pending exchanges."""
     _table("pending", ["session", "id"], *of_an_exchange(), sqlite_with_rowid=False)
 
 

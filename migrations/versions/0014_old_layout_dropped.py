@@ -1,4 +1,4 @@
-"""The tables of the old layout are gone, once every session was moved out of them."""
+"""Drops the tables of the old layout, after every session was moved out of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Drop them."""
+    """Drop the old tables."""
     if left(op.get_bind()):
         raise RuntimeError("sessions of the old layout are left: run `palimpsest upgrade`")
     for table in OLD_TABLES:
@@ -21,5 +21,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Make them anew, without rows."""
+    """Create the old tables again, without rows."""
     make_old_tables(op.get_bind())

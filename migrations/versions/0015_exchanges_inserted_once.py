@@ -1,4 +1,7 @@
-"""Stores that had the compact tables before exchanges were inserted once get what migration 13 makes now."""
+"""Updates stores that ran an earlier version of migration 13 to the tables that it creates now.
+
+Since then an exchange is inserted once: into `pending`, and into `exchanges` when it ends.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Change what is not so yet."""
+    """Change the tables, unless migration 13 already created them in their new form."""
     connection = op.get_bind()
     if "kind" in {column["name"] for column in sa.inspect(connection).get_columns("pending")}:
         return
@@ -35,7 +38,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """There is nothing to take back: migration 13 makes these tables."""
+    """Do nothing: migration 13 creates these tables."""
 
 
 def _compact() -> Any:

@@ -1,4 +1,4 @@
-"""`key_costs`: what was spent with the named keys that have a budget in dollars, by day."""
+"""`key_costs`: dollars spent per day with each named key that has a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Create the table."""
     op.create_table(
         "key_costs",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -25,5 +25,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the table."""
     op.drop_table("key_costs")

@@ -1,11 +1,11 @@
-"""Indexes take less, which were a third of what PostgreSQL kept on disk.
+"""Smaller indexes: they were a third of PostgreSQL's disk use.
 
-- `sessions.period`: the ten minutes in which a session was last changed. The indexes have it in place of the time, so
-  that most changes of a session enter nothing into any index;
-- exchanges are found by time by their ids, which begin with it: the primary key does;
-- PostgreSQL finds nodes by what they say by a number;
-- `evidence` has no primary key in PostgreSQL, but two smaller indexes. `palimpsest_settle` looks what is there;
-- PostgreSQL keeps less statistics of names, and none of what is packed.
+- `sessions.period`: the ten-minute period in which a session was last changed. The indexes use it instead of the time,
+  so that most changes of a session add no index entry;
+- exchanges are found by time with the primary key, since their ids begin with the time;
+- PostgreSQL finds nodes by a 64-bit hash of their content;
+- `evidence` has two smaller indexes instead of a primary key in PostgreSQL. `palimpsest_settle` checks for duplicates;
+- PostgreSQL keeps fewer statistics of hashes and ids, and none of packed values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AFTER: Final = {
     "ix_sessions_tenant_period": ("sessions", ["tenant", "period"]),
     "ix_sessions_period": ("sessions", ["period"]),
 }
-_SESSION_PLACE: Final = "hashtextextended(encode(session, 'hex'), 0)"  # of bytes, only PostgreSQL 18 and later can
+_SESSION_PLACE: Final = "hashtextextended(encode(session, 'hex'), 0)"  # before PostgreSQL 18, bytes have no hash
 _CONTENT_PLACE: Final = f"hashtextextended(encode(content, 'hex'), {_SESSION_PLACE})"
 _PERIOD: Final = "ALTER TABLE sessions ADD COLUMN period BIGINT GENERATED ALWAYS AS (updated_at / 600000) "
 
@@ -73,9 +73,9 @@ _NAMES: Final = {
 
 
 def upgrade() -> None:
-    """Make the smaller ones."""
+    """Replace the indexes with the smaller ones."""
     for name in _BEFORE:
-        op.drop_index(name, if_exists=True)  # partitions have them by other names
+        op.drop_index(name, if_exists=True)  # on partitioned tables they have other names
     op.execute(_PERIOD + ("STORED" if _is_postgres() else "VIRTUAL"))
     for name, (table, columns) in _AFTER.items():
         op.create_index(name, table, columns)
@@ -89,14 +89,14 @@ def upgrade() -> None:
         op.create_index("ix_evidence_piece_session", "evidence", ["piece", sa.text(_SESSION_PLACE)])
         op.create_index("ix_evidence_session", "evidence", ["session"])
         _change_function(_ALL_EVIDENCE, _NEW_EVIDENCE)
-        op.execute("ALTER TABLE sessions SET (fillfactor = 50)")  # a row that changes finds place where it was
+        op.execute("ALTER TABLE sessions SET (fillfactor = 50)")  # free space: a changed row stays on its page
         if not _is_partitioned("bodies"):
-            op.execute("ALTER TABLE bodies SET (toast_tuple_target = 8160)")  # what fits on a page stays whole
+            op.execute("ALTER TABLE bodies SET (toast_tuple_target = 8160)")  # keep rows that fit on a page whole
         _keep_statistics(names=10, packed=0)
 
 
 def downgrade() -> None:
-    """Make the larger ones."""
+    """Restore the larger indexes."""
     for name in _AFTER:
         op.drop_index(name)
     op.execute("ALTER TABLE sessions DROP COLUMN period")
@@ -118,7 +118,7 @@ def downgrade() -> None:
 
 
 def _identify_evidence(by: str) -> None:
-    """Say what tells a row of evidence from others where it is replicated; each partition needs to hear it."""
+    """Set the replica identity of `evidence` and of each of its partitions."""
     parts = sa.text("SELECT relid::regclass::text FROM pg_partition_tree('evidence') WHERE level > 0")
     for table in ["evidence", *op.get_bind().execute(parts).scalars()]:
         op.execute(f"ALTER TABLE {table} REPLICA IDENTITY {by}")
@@ -141,7 +141,7 @@ def _is_partitioned(table: str) -> bool:
 
 
 def _keep_statistics(*, names: int, packed: int) -> None:
-    """Have PostgreSQL keep so many values of a column; -1: as many as it does of all."""
+    """Set the statistics target of the columns of hashes and ids, and of packed columns; -1 is the default."""
     for columns_of, most in ((_NAMES, names), (_PACKED, packed)):
         for table, columns in columns_of.items():
             kept = ", ".join(f"ALTER COLUMN {column} SET STATISTICS {most}" for column in columns)

@@ -1,6 +1,7 @@
-"""A reply's text is in the row of its node, and no more in a row of its own, which needed an index.
+"""A reply's text is stored in the row of its node. Its own row in `bodies` needed an index entry.
 
-What is stored stays where it is: a node without a text has it in `bodies`. PostgreSQL keeps what fits on a page whole.
+Existing texts stay where they are: the text of a node without one is in `bodies`. PostgreSQL keeps rows that fit on a
+page whole.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ON CONFLICT DO NOTHING
 
 
 def upgrade() -> None:
-    """Make room for the texts."""
+    """Add the column for the texts."""
     op.add_column("nodes", sa.Column("text", sa.LargeBinary()))
     if _is_postgres():
         op.execute("ALTER TABLE nodes ALTER COLUMN text SET STORAGE EXTERNAL")
@@ -40,7 +41,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Give the texts rows of their own."""
+    """Move the texts back to `bodies`."""
     op.execute(_BACK)
     op.drop_column("nodes", "text")
     if _is_postgres():
@@ -63,6 +64,6 @@ def _is_postgres() -> bool:
 
 
 def _is_plain(table: str) -> bool:
-    """Tell a table from one that is partitioned."""
+    """Tell whether a table is not partitioned."""
     asked = sa.text("SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(:name)")
     return bool(op.get_bind().execute(asked, {"name": table}).scalar_one())

@@ -1,7 +1,7 @@
-"""Other texts of stored messages are in the rows of the exchanges that brought them, not in a table of their own.
+"""Variant texts of stored messages are stored in the rows of the exchanges that brought them, not in their own table.
 
-Its primary key named session, node and text: nearly as much as all that a row had. `exchanges.forms` is an array in
-MessagePack of [node, name of the text, packed text].
+The primary key of that table was session, node and text: nearly as large as the rest of the row. `exchanges.forms` is a
+MessagePack array of [node, hash of the text, packed text].
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NEW: Final = [
 
 
 def upgrade() -> None:
-    """Move the texts, a session at a time."""
+    """Move the texts, one session at a time."""
     for table in _BOTH:
         op.add_column(table, sa.Column("forms", sa.LargeBinary()))
     connection = op.get_bind()

@@ -1,8 +1,8 @@
-"""Receipts, parameters and the index of exchanges under way take less.
+"""Receipts, parameters and the index of pending exchanges take less space.
 
-- receipts and parameters are packed with a dictionary of their own, and say the model but once. What is stored stays as
-  it is: each value says how it is packed. Older versions do not read the new ones, so going back packs those anew;
-- PostgreSQL reuses the room of exchanges that ended in the index of `pending`, which grew until a vacuum.
+- receipts and parameters are packed with their own dictionary, and contain the model only once. Stored values stay as
+  they are: each value says how it is packed. Older versions cannot read the new ones, so a downgrade repacks them;
+- in the index of `pending`, PostgreSQL reuses the space of exchanges that ended. Before, it grew until a vacuum.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SEEN: Final = """\
 
 
 def upgrade() -> None:
-    """Let beginnings look at the index. Nothing that is stored changes."""
+    """Make `palimpsest_begin` read the index, so that dead entries are reused. Stored rows do not change."""
     _change_function(_HELD, _HELD + _SEEN)
 
 
 def downgrade() -> None:
-    """Pack receipts and parameters as they were packed before, a session at a time."""
+    """Repack receipts and parameters in the old way, one session at a time."""
     _change_function(_HELD + _SEEN, _HELD)
     connection = op.get_bind()
     for table in _TABLES:

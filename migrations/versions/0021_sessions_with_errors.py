@@ -1,4 +1,4 @@
-"""Sessions with errors are found by an index, however few of many they are."""
+"""An index finds the sessions with errors, even if they are few among many."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FAILED: Final = sa.text("status IN ('failed', 'interrupted', 'partial') AND kin
 
 
 def upgrade() -> None:
-    """Make the index."""
+    """Create the index."""
     op.create_index(_INDEX, "session_rollups", ["session"], sqlite_where=_FAILED, postgresql_where=_FAILED)
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the index."""
     op.drop_index(_INDEX)

@@ -1,6 +1,6 @@
-"""Indexes that every supported PostgreSQL can have: 0017 once used a function that only version 18 has.
+"""Indexes that work on every supported PostgreSQL: 0017 once used a function that only version 18 has.
 
-Stores that were made since have them already. Nothing is to be undone.
+Newer stores already have these indexes. A downgrade changes nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _AFTER: Final = """
 
 
 def upgrade() -> None:
-    """Make them anew where they are of the other kind."""
+    """Recreate the indexes if they use the function of version 18."""
     if op.get_bind().dialect.name != "postgresql":
         return
     text: str = op.get_bind().execute(sa.text(_FUNCTION)).scalar_one()
     if _BEFORE not in text:
         return
-    op.drop_index("ix_nodes_content", if_exists=True)  # partitions may have it by another name
+    op.drop_index("ix_nodes_content", if_exists=True)  # on a partitioned table it may have another name
     op.create_index("ix_nodes_content", "nodes", [sa.text(_CONTENT_PLACE)])
     op.drop_index("ix_evidence_piece_session", if_exists=True)
     op.create_index("ix_evidence_piece_session", "evidence", ["piece", sa.text(_SESSION_PLACE)])
@@ -42,4 +42,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave them."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""What the tests of commands stand on: a configuration with a store of its own, and a way to run commands."""
+"""Fixtures for tests of commands: a configuration with its own store, and a function that runs commands."""
 
 from __future__ import annotations
 

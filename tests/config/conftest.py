@@ -1,4 +1,4 @@
-"""Every test runs in an empty folder, without variables of the product."""
+"""Every test runs in an empty folder, without environment variables of Palimpsest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy with sessions to look at, and a real browser to look with."""
+"""A proxy with sessions, and a real browser that opens its pages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TOOLS = [
 
 
 def agent_run(proxy: Proxy, session: str, turns: int, headers: dict[str, str] | None = None) -> None:
-    """Have an agent talk, resending its whole history, until the policy has trimmed it."""
+    """Run an agent that resends its whole history, until the policy has trimmed it."""
     said: list[dict[str, Any]] = [
         {"role": "system", "content": "You look after a warehouse. Answer in one sentence."},
         {"role": "user", "content": "Which shelves hold parcels for Basel? Look at each."},
@@ -80,7 +80,7 @@ def agent_run(proxy: Proxy, session: str, turns: int, headers: dict[str, str] | 
 
 
 def fill(proxy: Proxy) -> None:
-    """Have the conversations that the pages show."""
+    """Create the conversations that the pages show."""
     agent_run(proxy, "warehouse", 16)
     agent_run(proxy, "night shift", 5)
     for number in range(3):
@@ -93,7 +93,7 @@ def fill(proxy: Proxy) -> None:
 
 @pytest.fixture(scope="module")
 def filled(serve: Serve) -> Proxy:
-    """A proxy without authentication that has been used."""
+    """A proxy without authentication that holds conversations."""
     proxy = serve(models=MODELS, policies=POLICIES)
     fill(proxy)
     return proxy
@@ -101,7 +101,7 @@ def filled(serve: Serve) -> Proxy:
 
 @pytest.fixture(scope="module")
 def guarded(serve: Serve) -> Proxy:
-    """A proxy of two tenants, each with sessions, and an administrator."""
+    """A proxy with two tenants, who have sessions, and an administrator."""
     keys = [{"key": TEAM_A, "tenant": "team-a"}, {"key": TEAM_B, "tenant": "team-b"}]
     proxy = serve(models=MODELS, policies=POLICIES, auth={"mode": "keys", "keys": keys, "admin_key": ADMIN})
     for key, name in ((TEAM_A, "alpha"), (TEAM_B, "beta")):
@@ -112,13 +112,13 @@ def guarded(serve: Serve) -> Proxy:
 
 
 def _chromium() -> str | None:
-    """Return the path of the machine's Chromium."""
+    """Return the path of the installed Chromium, or None if there is none."""
     named = os.environ.get("CHROMIUM")  # noqa: TID251 - a setting of the tests, not of the program
     places = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
     return named or next(filter(None, places), None)
 
 
-@pytest.fixture(scope="module")  # while it is open an event loop runs in this thread, where others could not
+@pytest.fixture(scope="module")  # while it is open, an event loop runs in this thread, so that no other can
 def browser() -> Iterator[Browser]:
     path = _chromium()
     if path is None:
@@ -131,7 +131,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page of the browser, and everything that went wrong on it."""
+    """A page of the browser, and all errors on it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -141,13 +141,13 @@ class Watched:
         page.on("requestfailed", self._failed)
 
     def _failed(self, request: Request) -> None:
-        if request.failure != "net::ERR_ABORTED":  # a newer one took its place
+        if request.failure != "net::ERR_ABORTED":  # a newer request replaced it
             self.problems.append(f"{request.failure}: {request.url}")
 
 
 @contextmanager
 def watched(context: BrowserContext) -> Iterator[Watched]:
-    """Open a page; at the end nothing may have gone wrong on it, and no text may have run as a script."""
+    """Open a page. At the end, check that it had no errors and that no text ran as a script."""
     found = Watched(context.new_page())
     yield found
     assert found.page.evaluate("window.hacked") is None

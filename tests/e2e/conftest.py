@@ -1,4 +1,4 @@
-"""What all end-to-end tests stand on: one provider, and proxies before it."""
+"""Fixtures for all end-to-end tests: a stand-in provider, and proxies in front of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serve = Callable[..., Proxy]
 
 @pytest.fixture(scope="session", autouse=True)
 def _direct() -> Iterator[None]:
-    """Reach this machine directly, whatever proxy the environment names."""
+    """Connect to this machine directly, even if the environment names an HTTP proxy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, "127.0.0.1,localhost")
@@ -39,7 +39,7 @@ def upstream(provider: Upstream) -> Upstream:
 
 @pytest.fixture(scope="module")
 def serve(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Start a proxy with these sections of settings; it runs until the module's tests are done."""
+    """Return a function that starts a proxy with sections of settings; it runs until the end of the module's tests."""
     with ExitStack() as stack:
 
         def start(**sections: Any) -> Proxy:
@@ -51,5 +51,5 @@ def serve(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> str:
-    """A session id of the test's own."""
+    """A session id that is unique to the test."""
     return re.sub(r"\W+", "-", request.node.name, flags=re.ASCII)

@@ -1,6 +1,6 @@
-"""What other agents tell of their tool calls: the newest five of each stay whole, older ones are counted.
+"""Tool calls that other agents report: the newest five of each agent stay whole, older ones are only counted.
 
-The figures and forms are those of the system that examples/policies/agent-broadcasts.yaml reproduces.
+Figures and formats are those of the system that examples/policies/agent-broadcasts.yaml reproduces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def user(text: str) -> Message:
 
 
 def sent_for(proxy: Proxy, upstream: Upstream, session: str, messages: list[Message], **headers: str) -> list[Message]:
-    """Return what is sent of these messages."""
+    """Send the messages; return what reaches the upstream."""
     named = {f"x-{name.replace('_', '-')}": value for name, value in headers.items()}
     answer = proxy.chat(session, messages, headers=named)
     assert answer.status_code == 200, answer.text
@@ -123,7 +123,7 @@ def test_a_digest_counts_on_and_has_the_same_bytes_each_time(proxy: Proxy, upstr
         said += [told("Worker: Bob", f"More{number}"), {"role": "assistant", "content": "fine"}]
         whole = [*said, *ASKED]
         grown = sent_for(proxy, upstream, session, whole)
-        # A session that comes with all of it at once gets the same.
+        # A session that sends everything at once gets the same view.
         assert sent_for(proxy, upstream, f"{session}-{number}", whole) == grown
         assert f"共 {4 + number} 次" in grown[0]["content"]
         assert sum("[调用工具" in message["content"] for message in grown) == 5

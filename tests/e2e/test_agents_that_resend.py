@@ -1,4 +1,4 @@
-"""Several agents that each resend their own history into one session, and hear what the others said."""
+"""Several agents each resend their own history into one session, and are sent what the others said."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def proxy(serve: Serve) -> Proxy:
 
 
 class Agent:
-    """An agent with an ordinary SDK, which knows its own history alone."""
+    """An agent with an ordinary SDK. It knows only its own history."""
 
     def __init__(self, proxy: Proxy, session: str, name: str, policy: str = "default") -> None:
         self.proxy, self.session, self.name = proxy, session, name

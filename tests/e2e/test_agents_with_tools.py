@@ -1,4 +1,4 @@
-"""Agents that share one session by appending, and use tools: each sees all that was said, nothing is lost."""
+"""Agents with tools that share one session by appending: each sees all messages, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _result(call: str, text: str) -> dict[str, Any]:
 def _say(
     proxy: Proxy, upstream: Upstream, session: str, agent: str, message: dict[str, Any], reply: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Have an agent append a message; return what the upstream was sent."""
+    """Append a message as an agent; return the messages that the upstream received."""
     upstream.load(session, [reply])
     headers = {"x-agent-name": agent, "x-session-mode": "append"}
     answer = proxy.chat(session, [message], f"script:{session}", headers=headers, tools=[TOOL])
@@ -57,7 +57,7 @@ def test_what_another_agent_said_while_a_tool_ran_is_seen_with_its_result(
 ) -> None:
     first = _say(proxy, upstream, session, "A", _user("look it up"), _call("ca"))
     meanwhile = _say(proxy, upstream, session, "B", _user("and this"), _call("cb"))
-    # Nobody makes a result up, and each request begins with the one before it.
+    # No result is invented, and each request begins with the previous one.
     assert meanwhile == [*first, _user("and this")]
     one = _say(proxy, upstream, session, "A", _result("ca", "found"), _text("done a"))
     assert one == [*meanwhile, _call("ca"), _result("ca", "found")]

@@ -1,4 +1,4 @@
-"""Where a request belongs, seen from outside: each kind of arrival, and what the store then holds."""
+"""Placement of requests, seen from outside: each context kind, and what is stored afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def user(text: str) -> JsonObject:
 
 
 def converse(proxy: Proxy, session: str | None, turns: int, *, start: int = 1, **given: Any) -> list[JsonObject]:
-    """Resend the whole conversation at each of some turns; return it, the last reply included."""
+    """Run some turns, each of which resends the whole conversation; return it, including the last reply."""
     messages: list[JsonObject] = []
     for number in range(1, turns + 1):
         messages.append(user(f"question {number}"))
@@ -82,7 +82,7 @@ def test_a_regenerated_and_an_edited_turn_are_branches(proxy: Proxy, session: st
     assert kinds(proxy, session) == ["first", "resend", "rewind", "rewind"]
     assert texts(said) in branches(proxy, session)
     assert len(branches(proxy, session)) == 3
-    # The client goes on with what it had at first.
+    # The client continues its first version.
     reply(proxy, session, [*said, user("on")])
     assert kinds(proxy, session)[-1] == "rewind"
     assert texts(proxy.messages(session))[:4] == texts(said)
@@ -142,7 +142,7 @@ def test_a_title_asked_for_under_the_same_id_stands_aside(proxy: Proxy, session:
 
 
 def test_instructions_with_a_new_id_are_the_same_and_do_not_stand_aside(proxy: Proxy, session: str) -> None:
-    """As Codex sends them once it has compacted its history."""
+    """Codex sends instructions like this after it compacted its history."""
     said: list[JsonObject] = [{"id": "msg_env", **user("This is Linux.")}, {"id": "msg_one", **user("one")}]
     later = [{"role": "assistant", "content": "echo: one"}, user("two")]
     for number, also in enumerate(([], later, [user("So far.")])):
@@ -158,7 +158,7 @@ def test_instructions_with_a_new_id_are_the_same_and_do_not_stand_aside(proxy: P
 
 
 def test_a_call_whose_arguments_the_client_changes_is_the_same(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    """As Claude Code sends back its calls."""
+    """Claude Code sends its calls back like this."""
     function = {"name": "look", "arguments": '{"at": "here  "}'}
     ids = ["toolu_01A09q90qw90lq917835lq9", "toolu_01B17w03kd72ms660143pz5"]
     calls = [[{"id": name, "type": "function", "function": function}] for name in ids]
@@ -183,7 +183,7 @@ def test_a_call_whose_arguments_the_client_changes_is_the_same(proxy: Proxy, ups
 
 
 def test_text_beside_calls_that_the_client_leaves_out_is_kept(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    """As CrewAI and Semantic Kernel send back their calls."""
+    """CrewAI and Semantic Kernel send their calls back like this."""
     calls = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
         for name in ("call_7Qk2mZp9TnX4cVb8Rw3sLd6f", "call_9Bn3xKq7WdT5mHc2Zr8pJf4v")
@@ -208,7 +208,7 @@ def test_text_beside_calls_that_the_client_leaves_out_is_kept(proxy: Proxy, upst
 
 
 def test_a_reply_that_is_an_object_is_the_same_however_it_is_written(proxy: Proxy, upstream: Upstream) -> None:
-    """As DSPy sends back what it has parsed."""
+    """DSPy sends parsed replies back like this."""
     sessions: set[str] = set()
     asked: list[JsonObject] = [user("Where does it rise?")]
     for number in range(3):
@@ -283,7 +283,7 @@ def test_an_agent_that_says_its_name_appends_in_a_manner_of_its_own(proxy: Proxy
 
 
 def unnamed(proxy: Proxy, messages: list[JsonObject], **given: Any) -> tuple[str, JsonObject]:
-    """Ask without a session; return the one that it became, and the reply."""
+    """Send a request without a session; return the session that it got, and the reply."""
     answer = proxy.chat(None, messages, **given)
     assert answer.status_code == 200, answer.text
     return answer.headers["x-session-id"], answer.json()["choices"][0]["message"]
@@ -301,7 +301,7 @@ def test_a_conversation_without_an_id_is_one_session(proxy: Proxy) -> None:
     assert found == [session] * 4
     assert kinds(proxy, session) == ["first", "resend", "resend", "resend"]
     assert texts(proxy.messages(session)) == texts(said)
-    # An edit is found as well, since a reply that was recorded comes before it.
+    # An edit is found too, because a recorded reply comes before it.
     assert unnamed(proxy, [*said[:2], user("edited")])[0] == session
 
 
@@ -314,8 +314,8 @@ def test_conversations_that_begin_alike_stay_apart(proxy: Proxy) -> None:
     here, there = [*begin, answer, user("here")], [*begin, answer, user("there")]
     third, here_too = unnamed(proxy, here)
     fourth, _ = unnamed(proxy, there)
-    assert len({one, two, third, fourth}) == 4  # nobody knows which of the two went on
-    # From where they differ each is known.
+    assert len({one, two, third, fourth}) == 4  # it is unknown which of the two continued
+    # After the point where they differ, each is recognized.
     assert unnamed(proxy, [*here, here_too, user("on")])[0] == third
 
 
@@ -337,7 +337,7 @@ def test_tenants_do_not_find_each_others_conversations(serve: Serve) -> None:
     assert unnamed(proxy, said)[0] == mine
 
 
-# ------------------------------------------------------------------------------------- repetitions
+# ------------------------------------------------------------------------------------- retries
 
 
 def test_a_repeated_request_stores_nothing_twice(proxy: Proxy, session: str) -> None:
@@ -367,7 +367,7 @@ def test_an_append_that_announces_itself_as_a_retry_is_stored_once(
 def test_what_follows_an_empty_reply_does_not_repeat_the_question(
     proxy: Proxy, upstream: Upstream, session: str
 ) -> None:
-    """No client sends an empty reply back: the next request looks as one that appends."""
+    """No client sends an empty reply back, so the next request looks like an append."""
     reply(proxy, session, [user("first")], model="echo+say:")
     told = reply(proxy, session, [user("first"), user("go on")])
     assert texts(upstream.log[-1].json["messages"]) == ["first", "go on"]
@@ -391,7 +391,7 @@ def test_a_first_message_that_changes_every_turn_costs_no_copy_of_the_rest(proxy
 
 @pytest.mark.parametrize("style", ["count", "key", "silent"])
 def test_a_retry_after_one_that_failed_is_stored_once(proxy: Proxy, session: str, style: str) -> None:
-    """The first reply is lost on its way, the second try meets a fault, the third one is answered."""
+    """The first reply is lost, the second attempt fails, and the third is answered."""
 
     def headers(number: int) -> dict[str, str]:
         if style == "key":

@@ -1,4 +1,4 @@
-"""What reaches the provider, to the byte: the client's own text wherever nothing was trimmed or added."""
+"""What reaches the provider, byte for byte: the client's own text wherever nothing was trimmed or added."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_untrimmed_body_is_untouched(
     sent = upstream.last.body
     if added:
         end = sent.index(added)
-        # Added at the very end of the object, and nothing else.
+        # Only this was added, at the very end of the object.
         assert sent[end + len(added) :].strip() == b"}"
         sent = sent[:end] + sent[end + len(added) :]
         assert sent.split() == body.split()
@@ -63,7 +63,7 @@ def test_an_untrimmed_body_is_untouched(
 def test_what_was_stored_is_what_arrived(proxy: Proxy, session: str) -> None:
     post(proxy, ODD % b"", **{"x-session-id": session})
     text = proxy.client.get(f"/sessions/{session}/messages").content
-    # Spacing between fields may go, texts and the spelling of numbers and escapes may not.
+    # Whitespace between fields may change. Texts and the spelling of numbers and escapes may not.
     for part in (b"h\\u00e9llo \\ud83d\\ude00 \xf0\x9f\x98\x80 \\/ \\u0000", b"1.50E+2", b'{ \\"x\\" : 1.0 }'):
         assert part in text
 

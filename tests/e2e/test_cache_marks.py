@@ -1,4 +1,4 @@
-"""What is done for the provider's prompt cache: marks and keys, seen by the provider."""
+"""Cache marks and cache keys for the provider's prompt cache, as the provider receives them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def session() -> str:
 
 
 def turn(number: int) -> list[JsonObject]:
-    """Return what a client adds to a conversation: a question and what a tool said to it."""
+    """Return the messages of a turn: a question and its tool result."""
     function = {"name": "look", "arguments": orjson.dumps({"number": number}).decode()}
     return [
         {"role": "user", "content": f"question {number}"},
@@ -66,7 +66,7 @@ def converse(proxy: Proxy, session: str, turns: int, model: str = MARKED, **give
 
 
 def marks(body: JsonObject, name: str = "prompt_cache_breakpoint") -> list[int]:
-    """Return the places of the messages that are marked."""
+    """Return the positions of the marked messages."""
     return [at for at, message in enumerate(body["messages"]) if name.encode() in orjson.dumps(message)]
 
 
@@ -88,10 +88,10 @@ def test_a_mark_stands_at_the_end_of_what_will_not_change(proxy: Proxy, upstream
         if row["cut"] is None:
             assert found == []
             continue
-        # The last thing that a move ever changed is the last that is marked; behind it all is new.
+        # The last mark is on the last message that a trim changed; everything after it is new.
         last = max(line["position"] for line in row["plan"] if line["action"] == "replace")
-        assert found[-1] == 1 + last  # the instructions stand before
-        # A move marks where it goes, and where the cache still holds what was sent before it.
+        assert found[-1] == 1 + last  # after the instructions
+        # A trim marks its new position, and the end of the previous prefix that the cache still holds.
         assert len(found) == (2 if place in moves[1:] and found[0] != found[-1] else 1)
     assert any(len(marks(upstream.log[place].json)) == 2 for place in moves[1:])
 
@@ -102,7 +102,7 @@ def test_between_moves_the_marks_stand_still(proxy: Proxy, upstream: Upstream, s
     for place, (earlier, later) in enumerate(pairwise(bodies), start=1):
         if rows[place]["cut"] is None or rows[place]["cut"]["moved"]:
             continue
-        if rows[place - 1]["cut"]["moved"]:  # a move may mark the end of what was sent before it, too
+        if rows[place - 1]["cut"]["moved"]:  # a trim may also mark the end of the previous prefix
             assert list(map(unmarked, later[: len(earlier)])) == list(map(unmarked, earlier))
         else:
             assert later[: len(earlier)] == earlier
@@ -144,7 +144,7 @@ def test_the_messages_api_caches_up_to_the_newest_message_once_trimmed(
     if model == "say:ok":
         assert asked[-1]
         assert all(trims for marks, trims in zip(asked, trimmed, strict=True) if marks)
-    else:  # what refuses it is asked again, and not with it later on
+    else:  # a model that refuses the mark is asked again without it, and later requests have none
         assert [asked.count(True), len(asked)] == [1, 9]
         assert not any("original" in warning for row in rows for warning in row["warnings"])
 
@@ -170,7 +170,7 @@ RULES = "Look twice before you answer. " * 250
 def go_on(
     proxy: Proxy, session: str | None, turns: int, model: str = PLAIN, system: str = RULES, **given: Any
 ) -> list[JsonObject]:
-    """Resend a growing conversation by the Messages API that marks nothing; return what was said."""
+    """Resend a growing conversation without marks through the Messages API; return its messages."""
     said: list[JsonObject] = []
     for number in range(turns):
         said.append({"role": "user", "content": f"question {number}"})
@@ -191,14 +191,14 @@ def test_a_session_that_goes_on_by_the_messages_api_is_cached_untrimmed(
     proxy = serve(policies={"default": POLICY})
     said = go_on(proxy, session if named else None, 4, f"say:A reply that tells session {session} from others.")
     assert newest_marked(upstream) == [False, True, True, True]
-    for request in upstream.log:  # what the client said stays as it is
+    for request in upstream.log:  # the client's messages are unchanged
         assert set(request.json) - {"cache_control"} == {"model", "max_tokens", "system", "messages"}
         assert request.json["system"] == RULES
         assert request.json["messages"] == said[: len(request.json["messages"])]
     upstream.forget()
     proxy.ask(MESSAGES, session, [*said, {"role": "user", "content": "again"}], PLAIN, system=RULES)
     proxy.ask(MESSAGES, session, [*said, {"role": "user", "content": "edited"}], PLAIN, system=RULES)
-    assert newest_marked(upstream) == [named, False]  # an edited question is asked in a place of its own
+    assert newest_marked(upstream) == [named, False]  # an edited question is at a position of its own
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_would_not_be_found_again_is_not_cached(
         answer = proxy.ask(MESSAGES, session, said, PLAIN, system=system, **given)
         assert answer.status_code == 200, answer.text
         said += MESSAGES.reply(answer.content, stream=False)
-    # That the instructions change is seen at the second request.
+    # The second request shows that the instructions change.
     assert newest_marked(upstream) == [False] * 4
 
 
@@ -276,10 +276,10 @@ def test_a_mark_of_ours_that_is_refused_does_not_break_an_untrimmed_request(
 ) -> None:
     proxy = serve(policies={"default": POLICY})
     go_on(proxy, session, 3, f"{PLAIN}+{wants}")
-    assert newest_marked(upstream) == [False, True, False, False]  # refused once, and not tried again
+    assert newest_marked(upstream) == [False, True, False, False]  # refused once and not tried again
     upstream.forget()
     go_on(proxy, f"{session}-other", 3, f"{PLAIN}+{wants}")
-    # Where the refusal did not name the mark, something else of that session may have been refused.
+    # If the refusal did not name the mark, its reason may have been something else in that session.
     assert newest_marked(upstream) == ([False, True, False, False] if wants == "vague" else [False] * 3)
 
 
@@ -297,7 +297,7 @@ def test_a_marked_request_that_is_too_long_is_trimmed_at_once(serve: Serve, upst
         answer = proxy.ask(MESSAGES, session, said, f"{PLAIN}+ctx:3000")
         assert answer.status_code == 200, answer.text
         said += MESSAGES.reply(answer.content, stream=False)
-    assert newest_marked(upstream) == [False, True, True, False]  # the third was refused, and sent again trimmed
+    assert newest_marked(upstream) == [False, True, True, False]  # the third was refused and sent again, trimmed
 
 
 def test_marks_can_be_switched_off(serve: Serve, upstream: Upstream, session: str) -> None:

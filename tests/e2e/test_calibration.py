@@ -1,4 +1,4 @@
-"""Limits are in the upstream's tokens, once it has said how it counts: seen through the front door."""
+"""Limits are in the upstream's tokens, once the proxy has learnt its scale from usage: seen over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def session() -> str:
 
 @pytest.fixture
 def proxy(serve: Serve) -> Proxy:
-    """One that has learnt nothing yet."""
+    """A proxy that has learnt nothing yet."""
     return serve(policies={"default": POLICY})
 
 
@@ -35,7 +35,7 @@ def text(number: int, words: int = 300) -> str:
 
 
 def converse(proxy: Proxy, session: str, turns: int, model: str = MODEL) -> list[JsonObject]:
-    """Resend a conversation that grows by some 400 tokens a turn; return the receipts."""
+    """Resend a conversation that grows by about 400 tokens per turn; return the receipts."""
     said: list[JsonObject] = []
     for turn in range(turns):
         said.append({"role": "user", "content": text(turn)})
@@ -52,7 +52,7 @@ def test_it_is_learnt_from_the_first_answer_on(proxy: Proxy, session: str) -> No
     first, *later = converse(proxy, session, 4)
     assert first["calibration"] == 1.0
     ratio = first["usage"]["prompt_tokens"] / first["tokens_sent"]
-    # Answers of less than 500 tokens teach nothing.
+    # The usage of fewer than 500 tokens is not learnt from.
     taught = next(place for place, row in enumerate(later) if row["calibration"] != 1.0)
     assert taught <= 1
     for row in later[taught:]:
@@ -93,7 +93,7 @@ def test_what_is_shown_is_what_is_then_sent(proxy: Proxy, upstream: Upstream, se
     proxy.chat(session, "and now?", MODEL, headers={"x-session-mode": "append"})
     sent = proxy.exchanges(session)[-1]
     shown = proxy.get(f"/sessions/{session}/context")
-    # What was sent is the beginning of what would be sent now: the reply came since.
+    # The view now begins with what was sent; the reply was added since.
     assert shown["messages"][: len(upstream.last.json["messages"])] == upstream.last.json["messages"]
     assert shown["tokens_sent"] == pytest.approx(sent["usage"]["prompt_tokens"], rel=0.05)
     told = sum(line["tokens_before"] - line["tokens_after"] for line in shown["plan"])

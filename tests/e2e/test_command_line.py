@@ -71,7 +71,7 @@ def config(tmp_path: Path, upstream: Upstream) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Any:
-    """Run a command in this process, which is faster than a new one; return exit code, output and errors."""
+    """Run a command in this process, which is faster than starting one; return exit code, output and errors."""
 
     def command(*arguments: str | Path) -> tuple[int, str, str]:
         return run_command(monkeypatch, capfdbinary, *arguments)
@@ -81,7 +81,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
 
 @contextmanager
 def serving(config: Path) -> Iterator[tuple[Served, httpx.Client]]:
-    """Serve in a process of its own, which is dead afterwards, one way or another."""
+    """Serve in a child process, which is always ended afterwards."""
     with (
         Served(config, "--port", "0", new_interpreter=True).wait() as served,
         httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client,
@@ -158,7 +158,7 @@ def test_sessions_from_the_command_line(run: Any, config: Path, tmp_path: Path, 
         ask(client, "two", "hello")
         ask(client, "two", "again", "tool:weather")
         expected = client.get("/sessions/two/messages").json()["data"]
-        # The store is read beside the process that serves.
+        # Commands read the store while the server runs.
         code, out, _ = run("sessions", "list", "--config", config, "--json")
         assert code == 0
         assert {row["id"]: row["messages"] for row in json.loads(out)}["two"] == 4

@@ -1,9 +1,9 @@
-"""What Dockerfile and docker-compose.yml say, done without a container.
+"""Tests of Dockerfile and docker-compose.yml without a container engine.
 
-The wheel is made from the files that go into the image. Its program is then started by the image's entry
-point, with the image's and the compose file's environment and nothing else, in an empty folder, on a real
-PostgreSQL and before the stand-in provider. What only a container engine does (users, mounts, networks)
-is read, not run.
+The wheel is built from the files that go into the image. Its program is then started with the image's entry
+point and only the environment of the image and the compose file, in an empty folder, with a real
+PostgreSQL and the stand-in provider. What only a container engine does (users, mounts, networks)
+is checked in the text and not run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SECRETS = {
     "PALIMPSEST_UPSTREAM__API_KEY": PROVIDER,
     "POSTGRES_PASSWORD": "any characters: /@%'\"",
 }
-"""What .env must say."""
+"""The settings that .env must have."""
 SECONDS = 60
 """How long a process may take to start or to end."""
 
@@ -72,19 +72,19 @@ BUILD, IMAGE = instructions()
 
 
 def only(word: str) -> str:
-    """Return the arguments of an instruction that stands once in the last stage."""
+    """Return the arguments of an instruction that occurs exactly once in the last stage."""
     (found,) = [rest for name, rest in IMAGE if name == word]
     return found
 
 
 def pairs(word: str) -> dict[str, str]:
-    """Return what ENV or LABEL sets in the last stage."""
+    """Return the pairs that ENV or LABEL sets in the last stage."""
     written = [part for name, rest in IMAGE if name == word for part in shlex.split(rest)]
     return dict(part.split("=", 1) for part in written)
 
 
 def interpolated(text: str, variables: Mapping[str, str]) -> str:
-    """Put variables in as Compose does: `${NAME}`, `${NAME:-default}`, `${NAME:?why it must be set}`."""
+    """Substitute variables as Compose does: `${NAME}`, `${NAME:-default}`, `${NAME:?why it must be set}`."""
 
     def value(match: re.Match[str]) -> str:
         name, kind, rest = match.groups()
@@ -104,7 +104,7 @@ def environment(service: Mapping[str, Any], variables: Mapping[str, str]) -> dic
 
 
 def is_sent(path: Path) -> bool:
-    """Tell whether .dockerignore lets a file of the checkout get into the image's build."""
+    """Tell whether .dockerignore lets a file of the checkout into the build context."""
     sent = True
     parts = path.relative_to(ROOT).parts
     above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
@@ -121,7 +121,7 @@ def is_sent(path: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made as in the Dockerfile: of the files that it copies, by the build tool that is pinned."""
+    """The wheel, built as in the Dockerfile: from the files that it copies, with the pinned build tool."""
     context = tmp_path_factory.mktemp("context")
     for word, rest in BUILD:
         if word == "COPY":
@@ -178,7 +178,7 @@ def test_the_image_has_this_version() -> None:
 
 def test_the_program_gets_signals_and_runs_without_privileges() -> None:
     for word in ("ENTRYPOINT", "CMD"):
-        assert isinstance(json.loads(only(word)), list)  # another form would put a shell between
+        assert isinstance(json.loads(only(word)), list)  # the other form would start a shell
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", only("USER"))
     assert IMAGE.index(("USER", only("USER"))) > max(n for n, (word, _) in enumerate(IMAGE) if word == "RUN")
 
@@ -226,7 +226,7 @@ def test_the_env_example_names_every_secret_and_gives_none() -> None:
 def test_keys_of_both_providers_reach_the_proxy() -> None:
     for name in ("PALIMPSEST_UPSTREAM__API_KEY", "PALIMPSEST_UPSTREAM__ANTHROPIC_API_KEY"):
         assert environment(PROXY, SECRETS | {name: "sk-mine"})[name] == "sk-mine"
-    assert not environment(PROXY, SECRETS)["PALIMPSEST_UPSTREAM__ANTHROPIC_API_KEY"]  # as if it were not set
+    assert not environment(PROXY, SECRETS)["PALIMPSEST_UPSTREAM__ANTHROPIC_API_KEY"]  # empty is the same as not set
 
 
 def test_database_and_proxy_agree() -> None:
@@ -260,7 +260,7 @@ def test_ports_and_networks() -> None:
 
 
 def test_the_configuration_is_a_folder_that_may_be_empty() -> None:
-    """A mounted file would stay the old one when an editor replaces it, and must exist before the start."""
+    """A mounted file must exist before the start, and would stay the old one when an editor replaces it."""
     source, target, mode = PROXY["volumes"][0].split(":")
     assert (source, target, mode) == ("./config", only("WORKDIR"), "ro")
     assert not Path(source).suffix
@@ -269,7 +269,7 @@ def test_the_configuration_is_a_folder_that_may_be_empty() -> None:
 
 
 def test_what_waits_for_the_database_is_on_a_volume_with_a_name() -> None:
-    """One without a name is another one for each new container."""
+    """Each new container gets a new volume if the volume has no name."""
     (mounted,) = PROXY["volumes"][1:]
     name, target = mounted.split(":")
     assert name in COMPOSE["volumes"]
@@ -308,12 +308,12 @@ def running(
     folder.chmod(0o555)
     variables = SECRETS | {"PALIMPSEST_UPSTREAM__BASE_URL": provider.base_url}
     with postgres.database(postgres_server) as store, socket.socket() as holder:
-        # It never listens, so that the program can; as long as it is bound, nobody else is given the port.
+        # It reserves the port while it is bound. It never listens, so that the program can.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
         given = pairs("ENV") | environment(PROXY, variables)
-        # What is not as in the container: where the program and the database are, and the port.
+        # Different from the container: the paths of the program, the database, and the port.
         given |= {
             "PATH": str(Path(sys.executable).parent),
             "PYTHONPATH": str(installed),
@@ -372,18 +372,18 @@ def test_the_installed_program_runs(running: Running, installed: Path) -> None:
 
 
 def test_the_health_check(running: Running) -> None:
-    # A proxy for the way out is none for the way to itself.
+    # An HTTP proxy for outgoing requests must not be used for the health check.
     given = running.environment | {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}
     done = healthcheck(given, running.folder)
     assert (done.returncode, done.stderr) == (0, b"")
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))  # nobody listens
+        holder.bind(("127.0.0.1", 0))  # nothing listens
         elsewhere = given | {"PALIMPSEST_SERVER__PORT": str(holder.getsockname()[1])}
         assert healthcheck(elsewhere, running.folder).returncode == 1
 
 
 class Degraded(BaseHTTPRequestHandler):
-    """A proxy that serves whole histories while its store is away."""
+    """A proxy that serves whole histories while its store is unavailable."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/healthz" else 503)
@@ -444,7 +444,7 @@ def test_a_client_without_a_key_is_refused(running: Running, upstream: Upstream,
 
 
 def test_it_stops_cleanly_writes_nothing_and_logs_no_secret(running: Running, installed: Path) -> None:
-    """The last of these tests: it ends the program."""
+    """This test must be the last one: it ends the program."""
     assert running.process.poll() is None
     running.process.send_signal(signal.SIGTERM)
     log = running.log

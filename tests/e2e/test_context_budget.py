@@ -1,4 +1,4 @@
-"""A budget of 0.6 of the context window, 0.65 of the rest for recent messages: to the token.
+"""A budget of 0.6 of the context window, of which 0.65 is for recent messages: exact to the token.
 
 The figures are those of the system that examples/policies/context-budget.yaml reproduces.
 """
@@ -40,7 +40,7 @@ SMALL = {
         }
     ],
 }
-"""Limits so near to each other that not every further summary is worth it."""
+"""Limits so close to each other that not every further summary pays off."""
 
 Message = dict[str, Any]
 
@@ -53,14 +53,14 @@ def proxy(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def text_of(tokens: int, mark: str = "") -> str:
-    """Return a text that makes a message of so many tokens; `mark` is a word without digits."""
+    """Return a text that makes a message of this many tokens; `mark` is a word without digits."""
     words = round((tokens - 4) / 1.14)
     assert round(1.14 * words) == tokens - 4, f"no text has {tokens - 4} tokens"
     return " ".join([mark or "word"] + ["word"] * (words - 1))
 
 
 def talk(*tokens: int, first: str = "user") -> list[Message]:
-    """Return messages of these sizes, user and assistant taking turns; each begins with its own word."""
+    """Return messages of these sizes, alternating between user and assistant; each begins with its own word."""
     start = ROLES.index(first)
     return [{"role": ROLES[(start + at) % 2], "content": text_of(size, mark_of(at))} for at, size in enumerate(tokens)]
 
@@ -71,7 +71,7 @@ def mark_of(number: int) -> str:
 
 
 def ask(proxy: Proxy, session: str, messages: Sequence[Message], **given: Any) -> dict[str, Any]:
-    """Ask, and return the receipt."""
+    """Send a request, and return its receipt."""
     answer = proxy.chat(session, list(messages), "say:fine", **given)
     assert answer.status_code == 200, answer.text
     return proxy.exchanges(session)[-1]
@@ -198,7 +198,7 @@ TEN = talk(*[52] * 10)
 
 
 def shown(proxy: Proxy, upstream: Upstream, session: str, content: Any) -> Any:
-    """Return what is sent of a tool result, and see that it is stored as it came."""
+    """Return what is sent for a tool result, and check that the original is stored."""
     messages = [*TEN, *result(content)]
     ask(proxy, session, messages, tools=TOOLS)
     assert proxy.messages(session)[-2]["content"] == messages[-1]["content"]
@@ -290,7 +290,7 @@ def test_above_50000_tokens_what_is_old_is_summed_up(proxy: Proxy, upstream: Ups
     assert told["summary_tokens"] == receipt["tokens_sent"] - 2_004 - len(rest) * 2_004
     assert told["generation"] == 1
     assert f"{covered} messages" in summary["content"]
-    # No more is summed up than it takes.
+    # No more messages are summarized than necessary.
     assert receipt["tokens_sent"] + 2 * 2_004 > 30_000
 
 
@@ -361,7 +361,7 @@ def test_a_summary_outlives_a_restart_to_the_byte(provider: Upstream, tmp_path: 
         assert not receipt["cut"]["moved"]
         assert receipt["summary"]["generation"] == 1
         assert provider.last.messages[: len(before)] == before
-        # Whoever sends only what is new gets the same.
+        # A client that appends gets the same.
         receipt = ask(proxy, session, talk(504), headers=SUMMED | {"x-session-mode": "append"})
         assert provider.last.messages[: len(before)] == before
         assert receipt["summary"]["generation"] == 1

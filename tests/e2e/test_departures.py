@@ -1,4 +1,4 @@
-"""A client that leaves: the provider is freed, and what had come is kept."""
+"""A client that disconnects: the provider's request is cancelled, and what had arrived is stored."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def asked(proxy: Proxy, session: str, model: str, stream: bool) -> tuple[dict[st
 
 
 def status(proxy: Proxy, session: str) -> str | None:
-    """Return how the session's only exchange stands; None while it is on its way into the store."""
+    """Return the status of the session's only exchange, or None while it is not stored yet."""
     answer = proxy.client.get(f"/sessions/{session}/exchanges")
     return answer.json()["data"][0]["status"] if answer.status_code == 200 else None
 
 
 def leave_unanswered(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bool) -> None:
-    """Ask, and leave while the provider has not answered yet."""
+    """Send a request, and disconnect before the provider answers."""
     body, headers = asked(proxy, session, model, stream)
     client = httpx.Client(base_url=proxy.url, trust_env=False)
 
@@ -52,7 +52,7 @@ def leave_unanswered(proxy: Proxy, upstream: Upstream, session: str, model: str,
     thread = threading.Thread(target=ask)
     thread.start()
     until(lambda: upstream.open == 1, "the provider is asked")
-    # Shutting the socket is what a process does that ends.
+    # A process that ends shuts its sockets down like this.
     for connection in client._transport._pool.connections:  # type: ignore[attr-defined]  # httpx offers no other way
         connection._connection._network_stream.get_extra_info("socket").shutdown(2)
     thread.join()
@@ -60,7 +60,7 @@ def leave_unanswered(proxy: Proxy, upstream: Upstream, session: str, model: str,
 
 
 def leave_in_the_middle(proxy: Proxy, session: str, model: str) -> bytes:
-    """Ask, and leave once some words have come."""
+    """Send a request, and disconnect once some words have arrived."""
     body, headers = asked(proxy, session, model, stream=True)
     seen = b""
     with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:

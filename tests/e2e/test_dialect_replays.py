@@ -1,7 +1,7 @@
 """Recorded conversations in all three APIs, under every edit, with reasoning that is bound to its prefix.
 
-Upstream refuses nothing, drops no reasoning but at a trim, and between two trims each request begins with the one
-before. What is stored is what was said.
+The upstream refuses nothing and drops reasoning only at a trim. Between two trims each request begins with the
+previous one. What is stored is what was said.
 
     PALIMPSEST_TRAJECTORIES=FOLDER python -m pytest tests/e2e/test_dialect_replays.py
 
@@ -63,7 +63,7 @@ WAYS = [
     for place, tongue in enumerate(TONGUES)
     for number, policy in enumerate(EDITS)
     for mode in ("400", "drop")
-    if GIVEN or (mode == "drop") == bool((place + number) % 2)  # half of them will do for every day
+    if GIVEN or (mode == "drop") == bool((place + number) % 2)  # half of them are enough by default
 ]
 POLICIES = {name: {**SIZES, **policy} for name, policy in EDITS.items() if policy}
 
@@ -76,10 +76,10 @@ def proxy(serve: Serve) -> Proxy:
 
 
 def presentable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation as every API takes it.
+    """Return a conversation in a form that every API accepts.
 
-    No text is blank, no call has the id of another one, arguments are objects, instructions come first, a user
-    begins, and no reply follows another one.
+    No text is blank, call ids are unique, arguments are objects, instructions come first, the first message is the
+    user's, and no reply follows another one.
     """
     found: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -125,7 +125,7 @@ def lead_of(entries: list[dict[str, Any]]) -> int:
 
 
 def bare(value: Any) -> Any:
-    """Return JSON without marks for the cache, which move; a text that was made a part to bear one is a text again."""
+    """Return JSON without cache marks, which move. A text that became a part to carry a mark is a text again."""
     if isinstance(value, dict):
         return {name: bare(each) for name, each in value.items() if name != "cache_control"}
     if not isinstance(value, list):
@@ -139,7 +139,7 @@ REPLAYS = [
     pytest.param(path, *way, id=f"{path.stem[:40]}-{'-'.join(way)}")
     for place, path in enumerate(FILES)
     for number, way in enumerate(WAYS)
-    if GIVEN or (place + number) % 2 == 0  # likewise: each way with some recordings, each recording in half of the ways
+    if GIVEN or (place + number) % 2 == 0  # likewise: some recordings for each way, half of the ways for each
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_recording(
     recording = recording.streamable() if stream else recording
     said: list[dict[str, Any]] = list(recording.messages[: recording.lead])
     start = recording.lead
-    # In the older way a reply amid a tool loop must begin with thinking, be it stale or not.
+    # With older models, a reply in a tool loop must begin with thinking, even if it is stale.
     older = api == "messages" and mode == "400"
     fields: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if older else {}
     for turn in recording.replies:
@@ -182,7 +182,7 @@ def test_a_recording(
 def test_a_trim_that_is_refused_amid_a_tool_loop_waits_for_its_end(
     proxy: Proxy, upstream: Upstream, session: str, stream: bool
 ) -> None:
-    """A model of an older name that checks its thinking all the same: once it refused, no more is tried."""
+    """A model with an older name that still checks its thinking: after one refusal, no more is tried."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     model = f"claude-sonnet-4-5+script:{session}+reason+prefix:400+clear-any-time"
     said: list[dict[str, Any]] = []
@@ -213,7 +213,7 @@ THINKS: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
 
 
 def step_of(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a reply that calls a tool, and what comes back."""
+    """Return a reply that calls a tool, and its result."""
     call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     output = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "many words " * 120}
     return {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user", "content": [output]}
@@ -239,7 +239,7 @@ def test_a_request_that_is_refused_either_way_says_nothing_of_trims_amid_a_tool_
     refused = [row for row in rows if any("and the original too" in warning for warning in row["warnings"])]
     assert refused
     trims = [row for row in rows if row["status"] == "complete" and row["cut"] is not None and row["cut"]["moved"]]
-    assert trims  # amid the loop: the model was not taken for one that refuses this
+    assert trims  # within the loop: the model was not mistaken for one that refuses this
 
 
 def test_a_tool_loop_that_is_too_long_is_told_so_where_a_trim_of_it_is_refused(
@@ -265,12 +265,12 @@ def test_a_tool_loop_that_is_too_long_is_told_so_where_a_trim_of_it_is_refused(
 
 
 def told(entry: dict[str, Any]) -> bytes:
-    """Return what an entry says, without what is empty in it."""
+    """Return an entry without its empty fields."""
     return orjson.dumps({name: value for name, value in entry.items() if value}, option=orjson.OPT_SORT_KEYS)
 
 
 def check_views(tongue: Tongue, policy: str, bodies: list[Any], receipts: list[dict[str, Any]]) -> None:
-    """Between two trims each view begins with the one before."""
+    """Check that between two trims each view begins with the previous one."""
     before: list[Any] = []
     for number, (body, receipt) in enumerate(zip(bodies, receipts, strict=True)):
         view = bare(body[tongue.listed])

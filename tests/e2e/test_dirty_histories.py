@@ -1,8 +1,8 @@
-"""Histories that no client should send: relayed as they are, or repaired and said so; never a fault of ours.
+"""Histories that no client should send are relayed unchanged, or repaired with a warning. The proxy never fails.
 
-Two providers stand behind the proxy: a strict one, whose refusals must come through, and one that
-takes whatever it is sent, as some do. What the second one was sent is judged by the rules of the
-first, which are written apart from the package under test.
+There are two providers: a strict one, whose refusals must come through, and one that accepts everything,
+as some do. What the second one received is checked against the rules of the first, which are written
+independently of the package under test.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ BROKEN: dict[str, list[Message]] = {
     "calls that are text": with_call("find()"),
     "calls that are an object": with_call({"id": "a"}),
 }
-"""What breaks the rules about calls and results: a provider refuses it."""
+"""Messages that break the rules about calls and results: a provider refuses them."""
 
 LET_THROUGH = ("a call with an id that is null",)
-"""What the strict stand-in takes all the same: it compares ids and does not look at what they are."""
+"""Broken messages that the strict stand-in accepts: it compares ids without checking their type."""
 
 ODD: dict[str, list[Message]] = {
     "results out of order": [user(), calling("a", "b"), result("b"), result("a"), user()],
@@ -125,12 +125,12 @@ ODD: dict[str, list[Message]] = {
     "as deep as it may be": [user() | {"x": nested(MAX_LEVELS - 1)}, user()],
     "a field whose name is odd": [user() | {"": 1, "\x00": 2, "a.b": 3, "\U0001f600": 4}, user()],
 }
-"""What is odd and breaks no rule about calls and results."""
+"""Odd messages that break no rule about calls and results."""
 
 CASES = BROKEN | ODD | FILES
 
 FEWER = BROKEN | {"everything odd": [message for messages in ODD.values() for message in messages]} | FILES
-"""The same messages in fewer histories, where each costs more."""
+"""The same messages in fewer histories, for tests in which each history takes longer."""
 
 LONG: dict[str, list[Message]] = {
     "ten thousand tiny messages": [user("x") if place % 2 == 0 else said("y") for place in range(10_001)],
@@ -148,7 +148,7 @@ MARK = [
     *(user("look here"), calling("here"), result("here"), said("found")),
     *(user("look there"), calling("there"), result("there", "line\n" * 12_000), said("found")),
 ]
-"""Two clean rounds, one with an output so large that every policy of these tests has something to do."""
+"""Two clean rounds, one with an output so large that every policy of these tests trims it."""
 
 POLICIES: dict[str, Any] = {
     "drop": {"trigger": {"tokens": 15_000}, "target": {"tokens": 14_000}, "edits": [{"type": "drop_oldest"}]},
@@ -169,11 +169,11 @@ POLICIES: dict[str, Any] = {
 
 
 class Taking(Upstream):
-    """A provider that takes whatever it is sent."""
+    """A provider that accepts everything."""
 
     async def _serve(self, received: Received, out: Answering) -> None:
         body = received.json
-        body = body | {"messages": [user("asked")]}  # what it was asked is not its concern
+        body = body | {"messages": [user("asked")]}  # it ignores what it was asked
         await out.completion(body, options_of(body["model"]), self.scripts, JSON, EVENTS)
 
 
@@ -185,13 +185,13 @@ def taking(_direct: None) -> Iterator[Taking]:
 
 @pytest.fixture(scope="module")
 def strictly(serve: Serve) -> Proxy:
-    """A proxy before the strict provider, which trims nothing."""
+    """A proxy in front of the strict provider. It trims nothing."""
     return serve()
 
 
 @pytest.fixture(scope="module")
 def proxy(taking: Taking, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    """A proxy before the provider that takes everything, which trims where a policy is named."""
+    """A proxy in front of the provider that accepts everything. It trims if a request names a policy."""
     none = {"untrimmed": {"match": {"models": ["*"]}, "edits": []}}
     sections = {"policies": none | POLICIES}
     with ExitStack() as stack:
@@ -204,12 +204,12 @@ _numbers = count()
 
 @pytest.fixture
 def session() -> str:
-    """A session id of the test's own: the names of these cases say too much."""
+    """A unique session id from a counter: the names of these cases are unsuitable."""
     return f"dirty-{next(_numbers)}"
 
 
 def broken(messages: list[Message]) -> bool:
-    """Tell whether a provider that knows nothing but the rules about calls and results refuses it."""
+    """Tell whether a provider refuses it that checks only the rules about calls and results."""
     try:
         if any(_says_nothing(message) for message in messages):
             return True
@@ -219,7 +219,7 @@ def broken(messages: list[Message]) -> bool:
     except Refused:
         return True
     except (KeyError, TypeError, AttributeError):
-        return True  # the stand-in cannot even read it
+        return True  # the stand-in cannot even parse it
     return False
 
 
@@ -236,7 +236,7 @@ def _calls(messages: list[Message]) -> Iterator[Message]:
 
 
 def body_of(messages: list[Message], **given: Any) -> bytes:
-    """Return a body whose writing is the client's own."""
+    """Return a body with unusual JSON formatting."""
     return json.dumps({"messages": messages, "model": "echo", **given}, indent=1).encode()
 
 
@@ -247,11 +247,11 @@ def send(proxy: Proxy, session: str, messages: list[Message], **headers: str) ->
 
 
 REPLY: Message = {"role": "assistant", "content": "echo: asked", "refusal": None, "annotations": []}
-"""What the provider that takes everything answers."""
+"""The answer of the provider that accepts everything."""
 
 
 def heard(messages: list[Message]) -> list[Message]:
-    """Return what of these is a message of the log: all but the instructions that lead."""
+    """Return the messages that are part of the history: all except leading instructions."""
     lead = next(
         (place for place, each in enumerate(messages) if each["role"] not in {"system", "developer"}), len(messages)
     )
@@ -259,7 +259,7 @@ def heard(messages: list[Message]) -> list[Message]:
 
 
 def readable(proxy: Proxy, session: str, messages: list[Message]) -> None:
-    """Read the session by every route, take it out and in again, and find the same."""
+    """Read the session through every route, export and import it, and check that it stays the same."""
     assert proxy.messages(session) == messages
     shown = proxy.get(f"/sessions/{session}")
     assert (shown["id"], shown["messages"]) == (session, len(messages))
@@ -282,13 +282,13 @@ def readable(proxy: Proxy, session: str, messages: list[Message]) -> None:
 
 
 def context(proxy: Proxy, session: str, policy: str) -> list[Message]:
-    """Return what would be sent of the session now."""
+    """Return the view that would be sent for the session now."""
     messages: list[Message] = proxy.get(f"/sessions/{session}/context", policy=policy)["messages"]
     return messages
 
 
 def as_it_was(received: Received, messages: list[Message]) -> bool:
-    """Tell whether these messages arrived byte for byte; without our own fields, where they had any."""
+    """Tell whether these messages arrived byte for byte, except for the proxy's own fields."""
     own = ("agent", "is_internal")
     if any(name in message for message in messages for name in own):
         told = [{name: value for name, value in each.items() if name not in own} for each in messages]
@@ -317,7 +317,7 @@ def test_a_refusal_is_the_providers_own(strictly: Proxy, upstream: Upstream, ses
         assert strictly.messages(session) == []
         (row,) = strictly.exchanges(session)
         assert (row["status"], row["upstream_status"]) == ("failed", told.status_code)
-    # The session goes on: with nothing of what was refused.
+    # The session continues, without the refused messages.
     assert send(strictly, session, [user("clean")]).status_code == 200
     assert strictly.messages(session)[-2:] == [user("clean"), strictly.messages(session)[-1]]
 
@@ -360,7 +360,7 @@ def test_what_is_trimmed_is_repaired(proxy: Proxy, taking: Taking, session: str,
         assert not broken(sent), sent
         assert len(sent) == int(answer.headers["x-context-messages-sent"])
         said_so.append(warned(answer))
-        if spared:  # what is trimmed is the clean part before it
+        if spared:  # only the clean part before it is trimmed
             assert warned(answer) == broken(log)
         log += [REPLY, user(f"more {number}")]
     assert repairs(proxy, session) == said_so
@@ -533,7 +533,7 @@ def test_a_session_id_that_is_only_odd(strictly: Proxy, value: str, name: str) -
     assert answer.status_code == 200, answer.text
     assert strictly.messages(name)[0] == user()
     assert name in [row["id"] for row in strictly.get("/sessions", limit=1000)["data"]]
-    # What the response says leads to the same session.
+    # The id in the response leads to the same session.
     again = strictly.client.get(f"/sessions/{quote(name, safe='')}")
     assert again.json()["id"] == name
     back = answer.headers["x-session-id"]

@@ -1,4 +1,4 @@
-"""The way to the provider: an authority of the operator's own, and a proxy that lets nothing else out."""
+"""Connections to the provider through an operator's own certificate authority and an HTTP proxy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Encrypted(Metered):
 
 
 class Tunnel(ThreadingTCPServer):
-    """A proxy that makes tunnels for those who name themselves, wherever they want to go: always to one port."""
+    """An HTTP proxy with authentication. It tunnels every request to the same port, whatever the target is."""
 
     daemon_threads = True
 
@@ -83,7 +83,7 @@ def tunnel(provider: Encrypted) -> Iterator[Tunnel]:
 
 
 def asked(folder: Path, provider: Encrypted, store_url: str, **upstream: Any) -> list[httpx.Response]:
-    """Ask once in each API through a proxy with these settings."""
+    """Send one request in each API through a proxy with these settings."""
     sections = {"upstream": {"anthropic_base_url": provider.base_url, **upstream}}
     said = [{"role": "user", "content": "hi"}]
     with Served(config_file(folder, provider, store_url, **sections)).wait() as served:

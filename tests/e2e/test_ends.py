@@ -1,4 +1,4 @@
-"""How the proxy ends: answers that run may end, the rest hear why, and a second signal does not wait."""
+"""Shutdown: running answers may finish, other requests get an error, and a second signal does not wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 
 def ask(url: str, session: str, model: str, *, stream: bool) -> Future[httpx.Response]:
-    """Ask in a thread."""
+    """Send a request in a thread."""
     asked: Future[httpx.Response] = Future()
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
 

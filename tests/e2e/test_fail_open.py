@@ -1,4 +1,4 @@
-"""An upstream that refuses a trimmed request gets the original, once."""
+"""If the upstream refuses a trimmed request, the original is sent once."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_another_policy_begins_anew(serve: Serve, session: str) -> None:
 def test_reasoning_that_was_made_behind_the_view_of_another_policy_is_left_out(
     serve: Serve, upstream: Upstream, session: str, appends: bool, tongue: Tongue
 ) -> None:
-    """As after a policy got another name: a provider that checks what stands before reasoning would refuse it."""
+    """This happens after a policy is renamed. A provider that checks the prefix of reasoning would refuse it."""
     tight = {"trigger": {"messages": 6}, "edits": [{"type": "keep_rounds", "last": 1}]}
     proxy = serve(policies={"tight": tight, "rest": {}}, upstream={"reasoning": "keep"})
     said: list[JsonObject] = []

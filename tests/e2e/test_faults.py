@@ -1,4 +1,4 @@
-"""A provider that fails: its own words reach the client, and nothing is lost or made twice."""
+"""A provider that fails: its own error reaches the client, and nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def proxy(serve: Serve) -> Proxy:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port on which nobody listens: it is held, and takes no connection."""
+    """A port without a listener. It is reserved, and refuses connections."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
@@ -58,7 +58,7 @@ def test_a_first_request_without_an_id_that_is_asked_until_it_is_answered_is_one
 
     sessions = [ask(model) for model in ("fault:500", "fault:429", "fault:drop-before", "echo", "echo", "fault:500")]
     assert len({*sessions[:4]}) == 1
-    assert len({*sessions}) == 3  # what is asked again after its answer begins anew
+    assert len({*sessions}) == 3  # a request that is repeated after its answer starts a new session
     assert [message["role"] for message in proxy.messages(sessions[0])] == ["user", "assistant"]
     assert [row["status"] for row in proxy.exchanges(sessions[0])] == ["failed", "failed", "failed", "complete"]
 
@@ -135,7 +135,7 @@ def test_a_provider_that_says_nothing(proxy: Proxy, upstream: Upstream, session:
 def test_a_provider_that_hangs_up(proxy: Proxy, upstream: Upstream, session: str, stream: bool) -> None:
     answer = proxy.chat(session, "a", "fault:drop-before", stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
-    # It may have been heard: asking again is for the client to decide.
+    # The provider may have processed it, so only the client may retry.
     assert len(upstream.log) == 1
     assert proxy.exchanges(session)[0]["status"] == "failed"
 

@@ -1,4 +1,4 @@
-"""A task that is finished stays finished: its history, sent again, is answered from the store."""
+"""A finished task stays finished: if its history is sent again, the answer comes from the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proxy(serve: Serve) -> Proxy:
 
 
 def finish(proxy: Proxy, session: str, tool: str = "finish_task", **given: Any) -> dict[str, Any]:
-    """Ask for something that ends with a call of the tool; return the reply."""
+    """Send a request that is answered with a call of the tool; return the reply."""
     answer = proxy.chat(session, [ASK], f"tool:{tool}", **given)
     reply: dict[str, Any] = answer.json()["choices"][0]["message"]
     assert reply["tool_calls"][0]["function"]["name"] == tool

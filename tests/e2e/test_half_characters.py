@@ -1,4 +1,4 @@
-"""Half of an emoji, escaped in JSON that a tool prints or is given: no request fails of it, now or later."""
+"""Half of an emoji (a lone surrogate), escaped in the JSON of tool output or arguments, fails no request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def proxy(serve: Serve) -> Proxy:
 
 
 def talk(rounds: int) -> list[dict[str, Any]]:
-    """Return rounds in each of which every text and the arguments hold half an emoji."""
+    """Return rounds in which every text and the arguments contain half an emoji."""
     messages: list[dict[str, Any]] = []
     for at in range(rounds):
         arguments = f'{{"n":1.10,"path":"{HALF}","text":"{"x y z " * 60}"}}'
@@ -48,7 +48,7 @@ def talk(rounds: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_half_an_emoji(proxy: Proxy, upstream: Upstream, session: str, policy: str, stream: bool) -> None:
-    for rounds in (6, 9):  # the second one goes on from what the first one stored
+    for rounds in (6, 9):  # the second one continues the stored history of the first
         messages = talk(rounds)
         answer = proxy.chat(session, messages, "say:fine", stream=stream, headers={"x-context-policy": policy})
         assert answer.status_code == 200, answer.text

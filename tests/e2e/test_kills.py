@@ -1,4 +1,4 @@
-"""`kill -9` at any moment: what a client saw the end of is stored, once, and the talk goes on."""
+"""`kill -9` at any moment: each reply whose end a client saw is stored exactly once, and sessions continue."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EXCHANGES = 200 if LONG_RUN else 60
 KILLS = 7 if LONG_RUN else 3
 TALKERS = 4
 SLOW = "+delay:2+chunkdelay:1"
-"""So that there are moments in which an exchange is under way."""
+"""Delays, so that a kill can hit a running exchange."""
 CUT_OFF = "cut-off"
-"""The session whose only exchanges are those that each kill meets in the middle of a stream."""
+"""A session whose exchanges are each killed in the middle of a stream."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def config(tmp_path: Path, upstream: Upstream, store_url: str) -> Path:
 
 
 class Talk:
-    """Some talkers, each in a session of its own, and how much they have said."""
+    """Some talkers, each in its own session, and the number of their replies so far."""
 
     def __init__(self, http: aiohttp.ClientSession, goal: int, talkers: int = TALKERS) -> None:
         self.talkers = [
@@ -55,22 +55,22 @@ class Talk:
         return self.seen >= self._goal
 
     def at(self, base: str) -> None:
-        """Go on, at this address."""
+        """Continue at this address."""
         for talker in self.talkers:
             talker.base = base
         self._serves.set()
 
     def hold(self) -> None:
-        """Say nothing new until there is an address again."""
+        """Pause until there is an address again."""
         self._serves.clear()
 
     async def reaches(self, seen: int) -> None:
-        """Wait until so many replies were seen."""
+        """Wait until this many replies were seen."""
         async with self._moved:
             await self._moved.wait_for(lambda: self.seen >= min(seen, self._goal))
 
     async def run(self, talker: Talker) -> None:
-        """Talk until it is enough: text and calls, JSON or streamed, each turn until it is answered."""
+        """Send turns until there are enough: text and calls, JSON or streamed. Each is retried until it is answered."""
         turn = 0
         while not self.done:
             turn += 1
@@ -92,7 +92,7 @@ class Talk:
             except CutOffError:
                 retried = True
                 self.cuts += 1
-                await asyncio.sleep(0)  # the one who killed holds the others next
+                await asyncio.sleep(0)  # let the task that kills pause the others next
                 continue
             self.seen += 1
             async with self._moved:
@@ -100,7 +100,7 @@ class Talk:
             return
 
     async def check(self, http: aiohttp.ClientSession, base: str) -> None:
-        """Hold what was seen against what is shown."""
+        """Check that the API shows each reply that was seen."""
         async with http.get(f"{base}/sessions?limit=1000") as answer:
             known = {row["id"] for row in (await answer.json())["data"]}
         for talker in self.talkers:
@@ -114,7 +114,7 @@ class Talk:
 
 
 def _under_way(http: aiohttp.ClientSession, base: str) -> AbstractAsyncContextManager[Any]:
-    """Return a stream in the middle of which the stand-in waits: where the others stand is a matter of luck."""
+    """Return a stream in whose middle the stand-in waits. The state of the other requests is random."""
     body = {"model": "long:9+gate", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     return http.post(f"{base}/v1/chat/completions", json=body, headers={"x-session-id": CUT_OFF})
 

@@ -1,4 +1,4 @@
-"""Limits per user: a policy for each tenant, which extends a base one and says what differs."""
+"""Limits per user: each tenant has a policy that extends a base policy with its differences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(proxy: Proxy, user: str, session: str, messages: list[dict[str, Any]]) -
 
 
 def talk(length: int) -> list[dict[str, Any]]:
-    """Return so many messages, the last of them the user's, each of some thirty tokens."""
+    """Return this many messages of about thirty tokens each; the last one is the user's."""
     roles = ("user", "assistant") if length % 2 else ("assistant", "user")
     return [{"role": roles[turn % 2], "content": f"{turn} " + "some words " * 12} for turn in range(length)]
 

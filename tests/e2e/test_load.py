@@ -1,4 +1,4 @@
-"""Several workers on one store, many clients: each acknowledged reply is stored once, and none sees an error."""
+"""Several workers on one store, many clients: each acknowledged reply is stored once, and no client gets an error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Crew:
     store: str
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Ask the database itself."""
+        """Query the database directly."""
         if self.store.startswith("postgresql"):
             with psycopg.connect(self.store) as connection:
                 return connection.execute(query.encode()).fetchall()
@@ -61,7 +61,7 @@ class Crew:
 def crew(
     request: pytest.FixtureRequest, provider: Upstream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Crew]:
-    """Workers that started on an empty store; they end in order."""
+    """Workers that were started on an empty store, and are shut down cleanly."""
     folder = tmp_path_factory.mktemp("crew")
     if request.param == "sqlite":
         yield from _serving(folder, provider, empty_store(folder / "palimpsest.db"))
@@ -89,7 +89,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def pair(crew: Crew) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
-    """Two clients, each with a connection to another worker."""
+    """Two clients, connected to different workers."""
     found: dict[str, aiohttp.ClientSession] = {}
     try:
         for _ in range(200):
@@ -124,7 +124,7 @@ async def test_two_workers_append_to_one_session_at_the_same_moment(
         assert found.lacks(reply for talker in talkers for reply in talker.seen) == {}
         async with pair[0].get(f"{crew.base}/sessions/{session}/messages") as answer:
             messages = (await answer.json())["data"]
-        # None is lost from the branch of the head, and each has its answer after it.
+        # No message is missing on the head's branch, and each is followed by its answer.
         assert sorted(message["content"] for message in messages[::2]) == sorted(
             f"{session} {turn} {who}" for turn in range(2) for who in range(2)
         )
@@ -150,7 +150,7 @@ async def test_the_same_request_at_two_workers_at_once_stores_nothing_twice(
 
 async def test_many_clients_of_few_sessions(crew: Crew, http: aiohttp.ClientSession) -> None:
     appenders = [Talker(http=http, base=crew.base, session=f"load-{n % 6}", appends=True) for n in range(APPENDERS)]
-    # Most resend into sessions that other resenders use too, some into those of the appenders.
+    # Most share sessions with other clients that resend; some use sessions of clients that append.
     resenders = [
         Talker(http=http, base=crew.base, session=f"load-{n % 6 + 4}", appends=False) for n in range(RESENDERS)
     ]

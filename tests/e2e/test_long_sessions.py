@@ -1,6 +1,6 @@
-"""A long session under the policy that nobody configured: the provider's cache goes on serving it.
+"""A long session under the built-in policy: the provider's cache keeps serving it.
 
-The session is put together from recorded ones, whose replies the provider gives word for word.
+The session is assembled from recorded ones. The provider gives the recorded replies.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PARTS = (
     "bfcl-multi_turn_base_0",
 )
 SHARE = 0.9
-"""Of what the provider's cache serves without trimming, so much at least it serves with it."""
+"""The least share of cached tokens with trimming, relative to the share without trimming."""
 DEARER = 1.04
-"""What a session may cost at most beside what it costs untrimmed."""
+"""The most that a session may cost, relative to its cost without trimming."""
 CACHED = 0.1
-"""Price of a token that is read from the cache, beside one that is not."""
+"""Price of a cached token, relative to an uncached one."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def recording() -> Recording:
 
 
 def _ended(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages without a last question, and without calls at the end that wait for their results."""
+    """Return messages without a question at the end, and without calls at the end that have no results."""
     last = messages[-1]
     return messages[:-1] if last["role"] == "user" or last.get("tool_calls") else messages
 
@@ -61,7 +61,7 @@ def proxy(serve: Serve) -> Proxy:
 def replay(
     proxy: Proxy, upstream: Upstream, session: str, recording: Recording, policy: str | None = None
 ) -> list[Any]:
-    """Ask for every reply, as an agent would; return the bodies that came upstream."""
+    """Request every reply, as an agent would; return the bodies that reached the upstream."""
     upstream.forget()
     turns = list(recording.turns(append=False))
     upstream.load(session, [turn.reply for turn in turns])
@@ -87,7 +87,7 @@ def test_the_cache_serves_it_nearly_as_well_as_if_nothing_were_trimmed(
     assert after[0] / after[1] >= SHARE * before[0] / before[1]
     assert _cost(*after) <= DEARER * _cost(*before)
     assert difference(proxy.messages("trimmed"), recording) is None
-    # The counts that the receipts tell agree with what came.
+    # The counts in the receipts agree with what arrived.
     for row in receipts:
         told = sum(line["tokens_before"] - line["tokens_after"] for line in row["plan"])
         spared = row["tokens_before"] - row["tokens_sent"]

@@ -1,4 +1,4 @@
-"""Message threads of the Messages API: the provider keeps a conversation, and each request names the reply before."""
+"""Message threads of the Messages API: the provider keeps the conversation; a request names the previous reply."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_goes_on_with_a_thread_goes_out_as_it_is_and_is_stored_behind_it(
     assert second.headers["x-session-id"] == name
     call, said = [{"role": "assistant", "content": [block]} for block in (CALL, SAID)]
     assert proxy.messages(name) == [HI, call, FOUND, said]
-    # The SDK begins anew with the whole history where a thread is lost.
+    # If a thread is lost, the SDK starts a new one with the whole history.
     third = ask(proxy, HI, call, FOUND, said, HI, tools=[LOOK], thread={"type": "create"}, **asks)
     assert (third.headers["x-session-id"], third.headers["x-context-kind"]) == (name, "resend")
     assert len(proxy.messages(name)) == 6
@@ -108,10 +108,10 @@ def test_with_a_shared_key_a_thread_is_its_tenant_s_own(serves: Callable[..., Pr
     proxy = serves(upstream={"anthropic_api_key": "sk-shared"}, auth={"mode": "keys", "keys": KEYS})
     anne, bert = "key-of-anne-0123", "key-of-bert-0123"
     ask(proxy, HI, tools=[LOOK], key=anne, thread={"type": "create"})
-    ask(proxy, HI, tools=[LOOK], key=anne)  # in no thread: nothing goes on from it
+    ask(proxy, HI, tools=[LOOK], key=anne)  # not in a thread, so no request can continue it
     refused = [ask(proxy, FOUND, key=key, thread=goes_on(name)) for key, name in ((bert, "msg_1"), (anne, "msg_2"))]
     assert [answer.status_code for answer in refused] == [404, 404]
-    # SDKs look there for whether to begin a new thread.
+    # SDKs read this field to decide whether to start a new thread.
     assert {answer.json()["error"]["details"]["error_code"] for answer in refused} == {"thread_not_found"}
     assert ask(proxy, FOUND, key=anne, thread=goes_on("msg_1")).status_code == 200
     assert len(api.got) == 3

@@ -1,14 +1,14 @@
-"""A real model server behind the proxy: llama.cpp's, as it really streams, counts and refuses.
+"""A real model server behind the proxy, llama.cpp's: how it streams, counts and refuses.
 
 Not run by default: `make test-model` installs the server and runs this file. It is also a record of
 a real server's wire format:
 
-- A stream begins with a chunk of `{"role": "assistant", "content": null}`, goes on with a word or
-  more each, and ends with a chunk of an empty delta and the `finish_reason`, then `[DONE]`.
-- Usage comes only where it is asked for, in a chunk without choices, cached tokens included.
-- `timings` stand beside the choices of the last chunk, or in the usage chunk where there is one.
-- A context that is exceeded is a 400 whose `code` is a number and whose `type` is
-  `exceed_context_size_error`, with the numbers beside; it comes as JSON where a stream was asked for too.
+- A stream begins with a chunk of `{"role": "assistant", "content": null}`. Chunks with a word or more
+  each follow, then a chunk with an empty delta and the `finish_reason`, then `[DONE]`.
+- Usage is sent only if requested, in a chunk without choices. It includes cached tokens.
+- `timings` is beside the choices of the last chunk, or in the usage chunk if there is one.
+- An exceeded context is a 400 whose `code` is a number and whose `type` is `exceed_context_size_error`,
+  with the numbers in other fields. It is JSON even if a stream was requested.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.support.server import Proxy
 pytestmark = pytest.mark.model_server
 
 GREEDY = {"max_tokens": 8, "temperature": 0}
-"""So that the model always says the same, and not for long."""
+"""Settings that make answers short and deterministic."""
 CHANGING = ("id", "created", "timings")
-"""What is never the same in two answers."""
+"""Fields that differ between any two answers."""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,12 @@ def ask(proxy: Proxy, session: str, said: Any, **given: Any) -> httpx.Response:
 
 
 def steady(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer or a chunk without what is never the same."""
+    """Return an answer or a chunk without the fields in `CHANGING`."""
     return {name: value for name, value in answer.items() if name not in CHANGING}
 
 
 def events(raw: bytes) -> list[Any]:
-    """Return the events of a stream, parsed; `[DONE]` as it is."""
+    """Return the parsed events of a stream; `[DONE]` is kept as a string."""
     assert raw.endswith(b"\n\n")
     datas = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n")[:-1]]
     return [data.decode() if data == b"[DONE]" else orjson.loads(data) for data in datas]
@@ -106,7 +106,7 @@ def test_a_stream_whose_usage_the_client_did_not_ask_for(proxy: Proxy, base_url:
     assert answer.headers["content-type"] == "text/event-stream"
     assert seen[-1] == told[-1] == "[DONE]"
     assert [steady(chunk) for chunk in seen[:-1]] == [steady(chunk) for chunk in told[:-1]]
-    # The proxy asked for it, and kept it.
+    # The proxy requested usage, and did not relay it.
     assert b'"usage"' not in answer.content
     (row,) = proxy.exchanges(session)
     assert row["usage"]["completion_tokens"] == GREEDY["max_tokens"]
@@ -177,7 +177,7 @@ def test_each_request_finds_the_last_one_in_its_cache(proxy: Proxy, session: str
         ask(proxy, session, text)
     usages = [row["usage"] for row in proxy.exchanges(session)]
     for before, usage in pairwise(usages):
-        # The reply is read again as text, whose tokens may be others than those that were drawn.
+        # The reply is tokenized again from its text, and may get other tokens than those that were sampled.
         assert usage["prompt_tokens_details"]["cached_tokens"] >= before["prompt_tokens"]
 
 

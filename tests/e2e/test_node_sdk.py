@@ -1,4 +1,4 @@
-"""The official SDK of OpenAI for Node, streaming through the proxy."""
+"""OpenAI's official SDK for Node, streaming through the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask and set, at a proxy with several workers: views, search, retention, budgets, keys, masks."""
+"""What operators read and configure, with several workers: views, search, retention, budgets, keys, masks."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_budgets_are_shared_and_keys_are_read_again(tmp_path: Path, upstream: Up
 
 
 def check_the_policies_page_tells_budgets(base: str, key: str) -> None:
-    """See that it shows the settings as they are now, not as they were at the start, and what is used."""
+    """Check that the page shows the current settings, not those at the start, and the use of each budget."""
 
     def is_in_force() -> bool:
         shown = get(base, "/ui/policies.json", ADMIN)
@@ -196,7 +196,7 @@ def check_the_policies_page_tells_budgets(base: str, key: str) -> None:
 
 
 def _until_refused(base: str, key: str) -> int:
-    """Ask until a budget refuses; return how many were answered. Dollars are known a second late, whoever asks."""
+    """Send requests until a budget refuses; return how many were answered. Dollars are known a second late."""
     answered: list[int] = []
 
     def refused() -> bool:
@@ -350,7 +350,7 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
         sent = orjson.loads(upstream.last.body)["tools"]
         assert [tool["function"]["name"] for tool in sent] == ["kept", "called", "forced"]
         before, after = (int(answer.headers[f"x-context-tokens-{when}"]) for when in ("before", "sent"))
-        assert before > after  # what is left out counts among what was asked
+        assert before > after  # tools that are left out count in the tokens before
 
         def left(session: str, policy: str = "slim") -> list[str]:
             assert ask(served.url, session, history, policy=policy, tools=tools).status_code == 200
@@ -366,7 +366,7 @@ def test_shares_are_stable_and_tools_are_left_out(tmp_path: Path, upstream: Upst
             lambda: all(left(f"late-{next(sessions)}") == ["called", "forced"] for _ in range(12)),
             "every worker has read the configuration again",
         )
-        for _ in range(6):  # whatever worker is asked: what was decided for a session stays
+        for _ in range(6):  # on any worker: the decision for a session stays
             assert left("early") == ["kept", "called"]
         assert get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view")["tools"] == sent
 
@@ -412,12 +412,12 @@ def test_what_is_masked_is_nowhere_in_the_store(tmp_path: Path, upstream: Upstre
             history.append(user(f"turn {turn}: {secret} {word} " + "word " * 80))
             answer = ask(served.url, "s", history)
             assert answer.status_code == 200
-            assert secret.encode() in upstream.last.body  # the provider gets what the client sent
+            assert secret.encode() in upstream.last.body  # the provider receives what the client sent
             said = answer.json()["choices"][0]["message"]
             assert secret in said["content"]
             history.append({"role": said["role"], "content": said["content"]})
         kinds = {row["kind"] for row in get(served.url, "/sessions/s/exchanges")["data"]}
-        assert kinds == {"first", "resend"}  # the client is recognised by what it sends
+        assert kinds == {"first", "resend"}  # the session is recognized by its content
         assert len(get(served.url, "/sessions/s")["branches"]) == 1
         answer = ask(served.url, "s", [user("and now?")], mode="append", policy="off")
         assert "masked" in answer.headers["x-context-warning"]
@@ -437,14 +437,14 @@ def test_an_index_finds_texts_at_every_worker_and_forgets_with_the_session(
 ) -> None:
     secret = "sk-abcdefghijklmnopqrstuvwx0123456789"
     file = config_file(tmp_path, upstream, store_url, store={"mask": ["keys"]})
-    with Served(file).wait() as served:  # what is there before there is an index
+    with Served(file).wait() as served:  # messages from before there is an index
         assert ask(served.url, "old", [user(f"the old parcel, 预算表, {secret}")]).status_code == 200
     config = config_file(tmp_path, upstream, store_url, store={"mask": ["keys"], "search": "index"})
     with Served(config, "--workers", "4").wait() as served:
 
         def found(words: str) -> set[str]:
             told = get(served.url, "/search", q=words)
-            for _ in range(30):  # a machine that is busy does not look at all in a second
+            for _ in range(30):  # on a busy machine, a search may not get through everything in its second
                 if told["searched"]["complete"]:
                     break
                 told = get(served.url, "/search", q=words)
@@ -480,7 +480,7 @@ def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_s
     config = config_file(
         tmp_path, upstream, store_url, store={"content": "none"}, policies={"lean": TRIMS, "drops": drops}
     )
-    words = "plumbus"  # stands in each thing that is said
+    words = "plumbus"  # occurs in every message
     moved = dict[str, int]()
     tool = {"name": "look", "description": words, "parameters": {"type": "object", "title": words}}
     with Served(config, "--workers", "4").wait() as served:
@@ -501,13 +501,13 @@ def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_s
                 kinds.append(answer.headers["x-context-kind"])
                 view = get(served.url, f"/exchanges/{answer.headers['x-exchange-id']}/view", diff="true")
                 sent = orjson.loads(upstream.last.body)["messages"]
-                assert words in json.dumps(sent[-1])  # the provider gets what was said
+                assert words in json.dumps(sent[-1])  # the provider receives the text
                 assert "not stored" not in json.dumps(sent)
                 assert [each["role"] for each in view["messages"]] == [each["role"] for each in sent]
                 assert view["content"] == "none"
                 said = answer.json()["choices"][0]["message"]
                 history.append({"role": said["role"], "content": said["content"]})
-            assert kinds == ["first", *["resend"] * 7]  # whatever worker is asked
+            assert kinds == ["first", *["resend"] * 7]  # on any worker
             receipts = get(served.url, f"/sessions/{policy}/exchanges")["data"]
             assert receipts[0]["tokens_sent"] < receipts[0]["tokens_before"]
             assert receipts[0]["edits"]
@@ -521,7 +521,8 @@ def test_without_content_ids_counts_and_receipts_are_kept_and_nothing_that_was_s
 
 
 def check_nothing_is_told(base: str, words: str) -> None:
-    """See that whatever needs content says that there is none, and that `words` stand nowhere."""
+    """Check that each route that needs content says that there is none, and that `words` occur nowhere."""
+
     refused = ask(base, "lean", [user("and now?")], mode="append")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_not_stored")
     for path in ("/sessions/lean/context", "/ui/policies/lab?session=lean&policy=off"):

@@ -1,4 +1,4 @@
-"""What the upstream refuses as too long is trimmed and asked once more, seen through the front door."""
+"""A request that the upstream refuses as too long is trimmed and sent once more: seen over HTTP."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def session() -> str:
 
 
 def words(tokens: int, start: int = 0) -> str:
-    """Return a text of about so many tokens, as the stand-in counts them."""
+    """Return a text of about this many tokens, as the stand-in counts them."""
     said = []
     size = 0
     for number in count(start):
@@ -71,7 +71,7 @@ def user(text: str) -> JsonObject:
 
 
 def tool_round(number: int, tokens: int) -> list[JsonObject]:
-    """Return a round in which a tool answers at length."""
+    """Return a round with a long tool result."""
     function = {"name": "look", "arguments": orjson.dumps({"at": number}).decode()}
     return [
         user(f"question {number}"),
@@ -86,13 +86,13 @@ def tool_round(number: int, tokens: int) -> list[JsonObject]:
 
 
 def history(tokens: int, *, each: int = 500) -> list[JsonObject]:
-    """Return a history of so many tokens that ends in a question."""
+    """Return a history of this many tokens that ends with a question."""
     said = [message for number in range(tokens // each) for message in tool_round(number, each)]
     return [*said, user("and now?")]
 
 
 def attempts(upstream: Upstream) -> list[int]:
-    """Return the tokens of every request that came."""
+    """Return the tokens of every received request."""
     return [tokens_of(request.json, {}) for request in upstream.log]
 
 
@@ -114,7 +114,7 @@ def test_a_history_beyond_the_window_is_answered_at_the_second_try(
     assert second <= first // 2
     sent = upstream.last.json["messages"]
     assert sent[-1] == said[-1]
-    if policy in {"built-in", "listed"}:  # what they keep or pin stays
+    if policy in {"built-in", "listed"}:  # the messages that they keep or pin stay
         assert sent[0] == said[0]
     assert answer.json()["choices"][0]["message"]["content"] == "echo: and now?"
     assert RESCUED in answer.headers["x-context-warning"]
@@ -171,7 +171,7 @@ def test_whatever_words_it_is_said_in_and_however_it_counts(
     proxy: Proxy, upstream: Upstream, session: str, whose: str, times: float
 ) -> None:
     model = f"{MODEL}+words:{whose}+times:{times}"
-    # Of one that does not say how long its window is, half of what was asked is all that can be tried.
+    # If the provider does not say how long its window is, the proxy can only try half of the request.
     said = history(int(10_500 / times) if whose == "silent" else 60_000)
     answer = proxy.chat(session, said, model)
     assert answer.status_code == 200, answer.text
@@ -221,7 +221,7 @@ def test_another_refusal_is_no_overflow(proxy: Proxy, upstream: Upstream, sessio
 def test_the_cut_is_kept_until_the_view_has_grown(
     serve: Serve, upstream: Upstream, tmp_path: Path, session: str, append: bool
 ) -> None:
-    """The session goes on after the rescue, through a restart: one refusal for a window that fills up."""
+    """The session continues after the retry and after a restart: one refusal each time that the window fills up."""
     settings = settings_for(upstream, tmp_path, {})
     said = history(20_000)
     headers = {"x-session-mode": "append"} if append else {}
@@ -247,7 +247,7 @@ def test_the_cut_is_kept_until_the_view_has_grown(
             for m in said[:-1]
         ]
         assert len(upstream.log) == 8
-        # Between moves each request begins with all of the one before.
+        # Between trims each request begins with the whole previous one.
         bodies = [request.json["messages"] for request in upstream.log[1:]]
         for earlier, later in pairwise(bodies):
             assert later[: len(earlier)] == earlier
@@ -269,7 +269,7 @@ def test_a_second_refusal_is_the_clients(proxy: Proxy, upstream: Upstream, sessi
     receipt = last(proxy, session)
     assert (receipt["status"], receipt["upstream_status"], receipt["nodes"]) == ("failed", 400, [])
     assert RESCUED in receipt["warnings"]
-    # Nothing of it is in force: the next request that fits is sent as it is.
+    # It has no lasting effect: the next request that fits is sent unchanged.
     proxy.chat(session, said)
     assert upstream.last.json["messages"] == said
 

@@ -1,4 +1,4 @@
-"""Requests of one session that overlap: each waits for nothing, and the branch of the head loses no turn."""
+"""Overlapping requests of one session: none waits for another, and the head's branch loses no turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proxy(serve: Serve) -> Proxy:
 
 @contextmanager
 def slow(proxy: Proxy, upstream: Upstream, session: str, text: str) -> Iterator[None]:
-    """Ask `text`, whose answer ends only when the block does."""
+    """Send `text`; its answer ends only when the block ends."""
     body = {"model": "long:3+gate", "messages": [{"role": "user", "content": text}], "stream": True}
     before = len(upstream.log)
     with proxy.client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-id": session}) as answer:
@@ -37,7 +37,7 @@ def slow(proxy: Proxy, upstream: Upstream, session: str, text: str) -> Iterator[
 
 
 def said(proxy: Proxy, session: str) -> list[Any]:
-    """Return the user's texts and the tools' on the branch of the head."""
+    """Return the texts of users and tools on the head's branch."""
     return [m["content"] for m in proxy.messages(session) if m["role"] in {"user", "tool"}]
 
 
@@ -172,7 +172,7 @@ def test_a_resend_while_the_last_reply_is_still_streaming(proxy: Proxy, upstream
     ask(proxy, session, "a")
     past = proxy.messages(session)
     asked: list[Any] = [*past, {"role": "user", "content": "b"}]
-    # The client has seen some words, and goes on from them.
+    # The client has seen some words, and continues from them.
     part: list[Any] = [{"role": "assistant", "content": "word0"}, {"role": "user", "content": "stop, c"}]
     with ThreadPoolExecutor(1) as threads:
         before = len(upstream.log)
@@ -193,7 +193,7 @@ def test_a_resend_while_the_last_reply_is_still_streaming(proxy: Proxy, upstream
         ["a", "echo: a", "b", "word0", "stop, c", "echo: stop, c"],
         ["a", "echo: a", "b", "word0 word1 word2"],
     ]
-    # Whichever the client goes on with, the session does.
+    # The session follows the branch that the client continues.
     more = [*asked, *part, {"role": "assistant", "content": "echo: stop, c"}, {"role": "user", "content": "d"}]
     assert proxy.chat(session, more).status_code == 200
     assert [m["content"] for m in proxy.messages(session)][-4:] == [*("stop, c", "echo: stop, c", "d", "echo: d")]
@@ -209,7 +209,7 @@ def test_an_append_after_the_client_left_in_the_middle(proxy: Proxy, upstream: U
             seen += piece
             if b"word1" in seen:
                 break
-    # The next request does not wait for the settling of the last one: it comes before or after it.
+    # The next request does not wait until the last one is settled: it may come before or after.
     ask(proxy, session, "c")
     until(lambda: "pending" not in [row["status"] for row in proxy.exchanges(session)], "all is settled")
     statuses = sorted(row["status"] for row in proxy.exchanges(session))

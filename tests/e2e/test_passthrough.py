@@ -1,4 +1,4 @@
-"""Every other path below /v1: to the provider and back, untouched."""
+"""Every other path below /v1 is forwarded unchanged, in both directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_method(proxy: Proxy, upstream: Upstream, method: str) -> None:
     assert received.header("authorization") == "Bearer sk-test"
     assert received.header("x-own") == "1"
     assert "x-session-id" not in received.names
-    assert "accept-encoding" in received.names  # nothing of it is read: the client has its way
+    assert "accept-encoding" in received.names  # forwarded, since the proxy does not read the answer
     assert (answer.content == b"") == (method == "HEAD")
 
 
@@ -70,7 +70,7 @@ def test_binary_bodies_both_ways(proxy: Proxy, upstream: Upstream, size: int) ->
     assert answer.headers["content-length"] == str(size)
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
     assert answer.headers["x-custom"] == "yes"
-    # A provider's cookie is the client's affair: the proxy keeps none.
+    # Cookies are between provider and client: the proxy keeps none.
     proxy.client.cookies.clear()
     proxy.client.get("/v1/mirror")
     assert "cookie" not in upstream.last.names

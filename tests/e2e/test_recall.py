@@ -1,4 +1,4 @@
-"""Tools that the proxy answers: the model reads again what was trimmed, and the client sees one reply."""
+"""Tools that the proxy answers itself: the model can read what was trimmed, and the client sees one reply."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recall(number: int = 0, **arguments: Any) -> dict[str, Any]:
 
 
 class Talk:
-    """A conversation as a user of the SDK has it: the whole history each time."""
+    """A conversation as with an SDK: it resends the whole history each time."""
 
     def __init__(self, url: str, session: str, upstream: Upstream, *, stream: bool, policy: str = "default") -> None:
         self.upstream = upstream
@@ -65,7 +65,7 @@ class Talk:
         self.session = session
         self.said: list[Any] = []
         self.appends = False
-        """Whether only what is new is sent."""
+        """Whether to send only new messages."""
         self.script = f"{session}-script"
         self.sdk = OpenAI(
             base_url=f"{url}/v1",
@@ -76,7 +76,7 @@ class Talk:
         )
 
     def ask(self, *said: dict[str, Any] | str, **given: Any) -> dict[str, Any]:
-        """Say something; return the reply, and go on from it."""
+        """Send messages; add the reply to the history, and return it."""
         if self.appends:
             self.said = []
             given["extra_headers"] = {"X-Session-Mode": "append"}
@@ -92,7 +92,7 @@ class Talk:
             completion = self.sdk.chat.completions.create(**asked)
         (choice,) = completion.choices
         message: dict[str, Any] = choice.message.model_dump(exclude_none=True, exclude={"parsed"})
-        for made in message.get("tool_calls", ()):  # the SDK adds these for itself
+        for made in message.get("tool_calls", ()):  # the SDK adds these fields
             made.pop("index", None)
             made["function"].pop("parsed_arguments", None)
         assert choice.finish_reason == ("tool_calls" if "tool_calls" in message else "stop")
@@ -100,7 +100,7 @@ class Talk:
         return message
 
     def scripted(self, *messages: dict[str, Any]) -> None:
-        """Let the model say these next."""
+        """Queue these as the model's next messages."""
         self.upstream.load(self.script, list(messages))
 
     def results(self, message: dict[str, Any], text: str = "fine") -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class Talk:
         return [{"role": "tool", "tool_call_id": made["id"], "content": text} for made in message.get("tool_calls", ())]
 
     def looked(self) -> str:
-        """Let the model look at the log; return the ref that stands where most of it was left out."""
+        """Let the model read the log; return the ref in place of the part that was left out."""
         self.scripted(reply(None, call("look")))
         message = self.ask("look at it")
         self.ask(*self.results(message, LOG))
@@ -142,13 +142,13 @@ def ref_in(upstream: Upstream) -> str:
 
 
 def raw_messages(body: bytes) -> list[bytes]:
-    """Return the texts of the messages as they were sent."""
+    """Return the bytes of each message as it was sent."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return [bytes(raw) for raw in msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])]
 
 
 def check(upstream: Upstream) -> None:
-    """Check that nothing was refused, tools stayed, and every request goes on with the one before it."""
+    """Check that nothing was refused, that the tools stayed, and that every request extends the previous one."""
     assert [request.refused for request in upstream.log] == [None] * len(upstream.log)
     tools = {orjson.dumps(request.json["tools"]) for request in upstream.log}
     assert len(tools) == 1
@@ -160,7 +160,7 @@ def check(upstream: Upstream) -> None:
 
 
 def unseen(talk: Talk, proxy: Proxy) -> None:
-    """Check that nothing that the client has, nor what is stored of it, tells of the proxy's tools."""
+    """Check that neither the client's messages nor the stored ones show the proxy's tools."""
     assert not any(name in orjson.dumps(talk.said).decode() for name in OWN)
     assert not any(name in orjson.dumps(proxy.messages(talk.session)).decode() for name in OWN)
 

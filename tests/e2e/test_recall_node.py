@@ -1,4 +1,4 @@
-"""The SDK of OpenAI for Node, streaming, while the proxy answers some of the model's calls itself."""
+"""OpenAI's SDK for Node, streaming, while the proxy answers some of the model's calls itself."""
 
 from __future__ import annotations
 

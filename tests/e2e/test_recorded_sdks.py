@@ -1,7 +1,7 @@
-"""What SDKs really send back, asked again: every turn goes on where the last one ended.
+"""Replays what SDKs really send: every turn continues where the last one ended.
 
-The conversations are those that tests/sdks/record.py recorded. They come to the proxy with the bytes and
-the headers of the SDK, and the provider answers with the bytes that it answered then.
+The conversations were recorded by tests/sdks/record.py. The proxy receives the recorded bytes and headers of the
+SDK, and the provider answers with the recorded bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SDKS: dict[str, tuple[str, str]] = {
     "pydantic_ai-json": RESENDS,
     "pydantic_ai-stream": RESENDS,
 }
-"""The recordings, each with the kind of its first arrival and of every other."""
+"""The recordings, each with the context kind of its first request and of all others."""
 
 OTHER_APIS = (
     "agents-responses-json",
@@ -70,14 +70,14 @@ OTHER_APIS = (
     "pydantic_ai-responses-json",
     "pydantic_ai-responses-stream",
 )
-"""The recordings of Responses and Messages: each goes on at every turn."""
+"""The recordings of Responses and Messages: each continues at every turn."""
 
 OUR_MARK = b',"cache_control":{"type":"ephemeral"}}'
-"""How the body of a client of the Messages API that marks nothing ends, once its conversation is long enough."""
+"""The end of a Messages body from a client without cache marks, once its conversation is long enough."""
 
 RENAMES = "agno-other_ids"
-"""Agno gives calls other ids where those of the provider are not in OpenAI's style. Results are paired with
-their calls by these ids, so a call with another id is another call: it has a test of its own."""
+"""Agno replaces call ids that are not in OpenAI's style. Results are paired with their calls by these ids, so a
+call with another id is another call: this recording has its own test."""
 
 BASE = "openai-json"
 RETOLD: dict[Retelling, tuple[str, str]] = {
@@ -96,13 +96,13 @@ RETOLD: dict[Retelling, tuple[str, str]] = {
     retelling.parsed_beside_texts: RESENDS,
     retelling.keys_sorted: RESENDS,
 }
-"""What else is done to a history, with the same."""
+"""Changes to a history, with the context kinds as above."""
 
 WITHOUT_ID = [name for name in SDKS if not name.endswith("-stream")]
-"""Streams say the same as JSON once they are stored; half of the recordings will do here."""
+"""The recordings without streams. A stored stream is equal to stored JSON, so these are enough here."""
 
 ENOUGH = 20
-"""The exchanges that hold every kind of reply: single and parallel calls, odd arguments, reasoning, texts."""
+"""Number of exchanges that include every kind of reply: single and parallel calls, odd arguments, reasoning, texts."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def proxy(serve: Serve, tape: Tape) -> Proxy:
 
 @pytest.fixture(scope="module")
 def inferring(serve: Serve, tape: Tape) -> Proxy:
-    """The same, where whoever asks is told apart by the key."""
+    """The same, but with one tenant per key."""
     address = {"base_url": tape.base_url, "anthropic_base_url": tape.base_url}
     return serve(upstream={**address, "include_usage": "never"}, auth={"mode": "passthrough"})
 
@@ -130,7 +130,7 @@ def read(name: str) -> Recorded:
 
 
 def ask(proxy: Proxy, exchange: Exchange, headers: Mapping[str, str]) -> httpx.Response:
-    """Send a recorded request again; what comes back must be the recorded answer."""
+    """Send a recorded request again, and check that the answer is the recorded one."""
     answer = proxy.client.post(
         exchange.tongue.path, content=exchange.request, headers={**dict(exchange.headers), **headers}
     )
@@ -140,7 +140,7 @@ def ask(proxy: Proxy, exchange: Exchange, headers: Mapping[str, str]) -> httpx.R
 
 
 def replay(proxy: Proxy, tape: Tape, session: str, recorded: Recorded) -> list[str]:
-    """Hold a conversation again; return the kinds of its arrivals."""
+    """Replay a conversation; return the context kinds of its requests."""
     tape.play(recorded.exchanges)
     for exchange in recorded.exchanges:
         ask(proxy, exchange, {"x-session-id": session})
@@ -149,7 +149,7 @@ def replay(proxy: Proxy, tape: Tape, session: str, recorded: Recorded) -> list[s
 
 
 def check_stored_once(proxy: Proxy, session: str, recorded: Recorded) -> None:
-    """The store holds what was said, in the words that came first, each message at one place."""
+    """Check that the store holds each message once, in the form that arrived first."""
     stored, said = proxy.messages(session), recorded.conversation
     assert [told(message) for message in stored] == [told(message) for message in said]
     streamed = recorded.exchanges[0].streams
@@ -162,7 +162,7 @@ def check_stored_once(proxy: Proxy, session: str, recorded: Recorded) -> None:
 
 
 def check_bodies_stored_once(proxy: Proxy, session: str, recorded: Recorded) -> None:
-    """Each turn is a branch of its own, and no text is stored again for it."""
+    """Check that each turn is its own branch, and that no text is stored twice."""
     sent = [raw_messages(exchange.request)[1:] for exchange in recorded.exchanges]
     replies = len(recorded.exchanges)
     assert rows(proxy, session, "nodes") == sum(map(len, sent)) + replies
@@ -223,7 +223,7 @@ def test_what_is_told_otherwise(proxy: Proxy, tape: Tape, session: str, how: Ret
 @pytest.mark.parametrize("name", WITHOUT_ID)
 def test_without_a_session_id_every_turn_finds_its_session(inferring: Proxy, tape: Tape, name: str) -> None:
     recorded = read(name).beginning(ENOUGH)
-    mine = {"authorization": f"Bearer sk-{name}"}  # all SDKs hold one conversation: each has a tenant here
+    mine = {"authorization": f"Bearer sk-{name}"}  # all SDKs have the same conversation, so each gets its own tenant
     tape.play(recorded.exchanges)
 
     sessions = {ask(inferring, exchange, mine).headers["x-session-id"] for exchange in recorded.exchanges}
@@ -270,7 +270,7 @@ def test_every_recording_is_in_the_table_and_of_the_pinned_version() -> None:
 
 
 def test_the_recordings_are_long_and_differ() -> None:
-    """What holds for every recording would hold of clients that send replies back as they came."""
+    """The other tests would pass trivially if all clients sent replies back unchanged."""
     forms: dict[str, str] = {}
     for name in SDKS:
         recorded = read(name)

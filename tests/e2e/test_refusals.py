@@ -1,4 +1,4 @@
-"""Requests that cannot be served as they are, and odd ones that can."""
+"""Invalid requests that are refused, and odd ones that are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def proxy(serve: Serve) -> Proxy:
 
 
 def refused(proxy: Proxy, session: str, body: bytes, **headers: str) -> tuple[int, str | None]:
-    """Send what must be refused; return the status and the parameter that is named."""
+    """Send a request that must be refused; return the status and the parameter in the error."""
     answer = proxy.client.post("/v1/chat/completions", content=body, headers={"x-session-id": session} | headers)
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

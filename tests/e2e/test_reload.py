@@ -1,4 +1,4 @@
-"""A configuration that changes while it is served. What is refused: tests/config/test_reload.py."""
+"""A configuration that changes while the proxy runs. tests/config/test_reload.py has the refused changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def changed(config: Path, **policies: Any) -> bytes:
 
 
 def ask(served: Served) -> tuple[str, str]:
-    """Ask over a connection of its own, without a session; return the policy, and the messages sent."""
+    """Send a request over a new connection, without a session; return the policy, and the messages sent."""
     body = {"model": "echo", "messages": TALK}
     with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS) as client:
         answer = client.post("/v1/chat/completions", json=body)
@@ -50,7 +50,7 @@ def ask(served: Served) -> tuple[str, str]:
 
 
 def hang_up(served: Served, workers: int) -> None:
-    """Send SIGHUP, which ends nothing: every worker reads the configuration again."""
+    """Send SIGHUP, which makes every worker reload the configuration and stops nothing."""
     served.process.send_signal(signal.SIGHUP)
     until(lambda: served.log.count("changed: nothing") == workers, "each reads it again", SECONDS)
 

@@ -1,4 +1,4 @@
-"""Recorded conversations, asked again under every edit: nothing is refused, nothing is lost."""
+"""Recorded conversations, replayed with every edit: nothing is refused, nothing is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REPLAYS = [
     pytest.param(recording, append, policy, id=f"{recording.name[:40]}-{'append' if append else 'resend'}-{policy}")
     for place, recording in enumerate(RECORDINGS)
     for number, (append, policy) in enumerate(WAYS)
-    if (place + number) % 2 == 0  # each way with every other recording
+    if (place + number) % 2 == 0  # every other recording for each way
 ]
 
 
@@ -58,9 +58,9 @@ def test_a_recording(
     proxy: Proxy, upstream: Upstream, session: str, recording: Recording, append: bool, policy: str
 ) -> None:
     if append and not recording.appendable:
-        append = False  # two replies in a row cannot be asked for by appending: it is resent, streamed
+        append = False  # appending cannot produce two replies in a row, so resend as a stream
         session = f"{session}-streamed"
-    # Each way is seen with and without streams, over all the policies.
+    # Over all policies, each way is tested with and without streams.
     stream = append == (policy in {"keep", "drop", "always"})
     if stream:
         recording = recording.streamable()
@@ -85,7 +85,7 @@ def test_a_recording(
 
 
 def test_the_recordings_are_trimmed_at_all(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    """What holds for every recording would hold of a proxy that trims nothing."""
+    """The other tests would pass trivially if the proxy trimmed nothing."""
     turns = list(Recording.read(DATA / f"{LONG}.json").turns(append=False))
     for policy in POLICIES:
         upstream.forget()

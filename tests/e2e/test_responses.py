@@ -48,13 +48,13 @@ def user(text: str) -> Item:
 
 
 class Provider(PlainProvider):
-    """Answers with the items that it is told to."""
+    """Answers with the items that a test sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers: list[list[Item] | dict[str, Any]] = []
         self.made: dict[str, dict[str, Any]] = {}
-        """What was made in the background, by id, as it is fetched."""
+        """Responses made in the background, by id, as they are fetched."""
         self._numbers = count(1)
 
     def answer(self, asked: Asked) -> Told:
@@ -123,7 +123,7 @@ def ask(
 
 
 def outcome(answer: httpx.Response) -> Any:
-    """Return the response object of an answer, which must be fine."""
+    """Return the response object of an answer, which must be a success."""
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"] == "application/json":
         return answer.json()
@@ -144,7 +144,7 @@ def test_a_conversation_is_stored_item_by_item_and_trimmed(
         if number < 2:
             assert api.sent["input"] == talk[: len(api.sent["input"])]
     assert proxy.messages("s") == talk
-    # A trim came with the last question but one: what it made invalid is not sent then, and not later.
+    # The second-to-last question caused a trim. The items that it made invalid are not sent from then on.
     before, last = [asked.body["input"] for asked in api.got[-2:]]
     assert last[: len(before)] == before
     assert [each["id"] for each in last if each.get("type") == "reasoning"] == ["rs_1", "rs_4"]
@@ -248,7 +248,7 @@ def test_what_unseen_rounds_said_and_searched_comes_back_once(
 
 
 def test_the_view_of_an_exchange_is_what_was_sent(serves: Callable[..., Proxy], api: Provider) -> None:
-    """Items, not turns of them, and the proxy's own tools."""
+    """It lists single items, and the proxy's own tools."""
     proxy = serves(policies={"default": TRIMS}, virtual_tools={"recall_context": True})
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}]
     api.answers += [[reasoning(1), call("look", 1), call("look", 2)], [said("Yes.", 3)]]
@@ -282,7 +282,7 @@ def test_a_request_that_names_a_response_is_passed_on_and_recorded(serves: Calla
 
 
 def missed(proxy: Proxy) -> None:
-    """Return once the proxy has missed its store, and asks it no more."""
+    """Return once the proxy has noticed that its store is unavailable, and no longer queries it."""
     proxy.client.get("/readyz")
     until(lambda: proxy.client.get("/sessions").status_code == 503, "the store is missed")
 
@@ -354,7 +354,7 @@ def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothi
     api.answers.append([reasoning(1), call("recall_context", 1), call("look", 2)])
     mixed = outcome(ask(proxy, [user("where are my cats?")], session, tools=tools, stream=stream))
     assert [each["type"] for each in mixed["output"]] == ["reasoning", "function_call"]
-    for number in (3, 4):  # again, too: it is a fork
+    for number in (3, 4):  # the second time too: it is a fork
         api.answers.append([said("In the garden.", number)])
         state = {"previous_response_id": mixed["id"], "tools": tools}
         answer = ask(proxy, [output(2, "garden")], session, stream=stream, **state)
@@ -375,7 +375,7 @@ def test_what_goes_on_from_a_response_brings_results_that_its_client_knows_nothi
 def test_a_client_may_name_the_response_with_which_a_stream_of_several_rounds_began(
     serves: Callable[..., Proxy], api: Provider, state: str
 ) -> None:
-    """As LangChain and Vercel's SDK do."""
+    """LangChain and Vercel's SDK do this."""
     proxy = serves(virtual_tools={"recall_context": True}, responses={"state": state})
     tools = [{"type": "function", "name": "look"}]
     api.answers += [[reasoning(1), call("recall_context", 1)], [reasoning(2), said("Eighty.", 2)]]
@@ -396,7 +396,7 @@ def test_a_client_may_name_the_response_with_which_a_stream_of_several_rounds_be
 def test_a_model_that_recalls_for_ever_can_be_asked_on(
     serves: Callable[..., Proxy], api: Provider, stream: bool
 ) -> None:
-    """By the id of its response, which ends with a call, and with the whole history."""
+    """The client continues with the id of its response, which ends with a call, or with the whole history."""
     proxy, tools = serves(virtual_tools={"recall_context": True}), [{"type": "function", "name": "look"}]
     talk = [user("How many cats?")]
     for turn in (0, 10):
@@ -437,7 +437,7 @@ def test_an_answer_from_the_store_can_be_followed(serves: Callable[..., Proxy], 
 def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:
-    """Its client may have put something there."""
+    """The client may have added items to it without the proxy."""
     own_tools = {"recall_context": True, "only_with_tools": False}
     proxy = serves(responses={"state": "proxy"}, policies={"default": TRIMS}, virtual_tools=own_tools)
     api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}, [said("b", 2)]]
@@ -455,7 +455,7 @@ def test_a_conversation_is_the_provider_s_until_something_of_it_came_here(
 @pytest.mark.parametrize("state", ["upstream", "proxy"])
 def test_a_conversation_goes_on_from_its_last_reply(serves: Callable[..., Proxy], api: Provider, state: str) -> None:
     proxy = serves(responses={"state": state})
-    told = {} if state == "proxy" else {"conversation": {"id": "conv_1"}}  # what expands it does not name it upstream
+    told = {} if state == "proxy" else {"conversation": {"id": "conv_1"}}  # not named if the proxy expands it
     api.answers += [{"output": [said("a", 1)], "conversation": {"id": "conv_1"}}]
     api.answers += [{"output": [said(text, at)], **told} for at, text in enumerate("bcd", 2)]
     texts = ("one", "two", "three", "four")
@@ -536,7 +536,7 @@ USAGE = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 105}
 
 
 def made(*output: Item, status: str = "completed", **fields: Any) -> dict[str, Any]:
-    """Return what a provider made in the background of `QUEUED`."""
+    """Return the response that a provider made in the background from `QUEUED`."""
     return {**QUEUED, "status": status, "output": list(output), "usage": USAGE, **fields}
 
 
@@ -562,7 +562,7 @@ def test_what_was_made_in_the_background_is_stored_once_it_is_fetched(
         assert proxy.exchanges(name)[-1]["replies"] == []
     api.made["resp_late"] = made(*reply)
     answers = [fetched(proxy, rest) for _ in range(3)]
-    # The first of them is read, and the others are passed on.
+    # The proxy reads the first answer, and only relays the others.
     assert len({(answer.status_code, answer.content, answer.headers["content-type"]) for answer in answers}) == 1
     assert proxy.messages(name)[2:] == [{"type": "message", "role": "user", "content": "two"}, *reply]
     receipt = proxy.exchanges(name)[-1]
@@ -648,7 +648,7 @@ def test_a_response_is_fetched_where_its_model_is_served(serves: Callable[..., P
         other.answers += [QUEUED, {"output": [said("b", 2)], "id": "resp_whole"}]
         ask(proxy, "one", background=True)
         other.made["resp_late"] = made(said("a", 1))
-        for _ in range(2):  # the second time nothing waits for it any more
+        for _ in range(2):  # the second time nothing is pending any more
             assert fetched(proxy).json() == other.made["resp_late"]
         assert proxy.messages("s")[-1] == said("a", 1)
         ask(proxy, "two", "t")
@@ -673,7 +673,7 @@ def test_what_is_asked_of_an_input_goes_where_its_model_is_served(serves: Callab
                 assert proxy.client.post(path, json=body).status_code == 200
                 assert (provider.got[-1].path, provider.got[-1].body) == (path, body)
         sent = {"model": "m", "input": "x", "previous_response_id": "resp_of_nobody"}
-        assert proxy.client.post("/v1/responses/compact", json=sent).status_code == 404  # the key is everybody's
+        assert proxy.client.post("/v1/responses/compact", json=sent).status_code == 404  # all clients share the key
     assert (len(other.got), len(api.got)) == (2, 2)
 
 
@@ -794,7 +794,7 @@ def test_a_stream_that_broke_off_is_stored_whole_where_it_is_made_in_the_backgro
 def test_what_is_made_in_the_background_cannot_be_expanded_before_it_is_fetched(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:
-    """Sent without it, a request would lose what came before."""
+    """A request sent without that response would lose the history before it."""
     proxy = serves(responses={"state": "proxy"})
     api.answers += [[said("a", 1)], QUEUED, [said("c", 3)]]
     first = ask(proxy, "one", None).json()["id"]
@@ -812,7 +812,7 @@ def test_what_is_made_in_the_background_cannot_be_expanded_before_it_is_fetched(
 def test_who_answers_in_the_background_is_offered_no_tool_of_the_proxy_s(
     serves: Callable[..., Proxy], api: Provider
 ) -> None:
-    """Nobody would answer its calls."""
+    """The proxy does not read the answer while it is made, so it could not answer the calls."""
     own_tools = {"recall_context": True, "only_with_tools": False}
     proxy = serves(responses={"state": "proxy"}, virtual_tools=own_tools)
     api.answers += [[said("a", 1)], {"id": "resp_late", "status": "queued", "output": []}]
@@ -884,7 +884,7 @@ def test_with_a_key_of_its_own_everything_goes_through(serves: Callable[..., Pro
 def test_items_that_are_named_by_their_ids_are_those_of_the_conversation(
     serves: Callable[..., Proxy], api: Provider, stream: bool, session: str | None, tied: bool
 ) -> None:
-    """As the Vercel AI SDK sends them back: reasoning and texts as references, calls written out or as references."""
+    """The Vercel AI SDK sends reasoning and texts as references, and calls in full or as references."""
     trims = {"trigger": {"messages": 12}, "keep": {"rounds": 1}, "edits": [{"type": "clear_tool_results", "keep": 0}]}
     proxy, talk, whole, names = serves(policies={"default": trims}), [user("hello")], [user("hello")], set[str]()
     for number in range(1, 6):

@@ -1,4 +1,4 @@
-"""Upstreams that insist on an order of roles: what the proxy puts together goes through all the same."""
+"""Upstreams that require an order of roles accept the views that the proxy builds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proxy(serve: Serve) -> Proxy:
 
 
 def converse(proxy: Proxy, session: str, model: str, **given: Any) -> list[int]:
-    """Have a conversation by resending it; return the statuses."""
+    """Run a conversation that resends its history; return the statuses."""
     said: list[dict[str, Any]] = [{"role": "system", "content": "Help."}]
     statuses = []
     for number in range(8):
@@ -50,7 +50,7 @@ def test_sessions_with_summaries_go_through(
 ) -> None:
     assert converse(proxy, session, f"strict:{rule}+{how}", stream=stream) == [200] * 8
     refused = [request for request in upstream.log if request.refused]
-    assert len(refused) <= 1  # what a model insists on is remembered
+    assert len(refused) <= 1  # the proxy remembers what a model requires
     assert "question 0" in str(upstream.last.messages)
     summed = [row for row in proxy.exchanges(session) if row["summary"]]
     assert summed
@@ -83,7 +83,7 @@ def test_both_orders_may_be_asked_for_one_after_the_other(proxy: Proxy, upstream
 
 
 def test_a_refusal_that_only_sounds_like_it_teaches_nothing(proxy: Proxy, upstream: Upstream, session: str) -> None:
-    """What a client says may be in the words of a refusal: nobody else's requests change by it."""
+    """A client's own text may look like such a refusal. It must not change the requests of others."""
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     words = "Conversation roles must alternate user/assistant"
     refused = proxy.chat(session, said, "quotes+innocent", metadata={"note": words})

@@ -1,4 +1,4 @@
-"""Above 0.8 of the window ten whole rounds stay, the older ones are summed up; long output is cut, and kept.
+"""Above 0.8 of the window, ten whole rounds stay and older ones are summarized; long output is cut but stored.
 
 The figures are those of the system that examples/policies/rounds-and-statistics.yaml reproduces.
 """
@@ -36,7 +36,7 @@ def words(number: int, name: str) -> str:
 
 
 def turn(number: int, size: int = 175) -> list[Message]:
-    """Return one round: a question, a call, its result and an answer, of some 500 tokens."""
+    """Return one round of about 500 tokens: a question, a call, its result and an answer."""
     call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     return [
         {"role": "user", "content": f"question {number}: {words(size, 'why')}"},
@@ -55,7 +55,7 @@ def question(number: int) -> Message:
 
 
 def ask(proxy: Proxy, session: str, messages: list[Message], model: str = "small") -> dict[str, Any]:
-    """Ask, and return the receipt."""
+    """Send a request, and return its receipt."""
     answer = proxy.chat(session, messages, f"{model}+say:fine", tools=TOOLS)
     assert answer.status_code == 200, answer.text
     return proxy.exchanges(session)[-1]
@@ -211,4 +211,4 @@ def test_what_was_counted_can_be_read_and_cleared_and_only_new_messages_are_coun
         assert new == 4 + round(1.14 * (10 + number)) + (0 if number else 5)
         seen = cached
     tools = receipt["tokens_before"] - seen["total_cached_tokens"] - 2 * 5
-    assert tools > 0  # the tools of the request are counted, too, and are no message
+    assert tools > 0  # the request's tools are counted too, but are not a message

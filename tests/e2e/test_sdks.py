@@ -1,4 +1,4 @@
-"""The official SDK of OpenAI, pointed at the proxy as its users would point it."""
+"""OpenAI's official SDK with the proxy as its base URL."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_stream_says_what_the_json_says(sdk: OpenAI, proxy: Proxy, session: st
         streamed = stream.get_final_completion()
 
     message = streamed.choices[0].message.model_dump(exclude_none=True, exclude={"parsed"})
-    for call in message.get("tool_calls", ()):  # the SDK adds these for itself
+    for call in message.get("tool_calls", ()):  # the SDK adds these fields
         call.pop("index", None)
         call["function"].pop("parsed_arguments", None)
     told = whole.choices[0].message.model_dump(exclude_none=True, exclude={"annotations"})
@@ -148,7 +148,7 @@ def test_each_of_several_choices_is_kept(sdk: OpenAI, proxy: Proxy, session: str
     ends = {proxy.get(f"/sessions/{session}/messages", branch=head)["data"][-1]["content"] for head in heads}
     assert ends == set(texts)
 
-    # Who goes on with the second choice has chosen another branch.
+    # A client that continues with the second choice selects another branch.
     sdk.chat.completions.create(model="echo", messages=[*said, {"role": "assistant", "content": texts[1]}, user("on")])
     assert proxy.exchanges(session)[-1]["kind"] == "rewind"
     assert [m["content"] for m in proxy.messages(session)] == ["pick", texts[1], "on", "echo: on"]
@@ -189,7 +189,7 @@ async def test_the_asynchronous_client(proxy: Proxy, upstream: Upstream, session
         models = await sdk.models.list()
         assert [model.id for model in models.data] == ["echo"]
 
-    # Sent without the first reply, the second question is taken for an append.
+    # The second question is sent without the first reply, so it counts as an append.
     assert [message["content"] for message in proxy.messages(session)] == ["one", "echo: one", "two", text]
     assert [message["content"] for message in upstream.log[1].messages] == ["one", "echo: one", "two"]
 

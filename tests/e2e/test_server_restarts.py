@@ -1,6 +1,6 @@
-"""Workers are killed and the database goes away under load: what a client saw the end of is stored, once.
+"""Workers are killed and the database fails under load: replies whose end a client saw are stored exactly once.
 
-`python -m tests.hostile.kills` does the same at size.
+`python -m tests.hostile.kills` does the same at a larger scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.served import LONG_RUN
 KILLS = Scenario()
 AWAY = Scenario(exchanges=0, kill_every=0, away=30)
 if not LONG_RUN:
-    few = {"clients": 9, "workers": 3}  # of each three clients in one API one appends
+    few = {"clients": 9, "workers": 3}  # of the three clients per API, one appends
     KILLS = replace(KILLS, **few, exchanges=90, kill_every=0.7)
     AWAY = replace(AWAY, **few, away=3, beside=0.5)
 SCENARIOS = {"kills": KILLS, "away": AWAY, "away with kills": replace(AWAY, kill_every=1.0)}

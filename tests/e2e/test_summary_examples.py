@@ -1,7 +1,8 @@
-"""The examples with summaries by a model: the figures of the systems that they reproduce.
+"""The example policies with summaries by a model, with the figures of the systems that they reproduce.
 
-Those of context-budget-by-model.yaml: above 50,000 tokens, afterwards under 30,000; 20 messages, then ten new
-ones with more than half of the tokens. Those of rounds-by-model.yaml: 0.8 of the window, ten whole rounds.
+context-budget-by-model.yaml: above 50,000 tokens it trims to under 30,000; a summary covers 20 messages, and the next
+one needs ten new messages with more than half of the tokens. rounds-by-model.yaml: above 0.8 of the window, ten whole
+rounds stay.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def smart(provider: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def text_of(tokens: int, first: str = "word") -> str:
-    """Return a text that makes a message of so many tokens."""
+    """Return a text that makes a message of this many tokens."""
     words = round((tokens - 4) / 1.14)
     assert round(1.14 * words) == tokens - 4, f"no text has {tokens - 4} tokens"
     return " ".join([first] + ["word"] * (words - 1))
 
 
 def talk(*tokens: int, last: str = "user") -> list[Message]:
-    """Return messages of these sizes, user and assistant taking turns, the last one `last`'s."""
+    """Return messages of these sizes, alternating between user and assistant; the last one has the role `last`."""
     start = (ROLES.index(last) - len(tokens) + 1) % 2
     return [{"role": ROLES[(start + at) % 2], "content": text_of(size)} for at, size in enumerate(tokens)]
 
@@ -64,7 +65,7 @@ SYSTEM = {"role": "system", "content": text_of(2_004)}
 def ask(
     proxy: Proxy, session: str, messages: list[Message], model: str = MODEL, policy: str = "default"
 ) -> dict[str, Any]:
-    """Ask, and return the receipt."""
+    """Send a request, and return its receipt."""
     answer = proxy.chat(session, messages, model, headers={"x-context-policy": policy})
     assert answer.status_code == 200, answer.text
     return proxy.exchanges(session)[-1]
@@ -156,7 +157,7 @@ def test_a_further_summary_needs_ten_more_messages(waiting: Proxy, upstream: Ups
 def test_a_further_summary_needs_half_of_the_standing_ones_tokens(
     provider: Upstream, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Messages of 60 tokens, limits near to each other: a long summary, and little that is new."""
+    """With messages of 60 tokens and limits close to each other, the summary is long and little is new."""
     small = {
         "extends": "default",
         "trigger": {"tokens": 1_610},
@@ -195,7 +196,7 @@ def test_a_further_summary_needs_half_of_the_standing_ones_tokens(
 
 
 def rounds(number: int, size: int = 200) -> list[Message]:
-    """Return so many rounds of some 470 tokens, and the next question."""
+    """Return this many rounds of about 470 tokens, and the next question."""
     said: list[Message] = []
     for at in range(1, number + 2):
         said += [

@@ -1,4 +1,4 @@
-"""Summaries where several workers serve one session: one for a span, whoever makes it, and whoever dies."""
+"""Summaries with several workers on one session: each span is summarized once, even if a worker dies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.waiting import until
 
 @pytest.fixture(params=[True, False], ids=["background", "waiting"])
 def pair(request: pytest.FixtureRequest, provider: Upstream, tmp_path: Path) -> Iterator[tuple[Proxy, Proxy]]:
-    """Two processes' worth of the proxy on one store."""
+    """Two proxies on one store, which act like two processes."""
     settings = settings_for(provider, tmp_path, {**SECTIONS, "summarizer": {"background": request.param}})
     with Proxy(settings) as one, Proxy(settings) as other:
         for proxy in (one, other):
-            # FastAPI makes its routes ready at the first request, and not in two threads at once: what it
-            # hides of pydantic's warnings meanwhile it hides by a global.
+            # FastAPI prepares its routes at the first request. That is not thread-safe, because it suppresses
+            # pydantic's warnings with a global. So each proxy gets a first request alone.
             ask(proxy, "first", parcels(1), "x")
             proxy.get("/sessions/first")
         yield one, other
@@ -40,7 +40,7 @@ def test_two_that_want_the_same_one_make_it_once(pair: tuple[Proxy, Proxy], upst
         asked = [threads.submit(ask, proxy, "s", parcels(FULL if waits else SOFT), model) for proxy in pair]
         until(lambda: asked_for(upstream), "it is asked for")
         if not waits:
-            for number, proxy in enumerate(pair * 2, 1):  # each wants it at each of these
+            for number, proxy in enumerate(pair * 2, 1):  # each of these requests wants the summary
                 ask(proxy, "s", parcels(SOFT + number), model)
         upstream.gate.set()
         receipts = [each.result() for each in asked]
@@ -48,7 +48,7 @@ def test_two_that_want_the_same_one_make_it_once(pair: tuple[Proxy, Proxy], upst
     assert len(asked_for(upstream)) == 1
     if waits:
         assert [receipt["edits"] for receipt in receipts] == [["summarize"]] * 2
-    # Either uses it, whoever made it.
+    # Both use it, no matter which one made it.
     for proxy in pair:
         assert ask(proxy, "s", parcels(FULL + 1), "x")["summary"]["kind"] == "model"
         assert RULE in sent(upstream)[0]["content"]
@@ -64,7 +64,7 @@ def test_of_one_that_was_killed_another_takes_over(provider: Upstream, upstream:
         served.kill()
     upstream.gate.set()
     with Proxy(settings_for(provider, tmp_path, SECTIONS)) as proxy:
-        ask(proxy, "s", parcels(SOFT + 1), "summary:good")  # the dead one's lease still holds
+        ask(proxy, "s", parcels(SOFT + 1), "summary:good")  # the dead worker still holds the lease
         ask(proxy, "s", parcels(SOFT + 2), "summary:good")
         assert proxy.get("/sessions/s")["summarizer"]["ready"] == 0
         assert len(asked_for(upstream)) == 1
@@ -77,7 +77,7 @@ def test_of_one_that_was_killed_another_takes_over(provider: Upstream, upstream:
 
 
 def test_four_workers_make_one_for_each_span(provider: Upstream, upstream: Upstream, tmp_path: Path) -> None:
-    """Requests of five sessions, each of them at any worker, with summarizers that fail in some way."""
+    """Requests of five sessions go to any worker, with summarizers that fail in different ways."""
     faults = ["summary:good", "summary:good+sum-delay:30", "summary:invents", "sum-fault:500", "summary:bare"]
     settings = settings_for(provider, tmp_path, SECTIONS)
     lengths = (SOFT, SOFT, SOFT + 2, FULL, FULL, FULL + 2, FULL + 8)
@@ -102,5 +102,5 @@ def test_four_workers_make_one_for_each_span(provider: Upstream, upstream: Upstr
 
 def _post(url: str, session: str, rounds: int, model: str) -> httpx.Response:
     body = {"model": model, "messages": parcels(rounds)}
-    with httpx.Client(trust_env=False, timeout=60) as client:  # a connection of its own: for any worker
+    with httpx.Client(trust_env=False, timeout=60) as client:  # a new connection, which any worker may get
         return client.post(f"{url}/v1/chat/completions", json=body, headers={"x-session-id": session})

@@ -1,7 +1,7 @@
 """The systems that the example policies reproduce, through Responses and Messages: what is sent, and what is stored.
 
-The same is shown at length for chat completions, in a file for each example; the table of tool calls from history
-is shown there for all three APIs.
+Each example has its own file with detailed tests for Chat Completions. That of tool calls from history covers all
+three APIs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def words(number: int, word: str = "word") -> str:
 
 
 def ask(proxy: Proxy, tongue: Tongue, session: str, messages: list[Message], **given: Any) -> dict[str, Any]:
-    """Ask, and return the receipt."""
+    """Send a request, and return its receipt."""
     answer = proxy.ask(tongue, session, messages, given.pop("model", "say:fine"), tools=TOOLS, **given)
     assert answer.status_code == 200, answer.text
     return proxy.exchanges(session)[-1]

@@ -1,4 +1,4 @@
-"""Tenants see nothing of each other, and no key goes where it does not belong."""
+"""Tenants are isolated from each other, and keys are sent only where they belong."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_same_name_is_two_sessions(proxy: Proxy, upstream: Upstream, session
         assert read(proxy, key, f"/exchanges/{own}").status_code == 200
         assert read(proxy, key, f"/exchanges/{foreign}").status_code == 404
     assert len(owners) == 2
-    assert not owners & {ANNE, BERT}  # a tenant's name says nothing of a key
+    assert not owners & {ANNE, BERT}  # a tenant's name does not contain its key
 
 
 def test_what_is_one_tenants_is_not_there_for_the_other(proxy: Proxy, session: str) -> None:
@@ -83,7 +83,7 @@ def test_what_is_one_tenants_is_not_there_for_the_other(proxy: Proxy, session: s
     owner = read(proxy, ADMIN, f"/sessions/{session}").json()["tenant"]
     for path in (f"/sessions?tenant={owner}", f"/sessions/{session}?tenant={owner}"):
         assert read(proxy, BERT, path).status_code == 403
-    # It is all still there.
+    # All of it still exists.
     assert len(read(proxy, ANNE, f"/sessions/{session}/messages").json()["data"]) == 2
 
 
@@ -231,7 +231,7 @@ def open_proxy(serve: Serve) -> Proxy:
 
 
 def plain_get(port: int, target: str, headers: dict[str, Any]) -> tuple[int, bytes]:
-    """Ask for a target as it is written; clients of the better kind would tidy it up."""
+    """Request a target exactly as written; most HTTP clients would normalize it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.putrequest("GET", target, skip_host="host" in headers, skip_accept_encoding=True)

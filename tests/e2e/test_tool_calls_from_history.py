@@ -1,7 +1,7 @@
 """Eight rounds of one tool call each, three of them kept: what is stored and what is sent.
 
 The figures are those of the system that examples/policies/tool-calls-from-history.yaml reproduces: the calls
-of the current round do not count, and nothing is ever taken from what is stored.
+of the current round do not count, and stored messages are never removed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, str
     table: list[tuple[int, int, int, int]] = []
 
     def ask(*messages: dict[str, Any]) -> dict[str, Any]:
-        """Send, and return the reply in the form in which clients send it back."""
+        """Send messages; return the reply in the form in which clients send it back."""
         said.extend(messages)
         sent = said if use == "resend" else list(messages)
         answer = proxy.ask(tongue, session, sent, f"script:{session}", stream=stream, tools=TOOLS)
@@ -70,7 +70,7 @@ def test_the_table(proxy: Proxy, upstream: Upstream, session: str, use: str, str
         new = [{"role": "tool", "tool_call_id": f"c{number}", "content": f"{city}: 20 degrees"}]
         assert ask(*new)["content"] == answer["content"]
         sent = upstream.last.chat
-        # The current round goes whole, whatever becomes of the older ones.
+        # The current round is always sent whole.
         assert [m["role"] for m in sent[-3:]] == ["user", "assistant", "tool"]
         assert sent[-1] == new[0]
         assert sum(bool(m.get("tool_calls")) for m in sent) == results(sent)
@@ -111,7 +111,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 NOW = [user("and now?"), call("n1", "n2", "n3", "n4"), *map(result, ("n1", "n2", "n3", "n4"))]
-"""The current round has more calls than are kept of all others."""
+"""A current round with more calls than are kept of all other rounds."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""OpenTelemetry: what a collector is sent of exchanges, and the trace that goes on to the provider."""
+"""OpenTelemetry: what a collector receives about exchanges, and the trace that is propagated to the provider."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector:
-    """Takes what is sent by OTLP over HTTP."""
+    """Receives OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
         self.metrics: dict[tuple[str, str, tuple[tuple[str, Any], ...]], Any] = {}
-        """The newest state of each metric, by its name, the process, and its attributes."""
+        """The newest value of each metric, by name, process and attributes."""
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,7 @@ class Collector:
                     self.metrics[metric.name, process, tuple(sorted(told(point.attributes).items()))] = point
 
     def total(self, name: str, **labels: str) -> tuple[int, float]:
-        """Return how often something was measured, and the sum, over all processes."""
+        """Return count and sum of a metric over all processes."""
         wanted = {f"gen_ai.{key.replace('_', '.')}": value for key, value in labels.items()}
         found = [
             point
@@ -174,7 +174,7 @@ def test_a_trace_passes_untouched_and_nothing_is_imported_where_it_is_off(tmp_pa
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
             assert post(served.url, "/v1/chat/completions", body, traceparent=header).status_code == 200
         assert provider.headers[0]["traceparent"] == header
-    # FastAPI itself may import the API alone.
+    # FastAPI itself may import the OpenTelemetry API, but nothing may import its SDK.
     code = "import sys, proxy.cli.serving; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0  # noqa: S603 - our own
 

@@ -1,4 +1,4 @@
-"""Conversations of clients that name no session: one session each, whatever the client does to its history."""
+"""Conversations of clients that name no session: each stays one session, however the client changes its history."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHAPES: dict[str, tuple[Habit, bool]] = {
 
 
 PAIRS = 40
-"""How many conversations with equal beginnings are held at once."""
+"""Number of concurrent conversations with equal beginnings."""
 
 in_each_api = pytest.mark.parametrize(
     ("tongue", "store_url"),
@@ -47,12 +47,12 @@ in_each_api = pytest.mark.parametrize(
     ids=[*(f"{name}-sqlite" for name in TONGUES), "chat-postgres"],
     indirect=["store_url"],
 )
-"""An API decides how a body is read, a database how it is kept: one API shows what the other database does."""
+"""The API affects parsing and the database affects storage, so one API is enough to test the other database."""
 
 
 @pytest.fixture
 def served(tmp_path: Path, upstream: Upstream, store_url: str) -> Iterator[Served]:
-    """Two workers: what one of them relayed is evidence for the other."""
+    """A proxy with two workers: a reply relayed by one of them is evidence for the other."""
     policy = {"trigger": {"messages": 12}, "target": {"tokens": 150}, "edits": [{"type": "drop_oldest"}]}
     config = config_file(tmp_path, upstream, store_url, policies={"default": policy})
     with Served(config, "--workers", "2").wait() as running:
@@ -61,13 +61,13 @@ def served(tmp_path: Path, upstream: Upstream, store_url: str) -> Iterator[Serve
 
 @pytest.fixture
 def client(served: Served) -> Iterator[httpx.Client]:
-    limits = httpx.Limits(max_keepalive_connections=0)  # a new connection each time: any worker may get it
+    limits = httpx.Limits(max_keepalive_connections=0)  # a new connection each time, which any worker may get
     with httpx.Client(base_url=served.url, trust_env=False, timeout=SECONDS, limits=limits) as found:
         yield found
 
 
 def hold(talker: Talker, requests: int = 14) -> None:
-    """Ask until at least so many requests were made."""
+    """Continue the conversation until at least this many requests were sent."""
     number = next(_NUMBERS)
     while len(talker.sessions) < requests:
         talker.ask(f"Question {len(talker.said)} of conversation {number}: where does it rise?")
@@ -86,7 +86,7 @@ def test_each_shape_is_one_session(client: httpx.Client, tongue: Tongue) -> None
         hold(begun)
         found[f"begun elsewhere, stream: {stream}"] = set(begun.sessions)
     assert {name: len(sessions) for name, sessions in found.items()} == dict.fromkeys(found, 1)
-    assert len(set[str]().union(*found.values())) == len(found)  # and nobody else's
+    assert len(set[str]().union(*found.values())) == len(found)  # no two conversations share one
 
 
 @in_each_api
@@ -145,7 +145,7 @@ def test_a_conversation_goes_on_with_its_compaction_alone(
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_a_reply_that_goes_on_with_what_the_model_said_is_known_in_the_same_turn(client: httpx.Client) -> None:
-    """What the model wrote in a row is one entry; a request may end amid it, with a text as short as the reply."""
+    """The model's consecutive items are one entry. A request may end within it, with a text as short as the reply."""
     found: list[set[str]] = []
     for _ in range(3):  # the same words each time
         said = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One."}]
@@ -236,7 +236,7 @@ def test_a_reply_is_known_with_the_words_that_the_client_let_it_begin_with(
 
 @in_each_api
 def test_a_client_that_has_less_of_a_reply_that_broke_off_goes_on(client: httpx.Client, tongue: Tongue) -> None:
-    """Who stops listening does not get what was under way."""
+    """A client that disconnects does not receive what was still on its way."""
     told = {"role": "assistant", "content": "word0 word1 word2 word3 wo"}
     said: list[JsonObject] = [{"role": "user", "content": "Count."}]
     body = tongue.body(said, "long:40+fault:drop", stream=True)
@@ -267,4 +267,4 @@ def test_conversations_with_equal_beginnings_are_not_merged(client: httpx.Client
         owners.setdefault(talker.sessions[-1], set()).add(f"{number}")
     assert all(len(owner) == 1 for owner in owners.values())
     for talker in talkers:
-        assert talker.sessions[-1] == talker.sessions[-2]  # from where they differ each is known
+        assert talker.sessions[-1] == talker.sessions[-2]  # after the point where they differ, each is recognized

@@ -1,4 +1,4 @@
-"""`serve --workers N`: any worker serves any session; one that dies is replaced, and takes nobody with it."""
+"""`serve --workers N`: any worker serves any session. A worker that dies is replaced, and the others are unaffected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_sqlite(tmp_path: Path, upstream: Upstream) -> Path:
 
 
 def ask(base: str, text: str, session: str = "s") -> str:
-    """Append to the session over a connection of its own; return the mark of the worker that answered."""
+    """Append to the session over a new connection; return the mark of the worker that answered."""
     body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
     with httpx.Client(base_url=base, trust_env=False, timeout=SECONDS) as client:
         answer = client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
@@ -49,7 +49,7 @@ def get(base: str, path: str) -> Any:
 
 
 def statuses(base: str) -> dict[str, str]:
-    """Return how each exchange of the session stands."""
+    """Return the status of each exchange of the session."""
     return {row["id"]: row["status"] for row in get(base, "/sessions/s/exchanges?limit=1000")}
 
 
@@ -58,7 +58,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(config: Pat
         ask(served.url, "first")
         by_mark: dict[str, list[aiohttp.ClientResponse]] = defaultdict(list)
         async with AsyncExitStack() as stack:
-            # Streams that stand still in their middle, some at either worker.
+            # Streams that pause in the middle, some on each worker.
             while len(by_mark) < 2:
                 assert sum(map(len, by_mark.values())) < 100, "one worker takes all connections"
                 client = await stack.enter_async_context(aiohttp.ClientSession())
@@ -88,7 +88,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(config: Pat
         assert {found[name] for name in alive} == {"complete"}
         assert {found[name] for name in lost} == {"interrupted"}
         assert len(served.workers) == 3
-        # The new one serves too, and the session that it finds is whole.
+        # The new worker serves too, and finds the complete session.
         marks: set[str] = set()
         while not marks - {broken, *by_mark}:
             assert len(get(served.url, "/sessions/s/messages")) < 600, "the new one takes no connection"
@@ -98,7 +98,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(config: Pat
         assert sum(str(text).startswith("slow") for text in said) == len(others)
         assert said[-2:] == ["again", "echo: again"]
         assert served.log.count("use it:") == 1
-        # Ctrl-C, as a terminal sends it: to all of them.
+        # Like Ctrl-C in a terminal, which signals all processes.
         for process in (served.process.pid, *served.workers[1:]):
             os.kill(process, signal.SIGINT)
         assert served.process.wait(SECONDS) == 0
@@ -107,7 +107,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_siblings_go_on(config: Pat
 
 
 def _whose_broke(by_mark: dict[str, list[aiohttp.ClientResponse]]) -> str:
-    """Return the mark of the worker whose connections are gone."""
+    """Return the mark of the worker whose connections broke."""
     found: list[str] = []
 
     def broke() -> bool:
@@ -124,7 +124,7 @@ def test_a_parent_that_is_killed_leaves_nobody_behind(on_sqlite: Path) -> None:
         port = int(served.url.rpartition(":")[2])
         served.kill()
         until(lambda: not any(map(is_running, served.workers)), "the workers end", SECONDS)
-        # The address is free for the next one.
+        # The address is free for the next server.
         with Served(on_sqlite, "--workers", "2", "--port", str(port)).wait() as again:
             assert ask(again.url, "second") != mark
             assert len(get(again.url, "/sessions/s/messages")) == 4

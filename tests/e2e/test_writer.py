@@ -1,4 +1,4 @@
-"""A server and the process that writes its exchanges: what each does when the other one ends."""
+"""A server and its writer process: what each does when the other one ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def writer_of(served: Served) -> int:
 
 
 def ask(client: httpx.Client, session: str, text: str) -> str:
-    """Append to a session; return what the exchange is called."""
+    """Append to a session; return the exchange's id."""
     body = {"model": "echo", "messages": [{"role": "user", "content": text}]}
     answer = client.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
     assert answer.status_code == 200, answer.text
@@ -52,7 +52,8 @@ def talk(url: str, session: str) -> None:
 
 
 def told(url: str, session: str) -> list[Any]:
-    """Return the texts that are stored of a session; none where there is none yet."""
+    """Return the stored texts of a session; empty if the session does not exist yet."""
+
     answer = httpx.get(f"{url}/sessions/{session}/messages?limit=1000", trust_env=False, timeout=SECONDS)
     assert answer.status_code in {200, 404}, answer.text
     return [message["content"] for message in answer.json().get("data", ())]

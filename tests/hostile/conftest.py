@@ -1,4 +1,4 @@
-"""Attacks run against the same stand-in provider as the end-to-end tests, or one that answers what a test says."""
+"""Attacks run against the stand-in provider of the end-to-end tests, or against one with answers that a test sets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answering(_direct: None) -> Iterator[Answering]:
 
 @pytest.fixture(scope="session")
 def served(answering: Answering, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A proxy in a process of its own, whose memory can be seen."""
+    """A proxy in its own process, so that its memory can be measured."""
     folder = tmp_path_factory.mktemp("served")
     config = config_file(folder, answering, empty_store(folder / "p.db"), server={"max_memory": 800 * MEGABYTE})
     with Served(config) as process:

@@ -1,11 +1,11 @@
-"""Workers are killed and the database goes away under load: what a client saw the end of is stored, once.
+"""Workers are killed and the database fails under load: replies whose end a client saw are stored exactly once.
 
     python -m tests.hostile.kills                       one worker every 2 s, the database restarted twice
-    python -m tests.hostile.kills --away                the database is gone for 30 s
-    python -m tests.hostile.kills --away --kill         the same, with kills meanwhile and while the spool is stored
+    python -m tests.hostile.kills --away                the database is unavailable for 30 s
+    python -m tests.hostile.kills --away --kill         the same, with kills then and while the spool is stored
 
-each on SQLite and on PostgreSQL (`--on sqlite`), with 64 clients and 4 workers. Clients talk in all three APIs, as JSON
-and as streams, with calls of tools; two of three send their whole history, the third only what is new.
+Each runs on SQLite and on PostgreSQL (or on one: `--on sqlite`), with 64 clients and 4 workers. Clients use all three
+APIs, JSON and streams, and tool calls. Two of three resend their whole history, the third sends only new messages.
 """
 
 from __future__ import annotations
@@ -37,55 +37,55 @@ from tests.support.tongues import TONGUES, Tongue
 from tests.support.upstream import Upstream
 
 SLOW: Final = "+delay:60+chunkdelay:2"
-"""So that there are moments in which an exchange is under way."""
+"""Delays, so that a kill can hit a running exchange."""
 TOOLS: Final = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
 RESULT: Final = "\n".join(f"line {number}" for number in range(40))
 EXCHANGES_OF_A_SESSION: Final = 40
-_PATIENCE: Final = 60.0  # seconds for an answer, and for the store to hold everything once it is back
+_PATIENCE: Final = 60.0  # timeout in seconds for an answer, and for everything to be stored once the database is back
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
-    """What happens."""
+    """What happens in a run."""
 
     clients: int = 64
     workers: int = 4
-    exchanges: int = 10_000  # that are acknowledged; 0: as many as there are while the database is away
-    kill_every: float = 2.0  # seconds; 0: nobody is killed
+    exchanges: int = 10_000  # to be acknowledged; 0: as many as there are while the database is unavailable
+    kill_every: float = 2.0  # seconds; 0: no worker is killed
     restarts: int = 2
-    away: float = 1.0  # seconds for which the database is gone, each time
-    beside: float = 3.0  # seconds of talk before and after it is gone, where there is no number of exchanges
+    away: float = 1.0  # seconds for which the database is unavailable, each time
+    beside: float = 3.0  # seconds of requests before and after that, if `exchanges` is 0
 
 
 class Counted(Struct, kw_only=True):
-    """What clients were told."""
+    """The answers that clients got."""
 
     acknowledged: int = 0
-    cut: int = 0  # requests whose connection broke: their worker was killed
-    refused: int = 0  # 503 for what needs the store
-    failed: list[str] = []  # requests with their whole history that got anything else
+    cut: int = 0  # requests whose connection broke because their worker was killed
+    refused: int = 0  # 503 for requests that need the store
+    failed: list[str] = []  # requests with their whole history that got another error
     kills: int = 0
-    slowest: float = 0.0  # seconds that an acknowledged request took
+    slowest: float = 0.0  # most seconds that an acknowledged request took
 
 
 class Outcome(Struct, kw_only=True):
-    """What is stored, held against what clients saw."""
+    """What is stored, compared with what clients saw."""
 
     told: Counted
     lost: int = 0  # acknowledged replies that are not stored
     twice: int = 0
     pending: int = 0
-    other: int = 0  # sessions whose branch is not what its client holds
-    settled: float = 0.0  # seconds after the last answer until this holds
+    other: int = 0  # sessions whose branch differs from the client's copy
+    settled: float = 0.0  # seconds from the last answer until all is stored
     seconds: float = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost, stored twice, left pending, or failed that needs nothing stored."""
+        """Whether nothing is lost, stored twice or pending, and no request failed that does not need the store."""
         return not (self.lost or self.twice or self.pending or self.other or self.told.failed)
 
 
 class Client(Struct, kw_only=True):
-    """One client, in one session after the other; it says everything until it is answered."""
+    """One client, in one session after another. It retries each message until it is answered."""
 
     number: int
     tongue: Tongue
@@ -95,11 +95,11 @@ class Client(Struct, kw_only=True):
     appends: bool
     session: str = ""
     history: list[dict[str, Any]] = []
-    seen: dict[str, list[str]] = {}  # by session: what tells each reply from all others
-    held: dict[str, list[dict[str, Any]]] = {}  # by session: what the client has of it at the end
+    seen: dict[str, list[str]] = {}  # by session: the unique word of each reply
+    held: dict[str, list[dict[str, Any]]] = {}  # by session: the client's copy at the end
 
     async def talk(self, is_over: Callable[[], bool]) -> None:
-        """Talk until it is enough."""
+        """Send messages until `is_over` returns true."""
         turn = 0
         while not is_over():
             if turn % EXCHANGES_OF_A_SESSION == 0:
@@ -122,7 +122,7 @@ class Client(Struct, kw_only=True):
             self.held[self.session] = self.history
 
     async def insist(self, message: dict[str, Any], word: str, model: str, stream: bool) -> dict[str, Any]:
-        """Say one more message until it is answered; return the reply as a chat message."""
+        """Send one more message, retrying until it is answered; return the reply as a chat message."""
         tries = 0
         while True:
             reply = await self._ask(message, model, stream, retried=tries > 0)
@@ -166,7 +166,7 @@ class Client(Struct, kw_only=True):
 
 
 def _is_whole(raw: bytes) -> bool:
-    """Tell whether a stream came to its end."""
+    """Tell whether a stream is complete."""
     tail = raw[-8192:]
     return tail.endswith(b"data: [DONE]\n\n") or b"event: message_stop" in tail or b"event: response.completed" in tail
 
@@ -175,7 +175,7 @@ def _is_whole(raw: bytes) -> bool:
 
 
 class Database(Struct, frozen=True, kw_only=True):
-    """A store's database, that may go away."""
+    """A store's database, which can be made unavailable."""
 
     url: str
     leaves: Callable[[], None]
@@ -184,7 +184,7 @@ class Database(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def sqlite_database(folder: Path) -> Generator[Database]:
-    """Give a file that another process locks."""
+    """Yield a file that another process locks."""
     url = empty_store(folder / "palimpsest.db")
     holder = sqlite3.connect(folder / "palimpsest.db", isolation_level=None, timeout=30, check_same_thread=False)
 
@@ -200,7 +200,7 @@ def sqlite_database(folder: Path) -> Generator[Database]:
 
 @contextmanager
 def postgres_database(folder: Path) -> Generator[Database]:
-    """Give a database of a server of its own that is stopped and started."""
+    """Yield a database of its own server, which is stopped and started."""
     from tests.e2e.test_store_away import Server  # noqa: PLC0415 - it starts a server's package
 
     with postgres.server() as admin, postgres.database(admin) as url:
@@ -214,7 +214,7 @@ DATABASES: Final = {"sqlite": sqlite_database, "postgres": postgres_database}
 
 
 async def run(scenario: Scenario, served: Served, database: Database) -> Outcome:
-    """Let clients talk while all this happens; return what came of it."""
+    """Run the clients and the scenario; return the outcome."""
     told, begun, tongues = Counted(), time.monotonic(), list(TONGUES.values())
     async with _connected() as http:
         clients = [
@@ -244,7 +244,7 @@ async def run(scenario: Scenario, served: Served, database: Database) -> Outcome
             else:
                 await asyncio.sleep(scenario.beside)
                 await _go_away(scenario.away, database)
-                await asyncio.sleep(scenario.beside)  # what waited is stored, under load
+                await asyncio.sleep(scenario.beside)  # the spool is stored under load
                 over.set()
                 await asyncio.wait(talks)
             killing.cancel()
@@ -259,7 +259,7 @@ async def run(scenario: Scenario, served: Served, database: Database) -> Outcome
 
 @asynccontextmanager
 async def _connected() -> AsyncGenerator[aiohttp.ClientSession]:
-    # A connection of its own for each request: they go to all workers.
+    # A new connection for each request, so that they go to all workers.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     limit = aiohttp.ClientTimeout(total=_PATIENCE)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as http:
@@ -293,7 +293,7 @@ async def _go_away(seconds: float, database: Database) -> None:
 
 
 async def _compared(http: aiohttp.ClientSession, clients: list[Client], told: Counted) -> Outcome:
-    """Hold what clients saw against what is stored."""
+    """Compare what clients saw with what is stored."""
     outcome = Outcome(told=told)
     for client in clients:
         for session, seen in client.seen.items():
@@ -314,9 +314,9 @@ async def _compared(http: aiohttp.ClientSession, clients: list[Client], told: Co
 
 
 class Stored(Struct, frozen=True, kw_only=True):
-    """What the store holds of a session."""
+    """The stored state of a session."""
 
-    replies: Counter[str]  # nodes of replies that hold each word
+    replies: Counter[str]  # number of reply nodes with each word
     branch: list[dict[str, Any]]  # the messages of the head's branch
     pending: int
 
@@ -340,7 +340,7 @@ async def _stored(http: aiohttp.ClientSession, base: str, session: str) -> Store
 
 
 def attack(scenario: Scenario, on: str, folder: Path) -> tuple[Outcome, str]:
-    """Run a scenario on a database; return what came of it, and the proxy's log."""
+    """Run a scenario on a database; return the outcome, and the proxy's log."""
     with ExitStack() as stack:
         upstream = stack.enter_context(Upstream())
         database = stack.enter_context(DATABASES[on](folder))
@@ -352,7 +352,7 @@ def attack(scenario: Scenario, on: str, folder: Path) -> tuple[Outcome, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for; return 1 where it does not hold."""
+    """Run the chosen scenario; return 1 if the outcome is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--away", action="store_true")
     parser.add_argument("--kill", action="store_true")

@@ -1,8 +1,8 @@
 """What the attacks of docs/security.md cost: `python -m tests.hostile.measure [PART OF A NAME ...]`.
 
-Each is made against a running proxy with `server.max_memory: 512MB`, in every dialect where that makes a difference.
-A process beside asks for `/healthz` all the time. The table says what was answered, the most memory that the proxy
-had, and how long others waited at most.
+Each attack runs against a proxy with `server.max_memory: 512MB`, in every dialect if that makes a difference. Another
+process requests `/healthz` all the time. The table shows the answers, the proxy's peak memory, and the longest time
+that the other process waited.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_MEMORY: Final = 512 * MEGABYTE
 PATIENCE: Final = 60.0
 EXCHANGES: Final = 100_000
 FORGETFUL: Final = {"trigger": {"every_request": True}, "target": {"tokens": 100}, "edits": [{"type": "drop_oldest"}]}
-"""A policy under which a session grows and what is sent of it does not."""
+"""A policy with which the session grows but the view does not."""
 TINY: Final = b'{"role":"user","content":"a"}'
 
 # ------------------------------------------------------------------------------------------ upstream's part
 
 
 def answers(*pieces: bytes, head: bytes = JSON) -> Does:
-    """Return what writes these pieces and closes."""
+    """Return a function that writes these pieces and closes the connection."""
 
     async def does(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
         writer.write(head + LAST)
@@ -61,7 +61,7 @@ def _with_usage(seeds: Seeds, usage: bytes) -> bytes:
 
 
 def _with_text(seeds: Seeds, text: bytes) -> bytes:
-    """Return an answer with any JSON where its text stands."""
+    """Return an answer with arbitrary JSON in place of its text."""
     written = orjson.dumps(seeds.answer)
     for own in ("fine 好", "fine"):
         written = written.replace(orjson.dumps(own), text)
@@ -112,19 +112,19 @@ def _raw_deflate(data: bytes) -> bytes:
 
 @cache
 def _gzip_bomb(begin: bytes) -> bytes:
-    """Return 200 MB of spaces behind `begin`. Whoever imports this need not wait for it."""
+    """Return `begin` and 200 MB of spaces, compressed. A function, so that importing this module stays fast."""
     return gzip.compress(begin + b" " * (200 * MEGABYTE), 1)
 
 
 def _zstd_bomb() -> bytes:
-    """Return a frame of 200 MB of spaces: blocks that say a byte and how often."""
+    """Return a frame of 200 MB of spaces, as run-length blocks."""
     size = 131_072
     blocks = [(size << 3 | 1 << 1 | last).to_bytes(3, "little") + b" " for last in [0] * 1_599 + [1]]
     return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks)
 
 
 def endless_stream(megabytes: int) -> Does:
-    """Return what streams texts of this size, and no end."""
+    """Return a function that streams texts of this total size, without an end."""
 
     async def does(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
         writer.write(EVENTS + LAST)
@@ -158,7 +158,7 @@ async def _slow_stream(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool)
 
 
 async def _silent_close(writer: asyncio.StreamWriter, seeds: Seeds, stream: bool) -> None:
-    """Answer as a server does that keeps the connection, and close it a moment later."""
+    """Answer like a server that keeps the connection open, and close it a moment later."""
     body = orjson.dumps(seeds.answer)
     writer.write(JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await writer.drain()
@@ -194,14 +194,14 @@ DOES: Final[dict[str, Does]] = {
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What came back: 0 where nothing did."""
+    """The answer to a request; the status is 0 if nothing came."""
 
     status: int
     body: bytes = b""
 
     @property
     def code(self) -> str:
-        """Status and, of an error, its code or kind."""
+        """The status and, for an error, its code or type."""
         found = ""
         with suppress(orjson.JSONDecodeError, AttributeError):
             error = orjson.loads(self.body).get("error") or {}
@@ -210,7 +210,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 async def ask(port: int, *pieces: bytes, patience: float = PATIENCE) -> Answer:
-    """Send bytes on a connection of their own; return what comes until it is closed."""
+    """Send bytes on a new connection; return what arrives until it is closed."""
     data = b""
     try:
         async with asyncio.timeout(patience):
@@ -230,12 +230,12 @@ async def ask(port: int, *pieces: bytes, patience: float = PATIENCE) -> Answer:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return what comes until the connection is closed, or broken; of much the beginning and the end."""
+    """Read until the connection is closed or breaks. Of long data, return only the beginning and the end."""
     data = b""
     try:
         while piece := await reader.read(1 << 20):
             data = (data + piece) if len(data) < 200_000 else data[:100_000] + (data + piece)[-100_000:]
-    except ConnectionError:  # what came before it is still there
+    except ConnectionError:  # keep what arrived before it
         data += bytes(vars(reader)["_buffer"])
     return data
 
@@ -247,7 +247,7 @@ def post(path: str, body: bytes, *headers: bytes, kind: bytes = b"application/js
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What is attacked."""
+    """The attacked proxy."""
 
     port: int
     process: int
@@ -263,7 +263,7 @@ class Target(Struct, frozen=True, kw_only=True):
 Attack: TypeAlias = Callable[[Target], Awaitable[str]]
 ATTACKS: Final[dict[str, Attack]] = {}
 ONCE: Final[set[str]] = set()
-"""Attacks that are the same whatever the dialect."""
+"""Attacks that do not depend on the dialect."""
 
 
 def attack(name: str, *, once: bool = False) -> Callable[[Attack], Attack]:
@@ -279,7 +279,7 @@ def attack(name: str, *, once: bool = False) -> Callable[[Attack], Attack]:
 
 
 def told(answers: Iterable[Answer]) -> str:
-    """Return how often which answer came."""
+    """Return the number of each answer as text."""
     found = Counter(answer.code for answer in answers)
     return ", ".join(
         code if number == 1 and len(found) == 1 else f"{code} x{number}" for code, number in found.most_common()
@@ -287,7 +287,7 @@ def told(answers: Iterable[Answer]) -> str:
 
 
 async def flood(target: Target, begin: bytes, piece: bytes, most: int = 256 * MEGABYTE) -> str:
-    """Send without an end."""
+    """Send pieces without end, up to `most` bytes."""
     return told([await ask(target.port, begin, *[piece] * (most // len(piece)))])
 
 
@@ -415,7 +415,7 @@ async def _(target: Target) -> str:
 
 
 def _answered(name: str, model: str, *, times: int = 1, stream: bool = False) -> None:
-    """Add the attack of an answer of the upstream."""
+    """Add an attack by an answer of the upstream."""
 
     async def made(target: Target) -> str:
         asked = [ask(target.port, target.chat(model, stream=stream)) for _ in range(times)]
@@ -487,11 +487,11 @@ READS: Final = {
     "lab": "/ui/policies/lab?session={session}&policy=off",
     "cache page": "/ui/cache",
 }
-"""What reads whole sessions."""
+"""Routes that read whole sessions."""
 
 
 def _reads(name: str, path: str) -> None:
-    """Add the attack of twelve at once that read a session of 95 MB."""
+    """Add an attack in which twelve requests at once read a session of 95 MB."""
 
     async def made(target: Target) -> str:
         session, exchange = "read", await _long_session(target, "read")
@@ -502,7 +502,7 @@ def _reads(name: str, path: str) -> None:
 
 
 async def _long_session(target: Target, session: str) -> str:
-    """Have a session of 2,000 messages of 48 kB; return the id of its last exchange."""
+    """Store a session of 2,000 messages of 48 kB; return the id of its last exchange."""
     rows = (await ask(target.port, get(f"/sessions/{session}/exchanges?limit=1"))).body
     count = 0 if b'"id":"' in rows else 20
     headers = (b"X-Session-ID: " + session.encode(), b"X-Session-Mode: append", b"X-Context-Policy: forgetful")
@@ -544,7 +544,7 @@ async def _(target: Target) -> str:
 
 
 async def _talk(target: Target, number: int, counted: Counter[str]) -> None:
-    """Ask on one connection, in new sessions of twenty exchanges each, as JSON and as streams."""
+    """Send requests on one connection, in new sessions of twenty exchanges each, as JSON and as streams."""
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     while counted["asked"] < EXCHANGES:
         counted["sessions"] += 1
@@ -602,7 +602,7 @@ async def _(target: Target) -> str:
 
 
 def _probe(port: int, pipe: Connection) -> None:
-    """Ask for `/healthz` until told to stop; say how long the slowest answer took."""
+    """Request `/healthz` until told to stop; report the time of the slowest answer."""
     slowest, errors = 0.0, 0
     while not pipe.poll(0.02):
         begun = time.monotonic()
@@ -615,19 +615,19 @@ def _probe(port: int, pipe: Connection) -> None:
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What an attack came to."""
+    """The result of an attack."""
 
     said: str
     peak: float  # megabytes
     left: float  # megabytes a second afterwards
-    slowest: float  # seconds
-    errors: int  # of the others' requests
+    slowest: float  # seconds, of the other process
+    errors: int  # failed requests of the other process
     seconds: float
 
 
 def measured(name: str, target: Target) -> Result:
-    """Make an attack."""
-    Path(f"/proc/{target.process}/clear_refs").write_text("5")  # forget the peak
+    """Run an attack."""
+    Path(f"/proc/{target.process}/clear_refs").write_text("5")  # reset the peak
     mine, theirs = multiprocessing.Pipe()
     probe = multiprocessing.get_context("spawn").Process(target=_probe, args=(target.port, theirs))
     probe.start()
@@ -654,7 +654,7 @@ async def _made(name: str, target: Target) -> str:
 
 
 def main(*wanted: str) -> int:
-    """Make the attacks whose names hold one of these texts, all without any; return 1 where one does not hold."""
+    """Run the attacks whose names contain one of these texts, or all; return 1 if the proxy fails at one."""
     os.environ["NO_PROXY"] = "127.0.0.1"  # noqa: TID251 - of this program and its child
     failed = 0
     folder = Path(tempfile.mkdtemp(prefix="hostile"))

@@ -1,8 +1,8 @@
-"""Damage to JSON and to text that keeps most of its structure, so that it gets past the first check.
+"""Damages JSON and text but keeps most of the structure, so that it passes the first checks.
 
     {"model": "m", "messages": [{"role": "user"}]}   ->   {"model": "m", "messages": [{"role": {"a": []}}]}
 
-Everything comes from one `Random`, so that a case can be made again from its seed.
+Everything comes from one `Random`, so that a case can be reproduced from its seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VALUES: Final[tuple[Any, ...]] = (
     {"type": "text"},
     {"type": "text", "text": 7},
 )
-_DEEP: Final = "@deep@"  # stands for a value of many levels, until it is text
+_DEEP: Final = "@deep@"  # placeholder for a deeply nested value, replaced in the text
 _LEVELS: Final = (5, 130, 800, 5000)
 _NAMES: Final = ("", "role", "content", "tool_calls", "id", "type", "name", "arguments", "text", "input", "stream")
 _BYTES: Final = (b"\0", b"\xff", b"\xed\xa0\x80", b"\xc0\xae", b"\\", b'"', b"{", b"]", b"\r\n", b"\\u")
@@ -60,7 +60,7 @@ def mutated(random: Random, value: Any, times: int | None = None) -> Any:
 
 
 def _holders(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place in a value as what holds it and where."""
+    """Yield every place in a value as (container, key or index)."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -88,7 +88,7 @@ def _change(random: Random, holder: Any, key: Any, parts: list[Any]) -> None:
 
 
 def as_json(random: Random, value: Any) -> bytes:
-    """Return a value as JSON text, at times with a fault in the text itself."""
+    """Return a value as JSON text, sometimes with a fault in the text itself."""
     text = json.dumps(value, ensure_ascii=random.random() < 0.5, indent=random.choice((None, None, 1)))
     levels = random.choice(_LEVELS)
     text = text.replace(f'"{_DEEP}"', "[" * levels + "]" * levels)

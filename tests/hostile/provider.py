@@ -1,6 +1,6 @@
-"""An upstream that answers in every way that it should not. The `model` of a request says in which.
+"""An upstream that misbehaves in every way. The `model` of a request selects how.
 
-lambda writer, seeds: ...      what it writes, for each model; else the dialect's own answer
+A function per model writes the answer. Other models get the dialect's normal answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from tests.hostile.seeds import DIALECTS, Seeds
 
 Does: TypeAlias = Callable[[asyncio.StreamWriter, Seeds, bool], Awaitable[None]]
-"""Writes an answer; it is told the dialect, and whether a stream is asked for."""
+"""Writes an answer, given the dialect's seeds and whether a stream was requested."""
 
 JSON: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 EVENTS: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -24,11 +24,11 @@ LAST: Final = b"Connection: close\r\n\r\n"
 
 
 class HostileProvider:
-    """Runs in a thread of its own. `does` has what it does, by model."""
+    """Runs in its own thread. `does` has the function for each model."""
 
     def __init__(self, does: dict[str, Does]) -> None:
         self.does = does
-        self.asked = 0  # requests that came
+        self.asked = 0  # received requests
         self.port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stops = asyncio.Event()
@@ -37,7 +37,7 @@ class HostileProvider:
 
     @property
     def base_url(self) -> str:
-        """What `upstream.base_url` must be to reach it."""
+        """The value of `upstream.base_url` for this provider."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> Self:

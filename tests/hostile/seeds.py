@@ -1,4 +1,4 @@
-"""Requests and answers in all three dialects that are as they should be; attacks begin with these.
+"""Valid requests and answers in all three dialects, from which attacks are made.
 
 Each is small, but has every kind of part: texts, calls with their results, reasoning, usage.
 """
@@ -19,7 +19,7 @@ _SCHEMA: Final[JsonObject] = {"type": "object", "properties": {}}
 
 
 class Seeds(Struct, frozen=True, kw_only=True):
-    """What one dialect says and hears."""
+    """The requests and answers of one dialect."""
 
     path: str
     items: str  # the field that holds the conversation
@@ -28,7 +28,7 @@ class Seeds(Struct, frozen=True, kw_only=True):
     more: tuple[JsonObject, ...]  # further fields of a request
     answer: JsonObject
     events: tuple[tuple[str, JsonObject], ...]  # (its name or nothing, its data)
-    closing: bytes  # what ends a stream beside its events
+    closing: bytes  # the end of a stream after its events
 
     @property
     def bodies(self) -> list[JsonObject]:

@@ -1,4 +1,4 @@
-"""Bodies, and answers of the upstream, that are small as bytes and large as objects."""
+"""Request bodies and upstream answers that are small as bytes but large as objects."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_millions_of_values_are_refused_before_objects_exist(
     attack.start()
     while attack.is_alive():
         most = max(most, resident(served.process.pid))
-        seconds_of(port)  # others are served meanwhile; `tests.hostile.measure` says how long they wait
+        seconds_of(port)  # others are served meanwhile; `tests.hostile.measure` measures how long they wait
         time.sleep(0.01)
     status, _, answer = found[0]
     error = orjson.loads(answer)["error"]

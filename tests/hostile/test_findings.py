@@ -1,4 +1,4 @@
-"""What fuzzing and measuring found, each made again through the front door."""
+"""Findings of fuzzing and measuring, each reproduced over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEGABYTE = 1_048_576
 
 @pytest.fixture(scope="module")
 def provider(_direct: None) -> Iterator[HostileProvider]:
-    # Of a stream 48 MB are kept.
+    # The proxy keeps 48 MB of a stream.
     with HostileProvider(DOES | {"endless stream": endless_stream(60)}) as found:
         yield found
 
@@ -68,7 +68,7 @@ def test_a_stream_that_is_too_large_ends_with_an_error_event(served: Served, see
 def test_a_stream_without_end_is_passed_on_and_not_kept(served: Served, seeds: Seeds) -> None:
     size = most = 0
     body = seeds.body(seeds.talks[-1], {"model": "endless stream", "stream": True})
-    # On a machine that is much too busy the store counts as away for a while: what it says then is not asked here.
+    # On an overloaded machine the store counts as unavailable for a while. That case is not tested here.
     until(lambda: httpx.get(f"{served.url}/readyz", trust_env=False).status_code == 200, "the store is there")
     with (
         httpx.Client(timeout=60, trust_env=False) as client,

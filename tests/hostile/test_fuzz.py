@@ -1,9 +1,8 @@
-"""Bodies, answers, routes and imports that are nearly right.
+"""Bodies, answers, routes and imports that are almost valid.
 
-Whatever comes, nothing fails by accident: no 500, no traceback, no request without an end, nothing left pending.
-Each test makes a fixed number of cases, every other one on each database; `make attack` lets each of them run for ten
-minutes with cases that no run had before. A failure names its case, as `PALIMPSEST_ATTACK_CASE` takes it to make that
-case alone again.
+None of them causes an accidental failure: no 500, no traceback, no request without an end, nothing left pending.
+Each test runs a fixed number of cases, alternating between the databases; `make attack` runs each test for ten
+minutes with new cases. A failure names its case; set `PALIMPSEST_ATTACK_CASE` to that name to run only this case.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CASE: Final = os.environ.get("PALIMPSEST_ATTACK_CASE", "")  # noqa: TID251 - a s
 _CASES: Final = 60
 DATABASES: Final = ("sqlite", "postgres")
 _PATIENCE: Final = 30.0  # seconds for one answer
-_RECENT: Final = 50  # sessions that are looked at after a run
+_RECENT: Final = 50  # sessions that are checked after a run
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 POLICY: Final = {
     "trigger": {"messages": 3},
@@ -44,12 +43,12 @@ POLICY: Final = {
 }
 
 VIRTUAL_TOOLS: Final = {"recall_context": True, "compress_chat_history": True}
-"""Offered where the request offers tools."""
+"""Offered if the request offers tools."""
 _NAMES: Final = (b'"f"', b'"recall_context"', b'"compress_chat_history"')
 
 
 def cases(kind: str, proxy: Attacked) -> Iterator[tuple[str, Random]]:
-    """Yield (name, its chance) of each case of this proxy."""
+    """Yield the name of each case of this proxy, and a `Random` seeded with it."""
     if CASE:
         yield CASE, Random(CASE)  # noqa: S311 - a case that can be made again
         return
@@ -75,7 +74,7 @@ def any_dialect(random: Random) -> Seeds:
 
 
 class Faulty:
-    """An upstream that answers each request with the bytes that a test has put down."""
+    """An upstream that answers each request with the bytes that a test has set."""
 
     def __init__(self) -> None:
         self.answer = b""
@@ -100,36 +99,36 @@ class Faulty:
                     connection.sendall(self.answer)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join(_PATIENCE)
 
 
 class Attacked:
-    """A proxy in a process of its own, and what must be true of it after each case and at the end."""
+    """A proxy in its own process, with checks after each case and at the end."""
 
     def __init__(self, served: Served, number: int) -> None:
         self._served = served
         self.number = number
         """The place of its database among `DATABASES`: of the first cases, which it takes."""
         self.client = httpx.Client(base_url=served.url, trust_env=False, timeout=_PATIENCE)
-        self._seen = 0  # letters of its log that were looked at
+        self._seen = 0  # characters of its log that were checked
         self.port = int(served.url.rpartition(":")[2])
 
     def check(self, case: str, answer: httpx.Response) -> None:
-        """Look at one answer."""
+        """Check one answer."""
         assert answer.status_code != 500, (case, answer.text[:500], self.traceback)
         if answer.status_code >= 400:
             assert "error" in answer.json(), (case, answer.text[:500])
 
     @property
     def traceback(self) -> str:
-        """What its log tells of the newest error, if anything."""
+        """The newest error in its log, if any."""
         return self._served.log.rpartition("Traceback")[2][-3000:]
 
     def settled(self) -> None:
-        """Look at what all the cases left behind."""
+        """Check what all cases left behind."""
         _, found, told = self._served.log[self._seen :].partition("Traceback")
         self._seen = len(self._served.log)
         assert not found, told[:3000]
@@ -170,7 +169,7 @@ def proxy(
 
 @pytest.fixture(autouse=True)
 def _fine(faulty: Faulty) -> None:
-    """Let the upstream answer as it should, until a test says otherwise."""
+    """Make the upstream answer normally, until a test sets another answer."""
     body = orjson.dumps(CHAT.answer)
     faulty.answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -189,7 +188,7 @@ def test_bodies(proxy: Attacked) -> None:
 
 
 def answer_of(random: Random, seeds: Seeds, *, stream: bool) -> bytes:
-    """Return what an upstream writes that is not quite itself."""
+    """Return a damaged answer of an upstream."""
     kind, times = b"application/json", random.choice((0, 1, 2))
     if stream:
         changed = mutated(random, [data for _, data in seeds.events], times)
@@ -208,7 +207,7 @@ def answer_of(random: Random, seeds: Seeds, *, stream: bool) -> bytes:
         kind = random.choice((b"text/event-stream", b"text/event-stream; charset=utf-8", kind))
     else:
         body = as_json(random, mutated(random, seeds.answer, times))
-    # A call of a tool of the proxy's own is answered, and the same answer comes again.
+    # The proxy answers a call of its own tool, and then gets the same answer again.
     body = body.replace(_NAMES[0], random.choice(_NAMES))
     if random.random() < 0.3:
         body = mutated_bytes(random, body)

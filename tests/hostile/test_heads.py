@@ -1,4 +1,4 @@
-"""Requests that are endless, slow or ambiguous: refused where their bytes arrive."""
+"""Requests that are endless, slow or ambiguous are refused while their bytes arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proxy(serve: Serve) -> Proxy:
 
 @pytest.fixture
 def hasty(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    """A proxy that waits for a head, or for a body, no longer than half a second."""
+    """A proxy that waits at most half a second for a head or a body."""
     monkeypatch.setattr(limits.LimitedProtocol, "head_seconds", 0.5)
     monkeypatch.setattr(limits.LimitedProtocol, "body_seconds", 0.5)
     return serve()
@@ -230,7 +230,7 @@ def test_a_trailer_decides_nothing(serve: Serve, upstream: Upstream) -> None:
 def test_an_offer_of_another_protocol_is_passed_over_and_the_body_read(
     proxy: Proxy, upstream: Upstream, chunked: bool, pause: bool
 ) -> None:
-    """Java's client makes it on each new connection, and may send the body in a packet of its own."""
+    """Java's client offers an upgrade on each new connection, and may send the body in a separate packet."""
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
     framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(BODY)
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
@@ -260,7 +260,7 @@ def test_an_offer_is_passed_over_where_the_connection_closes_too(
 
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 def test_the_body_of_a_websocket_s_beginning_is_no_request(proxy: Proxy, method: bytes) -> None:
-    """A gateway takes it for a body: it must not be answered as a second request."""
+    """A gateway treats these bytes as a body, so they must not be answered as a second request."""
     hidden = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     offer = b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n" % len(hidden)
     first = (

@@ -1,7 +1,7 @@
-"""Every route with every credential: nobody but its tenant and the administrator learns what a session holds.
+"""Every route with every credential: only its tenant and the administrator can read a session.
 
-The routes are those of the application itself, so that a new one cannot be forgotten: one whose path names
-something that this file does not know fails until somebody says what it is.
+The routes come from the application itself, so that no new route is forgotten. A route whose path has a parameter
+that this file does not know fails the tests until the parameter is added here.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CREDENTIALS: Final = {
     "anne": {"authorization": f"Bearer {KEYS['anne']}"},
     "admin": {"authorization": f"Bearer {KEYS['admin']}"},
 }
-SECRET: Final = "the-launch-is-on-tuesday"  # what only Anne and the administrator may read
+SECRET: Final = "the-launch-is-on-tuesday"  # only Anne and the administrator may read it
 SESSION: Final = "annes-session"
 OPEN: Final = frozenset({"/", "/healthz", "/readyz"})
-"""Routes that need no key; they tell nothing of anybody."""
+"""Routes that need no key and show nothing of any tenant."""
 LOGIN: Final = frozenset({"/ui/login", "/ui/static/{path}", "/ui/static/{name}"})
-"""Routes that somebody without a key must reach to show one."""
+"""Routes that must be reachable without a key in order to log in."""
 BODIES: Final = {"/sessions/{session}/fork": {"as": "a-copy"}, "/sessions/{session}/compact": {}}
 CHANGING: Final = frozenset({"POST", "PUT", "PATCH"})
 REFUSED: Final = frozenset({401, 403, 303})  # 303: to the page that asks for a key
@@ -53,7 +53,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def flat(found: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the routes of an application, of its routers and of what is mounted answer."""
+    """Yield method and path of the routes of an application, its routers and mounted applications."""
     for route in single(found):
         if isinstance(route, Mount):
             yield from ((method, route.path + path) for method, path in flat(route.routes))
@@ -81,13 +81,13 @@ ROUTES: Final = routes()
 
 
 class Asking:
-    """A client that shows one credential or another."""
+    """A client that sends requests with different credentials."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def __call__(self, credential: str, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        """Ask as somebody; `body` goes along as JSON."""
+        """Send a request with a credential; `body` is sent as JSON."""
         return self._client.request(method, path, headers=CREDENTIALS[credential] | headers, json=body)
 
 
@@ -101,7 +101,7 @@ def ask(serve: Serve) -> Iterator[Asking]:
 
 
 class Annes:
-    """Anne's session with a secret in it. It is looked at anew after somebody asked who may change it."""
+    """Anne's session with a secret in it. It is read again after a request that may have changed it."""
 
     def __init__(self, ask: Asking) -> None:
         self._ask = ask
@@ -109,18 +109,18 @@ class Annes:
         self._before = b""
 
     def values(self) -> dict[str, str]:
-        """Return what stands for the parameters of a path."""
+        """Return values for the parameters of a path."""
         if self._values is None:
             self._values = self._made()
             self._before = self._export()
         return self._values
 
     def may_have_changed(self) -> None:
-        """Look at it anew next time."""
+        """Read the session again next time."""
         self._values = None
 
     def has_changed(self) -> bool:
-        """Tell whether the session is another one now."""
+        """Tell whether the session has changed."""
         return self._export() != self._before
 
     def _export(self) -> bytes:
@@ -155,7 +155,7 @@ def annes(ask: Asking) -> Annes:
 
 
 def filled(path: str, values: dict[str, str]) -> str:
-    """Return a path with everything that it names."""
+    """Return a path with its parameters filled in."""
     missing = set(_PARAMETER.findall(path)) - set(values)
     assert not missing, f"{path} names {missing}: say in `Annes` what stands for it"
     return _PARAMETER.sub(lambda found: values[found[1]], path)
@@ -194,7 +194,7 @@ def test_a_list_names_the_own_sessions_only(ask: Asking, annes: Annes) -> None:
 
 
 def test_no_route_waits_for_the_threads_that_compute() -> None:
-    """FastAPI runs plain functions in them: `/healthz` would wait behind long replies that are settled."""
+    """FastAPI runs plain functions in these threads: `/healthz` would wait behind the settling of long replies."""
     for route in single(Application(Settings())._api.routes):
         if isinstance(route, APIRoute):
             asynchronous = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)

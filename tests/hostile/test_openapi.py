@@ -1,4 +1,4 @@
-"""Requests made from what the routes say of themselves (OpenAPI), by Schemathesis."""
+"""Requests that Schemathesis generates from the OpenAPI schema of the routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web pages, neighbours and paths that want what is not theirs."""
+"""Unauthorized access by web pages, other local programs, and crafted paths."""
 
 from __future__ import annotations
 

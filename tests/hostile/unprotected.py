@@ -1,11 +1,11 @@
-"""The proxy without its limits, to measure what they cost a request that is well within them.
+"""The proxy without its limits, to measure what the limits cost an ordinary request.
 
     python -m tests.hostile.unprotected /tmp/unprotected
     python -m benchmarks --against /tmp/unprotected --only small-1-json --only medium-16-json
 
-The first writes a folder that looks like a checkout; the second gives the proxy and the one without limits the same
-load in alternating rounds. Taken away are the checks of heads and of pace, the count of values and messages, the memory
-budget, the checks of origin, content type, host and doubled headers, and those of the upstream's answers.
+The first command writes a folder that looks like a checkout. The second one puts the same load on the proxy with and
+without limits, in alternating rounds. It removes the checks of heads and of pace, the count of values and messages, the
+memory budget, the checks of origin, content type, host and doubled headers, and those of the upstream's answers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def serve() -> None:
 
 
 def main(folder: Path) -> None:
-    """Write what looks like a checkout."""
+    """Write a folder that looks like a checkout."""
+
     program = folder / ".venv" / "bin" / "palimpsest"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(PROGRAM.format(python=sys.executable, root=str(ROOT)))

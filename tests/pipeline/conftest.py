@@ -1,4 +1,4 @@
-"""A provider to ask, and everything that is open while the process serves."""
+"""A provider to send requests to, and everything that is open while the process serves."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def provider() -> Iterator[Provider]:
 @pytest.fixture
 async def house(provider: Provider, tmp_path: Path) -> AsyncIterator[House]:
     provider.forget()
-    # One connection: who does not give it back is noticed.
+    # One connection: a test fails if it is not released.
     async with opened(provider, tmp_path, upstream={"max_connections": 1, "connect_timeout": 1}) as house:
         yield house

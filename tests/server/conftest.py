@@ -1,4 +1,4 @@
-"""The routes are tested on a running proxy, before the same stand-in provider as the end-to-end tests."""
+"""The routes are tested on a running proxy, with the same stand-in provider as the end-to-end tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges that are written together are what they would be one by one."""
+"""Exchanges that are written together give the same rows as exchanges written one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SESSIONS = ("s0", "s1", "s2")
 
 
 def rows_of(connection: StoreConnection, tenant: str) -> dict[str, list[dict[str, Any]]]:
-    """Return every row of the tenant's sessions, but for what the tenant's name changes."""
+    """Return every row of the tenant's sessions, without the values that depend on the tenant's name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for table in OF_A_SESSION:
         rows: list[dict[str, Any]] = []
@@ -38,7 +38,7 @@ def rows_of(connection: StoreConnection, tenant: str) -> dict[str, list[dict[str
 
 
 async def conversation(store: Store, tenant: str, random: Random) -> list[Opening | Settlement]:
-    """Hold conversations one exchange at a time; return what was written, in its order."""
+    """Run conversations one exchange at a time; return the writes in their order."""
     items: list[Opening | Settlement] = []
     pending: list[tuple[Opening, Settlement]] = []
 

@@ -1,4 +1,4 @@
-"""The circuit: open while the store fails, closed soon after it is back, and not opened by a busy machine."""
+"""The circuit breaker: open while the store fails, closed soon after it is back, and not opened by a busy machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWAY = "The store cannot be used. It is a test."
 
 
 class Fake:
-    """A store that answers, fails or is silent."""
+    """A store that answers, fails or does not respond."""
 
     def __init__(self) -> None:
         self.does = "answers"
@@ -159,11 +159,11 @@ async def test_an_exchange_that_is_not_stored_in_time_may_wait_elsewhere(
     with monkeypatch.context() as patch:
         patch.setattr(store, "_start", lambda _: asyncio.get_running_loop().create_future())
         began = store.begin(opening("exc_1"))
-        # Both are late in the same turn of the loop.
+        # Both time out in the same turn of the event loop.
         late = await asyncio.gather(*[store.began(began) for _ in range(2)], return_exceptions=True)
         assert [type(each) for each in late] == [StoreUnavailable] * 2
         assert "transaction that stands still" in str(late[0])
-        assert not began.done()  # it is not taken back
+        assert not began.done()  # it is not cancelled
         assert await store.circuit.closes(5)
         with pytest.raises(StoreUnavailable, match="transaction that stands still"):
             await store.settle(settlement("exc_1"))

@@ -1,4 +1,4 @@
-"""A store of the layout before the compact one is converted, whatever happens meanwhile."""
+"""A store of the layout before the compact one is converted, even if the conversion is interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.served import LONG_RUN
 pytestmark = pytest.mark.anyio
 
 OLD = Path(__file__).parents[1] / "data" / "old_store.json.gz"
-"""Rows of a store of revision 7, by table, and the exports that that version made of its sessions."""
+"""Rows of a store of revision 7, by table, and that version's exports of its sessions."""
 
 _DIES = """
 import asyncio, os, sys
@@ -49,7 +49,7 @@ migrate._alembic = dying(migrate._alembic)
 migrate._STEP_SECONDS = 0
 asyncio.run(migrate.upgrade(sys.argv[1]))
 """
-"""Converts, and dies at the so-manieth step."""
+"""A program that converts a store, and dies at a given step."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def old_database(postgres_server: str) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of a store of the old layout, of the test's own."""
+    """URL of a store of the old layout, one for each test."""
     if request.param == "sqlite":
         file = shutil.copy(request.getfixturevalue("old_file"), tmp_path)
         yield f"sqlite:///{file}"
@@ -81,7 +81,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def fill(empty: str) -> None:
-    """Make the tables of the old layout in an empty store, and fill them."""
+    """Create the tables of the old layout in an empty store, and fill them."""
     asyncio.run(upgrade(empty, "0007"))
     plain = make_url(empty)
     if plain.get_backend_name() != "sqlite":
@@ -104,7 +104,7 @@ def old() -> dict[str, Any]:
 
 
 async def exports(url: str) -> dict[str, list[Any]]:
-    """Return what is exported of each session, by its id and dialect."""
+    """Return the export of each session, by its id and dialect."""
     store = await Store.open(url)
     try:
         await store.ready()
@@ -148,7 +148,7 @@ def test_one_that_is_killed_goes_on(url: str, step: int) -> None:
     for after, codes in ((step, {9}), (2 * step, {0, 9})):
         with Forked(run_program, _DIES, url, str(after)) as process:
             assert process.wait(60) in codes
-    assert asyncio.run(exports(url)) == old()["exports"]  # opening it does what is left
+    assert asyncio.run(exports(url)) == old()["exports"]  # opening it finishes the conversion
 
 
 async def test_two_at_once_convert_it_once(url: str) -> None:
@@ -233,7 +233,7 @@ async def test_sums_stay_and_are_of_the_same_sessions(url: str) -> None:
 
 
 def sums(url: str) -> dict[str, list[Any]]:
-    """Return the rows of both tables of sums, those by session with the session before them."""
+    """Return the rows of both tables of sums; those by session begin with the session."""
     with engine_of(url).connect() as connection:
         return {
             "rollups": sorted(tuple(row) for row in connection.execute(text("SELECT * FROM rollups"))),
@@ -244,7 +244,7 @@ def sums(url: str) -> dict[str, list[Any]]:
 
 
 def settling(url: str) -> list[str]:
-    """Return what PostgreSQL's functions say."""
+    """Return the source of PostgreSQL's functions."""
     if url.startswith("sqlite"):
         return []
     found = text(
@@ -255,7 +255,7 @@ def settling(url: str) -> list[str]:
         return list(connection.execute(found).scalars())
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # the disk of a server cannot be asked about
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # the free disk space of a server is unknown
 async def test_a_sqlite_store_needs_room(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.store.migrate._PART_NEEDED", 1e12)
     with pytest.raises(StoreUnavailable, match="not free"):

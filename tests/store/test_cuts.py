@@ -1,4 +1,4 @@
-"""Cuts, read and kept."""
+"""Reading and storing of cuts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def newest(talk: Talk, head: str, policy: str = "default", agent: str | No
 
 
 async def say(talk: Talk, text: str, made: Cut | None, **changes: object) -> str:
-    """Ask at the head as it stands, so that the cut belongs to it."""
+    """Send a message at the current head, so that the cut belongs to it."""
     session = await talk.store.session(talk.tenant, talk.session)
     base = session.head if session is not None else ""
     return (await talk.say(text, "ok", cut=made, **({"base": base} | changes))).head
@@ -157,7 +157,7 @@ def read(decoded: DecodedCuts, place: object, text: str) -> Decided:
 
 
 ROOM = 8 * (len(text_of(1)) + 30 + 500)
-"""A generation has room for four."""
+"""A cache size at which a generation has room for four cuts."""
 
 
 def test_a_text_is_read_once_and_says_what_it_says() -> None:
@@ -203,7 +203,7 @@ def test_what_its_items_take_counts_beside_the_text() -> None:
         for number in range(1000)
     ]
     for text in (encode_cut(Decided(changes=tuple(dropped))), encode_cut(Decided(gaps=tuple(gaps)))):
-        # The text alone would have room.
+        # The text alone would fit.
         for most, stays in ((2 * len(text) + 50_000, False), (2 * len(text) + 70_000, True)):
             decoded = DecodedCuts(most)
             assert (read(decoded, "here", text) is read(decoded, "here", text)) is stays

@@ -1,4 +1,4 @@
-"""What every database keeps to, what a URL says, and which errors mean that it cannot be used."""
+"""What all databases guarantee, how URLs are parsed, and which errors mean that a database is unavailable."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_write_is_done_though_its_caller_is_cancelled(database: Database
     def slow(connection: StoreConnection) -> None:
         put(connection, "first")
         loop.call_soon_threadsafe(begun.set)
-        # On PostgreSQL the unit runs in the loop's own thread, which must not be held up.
+        # On PostgreSQL the unit runs in the event loop's thread, which must not block.
         if threading.current_thread() is not threading.main_thread():
             assert go_on.wait(10)
         put(connection, "second")
@@ -111,7 +111,7 @@ async def test_a_write_is_done_though_its_caller_is_cancelled(database: Database
         waiting = tasks.create_task(database.write(partial(put, name="third")))
         go_on.set()
         await waiting
-    await database.close()  # waits for what is under way
+    await database.close()  # waits for running units
     again = await Store.open(store_url)
     assert await again._database.read(names) == {"first", "second", "third"}
     await again.close()

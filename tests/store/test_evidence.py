@@ -1,4 +1,4 @@
-"""The session of a request that names none, by the replies that it sends back."""
+"""Inference of the session of a request that names none, from the replies that it sends back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def hold(
     relayed: tuple[int, ...] = (),
     partial: bool = False,
 ) -> str:
-    """Have the last message be the reply to the others; return its node."""
+    """Store an exchange whose reply is the last message; return its node."""
     talk = Talk(store=store, session=session)
     asked = [Body(message=each, tokens=3) for each in messages[:-1]]
     exchange = await talk.begin(*asked, instructions=instructions)
@@ -137,7 +137,7 @@ async def test_of_equal_conversations_the_one_counts_that_stands_there(store: St
     await hold(store, "b", said("user", "on"), said("assistant", "well"), base=head)
     assert (await infer(store, conversation("hi", "ok", "on"))).session == "a"
     assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session == "b"
-    # What is vouched for counts like what was relayed there.
+    # Replies that are vouched for count like replies that were relayed in this session.
     await hold(store, "c", *conversation("hi", "ok", "on", "well"), relayed=(1,))
     assert (await infer(store, conversation("hi", "ok", "on", "well", "more"))).session is None
 
@@ -424,7 +424,7 @@ async def test_a_reply_that_an_older_version_stored_is_found(store: Store) -> No
     await hold(store, "a", messages[3], base=older[0])
 
     def enter(connection: StoreConnection) -> None:
-        """As the migration does."""
+        """Insert evidence as the migration does."""
         piece = Witness(tenant="tenant", dialect="chat").place(older[1]).piece
         insert_new(connection, EVIDENCE, [{"session": session_key("tenant", "a"), "piece": piece}])
 

@@ -1,4 +1,4 @@
-"""A session made of another one's history."""
+"""Forks: a session is created from another one's history."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CUT = Cut(
 
 
 async def told(store: Store) -> tuple[Talk, list[str]]:
-    """Tell a story with all that stands beside messages; return it with the nodes of its branch."""
+    """Store a session with summaries and hidden rounds; return it with the nodes of its branch."""
     talk = Talk(store=store, tenant="team", session="story")
     asked = body("user", "one", 4)
     exchange = await talk.begin(asked, instructions=(message("system", "brief"),))
@@ -230,7 +230,7 @@ async def test_portions_make_the_same_as_one(store: Store, monkeypatch: pytest.M
 
 
 class Meddled:
-    """A database in which something happens before the write with this number."""
+    """A database that calls a function before the write with this number."""
 
     blocks: ClassVar[bool] = False
     in_order: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""PostgreSQL's own functions write what `write_exchanges` writes, and leave what they cannot to it."""
+"""PostgreSQL's functions write the same as `write_exchanges`, and leave to it what they cannot write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(params=["asyncpg", "psycopg", "pooled"])
 def url(request: pytest.FixtureRequest, _migrated_postgres: str) -> str:
-    """URL of an empty store on PostgreSQL, by each driver, and as behind a pool that shares connections."""
+    """URL of an empty store on PostgreSQL, for each driver, and as behind a pool that shares connections."""
     postgres.execute(_migrated_postgres, f"TRUNCATE {', '.join(METADATA.tables)}")
     if request.param == "pooled":
         return _migrated_postgres + ("&" if "?" in _migrated_postgres else "?") + "statement_cache_size=0"
@@ -41,7 +41,7 @@ def url(request: pytest.FixtureRequest, _migrated_postgres: str) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncGenerator[Store]:
-    opened = await Store.open(url, migrate=False)  # its tables are there
+    opened = await Store.open(url, migrate=False)  # its tables exist already
     yield opened
     await opened.close()
 
@@ -54,7 +54,7 @@ def database_of(store: Store) -> PostgresDatabase:
 
 @pytest.fixture
 def alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[list[Opening | Settlement]]:
-    """Return what the functions leave, as it comes."""
+    """Return a list that collects what the functions leave to `write_exchanges`."""
     left: list[list[Opening | Settlement]] = []
     writer = database_of(store)._writer
     transact: Callable[[Sequence[Opening | Settlement]], Awaitable[list[Any]]] = writer._transact
@@ -72,7 +72,7 @@ def cut(position: int) -> Cut:
 
 
 async def exchange(store: Store, number: int, session: str, **changes: Any) -> Settled:
-    """Have one exchange begun and settled at the root, unless `changes` say otherwise."""
+    """Begin and settle one exchange, at the root unless `changes` say otherwise."""
     asked, names = body("user", f"question {number}"), {"session": session, "kind": "resend"}
     name = f"exc_{number:08d}"
     began = store.begin(opening(name, asked, digest=str(number), **names))
@@ -271,7 +271,7 @@ async def test_a_cancelled_caller_leaves_its_exchange_written(store: Store, url:
 
 
 def long_cut(number: int) -> Cut:
-    """Return a cut that says what the one before it says, and more."""
+    """Return a cut that extends the previous one."""
     changes = tuple(
         Change(
             position=position,
@@ -315,14 +315,14 @@ async def test_trims_are_settled_by_the_functions_each_against_the_one_before(
     assert alone == []
     for number, each in enumerate(nodes):
         await is_kept(store, each, number)
-    # Each eighth is stored as a whole.
+    # Every eighth is stored whole.
     assert await store._database.read(bases) == [None, *nodes[:7], None, *nodes[8:11]]
-    # Another process does not know the cut before: it reads it.
+    # Another process does not have the previous cut in memory, so it reads it.
     other = await Store.open(url)
     node, head = await trim(other, 12, head, node)
     await is_kept(store, node, 12)
     await other.close()
-    # What this one remembers may be of a session that was deleted.
+    # The cuts in this process's memory may belong to a deleted session.
     await store.delete(session_key("tenant", "session"))
     node, head = await trim(store, 0, ROOT, None)
     assert await store.delete(session_key("tenant", "session"))
@@ -397,7 +397,7 @@ async def test_an_exchange_takes_three_round_trips_and_updates_no_index(
     with psycopg.connect(plain.render_as_string(hide_password=False)) as other:
         found = other.execute("SELECT relname, n_tup_ins, n_tup_upd FROM pg_stat_user_tables WHERE n_tup_ins > 0")
         counted = {name: (inserted, updated) for name, inserted, updated in found.fetchall()}
-    # No update enters the row of an exchange into its indexes anew, and none of a session only locks it.
+    # No update adds index entries for an exchange, and no update of a session only locks it.
     assert counted["exchanges"] == (41, 0)
     assert counted["pending"] == (41, 0)
     assert counted["sessions"] == (1, 41)

@@ -1,4 +1,4 @@
-"""What is known when a request comes in."""
+"""What the store returns when a request arrives."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_what_an_exchange_stored_is_known_as_it_would_be_read(store: Store
 
 
 async def marks_read(store: Store, told: list[Message]) -> Sequence[Mark]:
-    """Return what is noted about messages by the database alone."""
+    """Return the marks of messages as read from the database, without the cache."""
     question = HistoryQuery(
         tenant="tenant", session="session", incoming=incoming(told), messages=told, policy=None, agent=None
     )
@@ -144,7 +144,7 @@ async def marks_read(store: Store, told: list[Message]) -> Sequence[Mark]:
 
 
 async def begun(talk: Talk) -> tuple[list[Message], dict[str, Any]]:
-    """Begin a conversation whose first exchange is remembered; return it, and how the next one is settled."""
+    """Begin a conversation whose first exchange is cached; return it, and how to settle the next one."""
     first = await talk.say("one", "1", kind="resend")
     told = [message("user", "one"), message("assistant", "1"), message("user", "two")]
     await ask(talk, *told)
@@ -189,7 +189,7 @@ async def test_nothing_is_known_of_what_was_never_asked(store: Store) -> None:
 
 
 class Late:
-    """A connection on which the session is not there yet when it is looked for; then it is."""
+    """A connection on which the first look-up does not find the session, and later ones do."""
 
     def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
@@ -294,7 +294,7 @@ async def test_a_summary_of_what_is_carried_along_is_not_used(store: Store) -> N
     assert (await ask(talk, result_of("c1"))).ready_summary == before
 
 
-# ------------------------------------------------------------------------------------- repetitions
+# ------------------------------------------------------------------------------------- retries
 
 
 async def _asked(talk: Talk, what: str, **changes: Any) -> str:
@@ -638,7 +638,7 @@ async def test_many_hidden_rounds_are_read_elsewhere(store: Store) -> None:
 
 @pytest.mark.parametrize("manner", [None, Manner(instructions="other", tools="tools", model="small")])
 async def test_whoever_goes_on_with_a_fork_may_append(store: Store, manner: Manner | None) -> None:
-    """An agent that was given a history has instructions and tools of its own, and still goes on with it."""
+    """An agent that was given a history has its own instructions and tools, and still continues the history."""
     talk = Talk(store=store)
     asked = body("user", "one")
     exchange = await talk.begin(asked, instructions=(message("system", "x"),))
@@ -669,7 +669,7 @@ async def test_what_was_there_lately_is_seen_at_one_glance(store: Store) -> None
     )
 
     class _Counting:
-        """A connection that notes what it is asked."""
+        """A connection that records the queries."""
 
         def __init__(self, connection: Any) -> None:
             self._connection = connection
@@ -888,7 +888,7 @@ async def test_where_a_cut_does_not_say_what_it_kept_all_is_read(store: Store) -
 
 
 async def test_a_cut_whose_messages_are_not_there_is_told(store: Store) -> None:
-    """As where a session is deleted while a request that belongs to it is read."""
+    """This happens if a session is deleted while one of its requests is read."""
     talk = Talk(store=store)
     asked = body("user", "one")
     await talk.settle(

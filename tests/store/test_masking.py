@@ -1,4 +1,4 @@
-"""What is stored in the place of what was said: masks of secrets, and marks where no content is stored."""
+"""What is stored instead of the original: masks for secrets, and marks if no content is stored."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ async def test_what_is_stored_keeps_the_count_it_was_stored_with(store: Store) -
 
 
 requests = st.lists(
-    # Which of the nodes so far it goes under, what it asks, what is answered.
+    # The index of its parent node, its question, and its answers.
     st.tuples(st.integers(0, 99), st.sampled_from("xy"), st.lists(st.sampled_from("abc"), min_size=1, max_size=3)),
     min_size=1,
     max_size=6,
@@ -314,7 +314,7 @@ async def test_each_reply_has_its_own(store: Store) -> None:
 
 
 async def test_a_reply_that_is_there_already_stays_what_it_was(store: Store) -> None:
-    """Views that hold it must not change, whether something was hidden of it or not."""
+    """Views that contain it must not change, whether it has hidden rounds or not."""
     talk = Talk(store=store)
     other = Hidden(before=HIDDEN.before, reply=None, after=(), tokens=4)
     for text, first, second in (("one", HIDDEN, other), ("two", None, other), ("three", HIDDEN, None)):
@@ -352,7 +352,7 @@ async def test_the_store_is_asked_where_the_session_has_some(store: Store) -> No
 async def test_they_are_found_among_few_and_among_many(
     store: Store, monkeypatch: pytest.MonkeyPatch, total: int
 ) -> None:
-    """By their own names where they are fewer than the messages, else by those of the messages."""
+    """They are looked up by their own ids if they are fewer than the messages, and otherwise by the messages' ids."""
     talk = Talk(store=store)
     settled = [await say(talk, f"q{number}", *replies(HIDDEN)) for number in range(3)]
     nodes = [name for each in settled for name in (*each.nodes, *each.replies)]
@@ -375,7 +375,7 @@ def test_a_record_with_what_is_no_message_is_refused(text: str) -> None:
 
 
 async def grown(talk: Talk, base: str, name: str, *tokens: int) -> Settled:
-    """Put messages with so many tokens under `base`, and a reply of five."""
+    """Add messages with these token counts under `base`, and a reply of five tokens."""
     asked = [body("user", f"{name}{number}", count) for number, count in enumerate(tokens)]
     exchange = await talk.begin(*asked, base=base)
     return await talk.settle(exchange, *asked, base=base, at_head=False, replies=(body("assistant", f"{name} ok"),))

@@ -63,7 +63,7 @@ def tables(connection: Connection) -> set[str]:
 
 def differences(connection: Connection) -> list[object]:
     def is_here(thing: Any, *_: object) -> bool:
-        """Tell whether an index is for this database."""
+        """Tell whether an index exists on this database."""
         only = getattr(thing, "_ddl_if", None)
         return only is None or only.dialect == connection.dialect.name
 
@@ -75,7 +75,7 @@ def differences(connection: Connection) -> list[object]:
 
 
 def ask(url: str, question: Callable[[Connection], Answer]) -> Answer:
-    """Ask a database directly, without the store."""
+    """Query a database directly, without the store."""
     plain = make_url(url)
     engine = create_engine(
         plain.set(drivername="postgresql+psycopg") if plain.get_backend_name() != "sqlite" else plain
@@ -130,7 +130,7 @@ _OF_VERSION_18 = """
     CREATE INDEX ix_evidence_piece_session ON evidence (piece, hashbyteaextended(session, 0));
     UPDATE alembic_version SET version_num = '0021'
 """
-"""Makes of the tables what migration 17 once made, with functions that only version 18 of PostgreSQL has."""
+"""Turns the tables into those of an earlier migration 17, with functions that only PostgreSQL 18 has."""
 _SETTLES = "SELECT pg_get_functiondef('palimpsest_settle(text[], bytea[])'::regprocedure)"
 _INDEXES = "SELECT indexdef FROM pg_indexes WHERE indexname IN ('ix_nodes_content', 'ix_evidence_piece_session')"
 
@@ -173,7 +173,7 @@ _AS_BEFORE = """
     CREATE INDEX ix_nodes_recorded ON nodes (recorded, node);
     UPDATE alembic_version SET version_num = '0014'
 """
-"""Makes of the tables what migration 13 made before exchanges were inserted once."""
+"""Turns the tables into those of an earlier migration 13, from before exchanges were inserted once."""
 
 
 async def test_exchanges_under_way_move_to_a_table_of_their_own(url: str) -> None:
@@ -286,7 +286,7 @@ async def test_a_migration_without_rights_says_which(empty_postgres: str) -> Non
 
 @contextmanager
 def encoded(server: str, encoding: str) -> Generator[str]:
-    """Make a database of an encoding, and drop it afterwards."""
+    """Create a database with an encoding, and drop it afterwards."""
     name = f"encoded_{uuid4().hex[:12]}"
     made = f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
     postgres.execute(server, made)

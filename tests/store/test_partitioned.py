@@ -1,4 +1,4 @@
-"""What other tests say of a store holds where its tables are partitioned, by `examples/postgresql/partition.sql`."""
+"""Other tests of the store, repeated on tables that `examples/postgresql/partition.sql` partitioned."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The store behind PgBouncer in transaction mode, which gives each transaction another connection of the server.
+"""The store behind PgBouncer in transaction mode, in which each transaction may use another server connection.
 
-Runs where `pgbouncer` is installed.
+Runs only if `pgbouncer` is installed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ignore_startup_parameters = extra_float_digits
 
 @pytest.fixture(scope="module")
 def pooled(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """URL of a migrated store by way of PgBouncer."""
+    """URL of a migrated store through PgBouncer."""
     folder = tmp_path_factory.mktemp("pgbouncer")
     with postgres.database(postgres_server) as direct, closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ def pooled(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Ge
                 listen=listen,
             )
         )
-        # It does not run as root. The server's user may open its socket.
+        # PgBouncer refuses to run as root. The server's user may open the server's socket.
         owner = Path(asked["host"][0]).owner() if "host" in asked else "nobody"
         command = ["pgbouncer", *(["-u", owner] if os.getuid() == 0 else []), str(settings)]
         for place in (folder, *folder.parents[:3]):

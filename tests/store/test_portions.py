@@ -1,4 +1,4 @@
-"""Long requests are written in portions, and come to what they would in one transaction."""
+"""Long requests are written in portions, with the same result as in one transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SESSION = SESSIONS[0]
 
 @pytest.fixture
 async def store(store: Store) -> Store:
-    """A store without a circuit, which would open where a test lets a write fail."""
+    """A store without a circuit breaker, which would open when a test makes a write fail."""
     return store.direct()
 
 
@@ -44,7 +44,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def long_talk(count: int = 21) -> list[Body]:
-    """Return messages that begin with a user's and end with one; two say the same."""
+    """Return messages whose first and last are the user's; two have the same text."""
     roles = ("user", "assistant")
     return [body(roles[number % 2], f"said {number % 20} and a good deal more") for number in range(count)]
 
@@ -61,12 +61,12 @@ async def ask(store: Store, messages: list[Body], *, settle: bool = True, **chan
 
 
 class Counted:
-    """Notes how many rows each transaction writes, by table; may fail at one."""
+    """Records how many rows each transaction writes, by table; may fail at one."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, fails_at: int | None = None) -> None:
         self.portions: list[dict[str, int]] = []
         self.between: Callable[[int], Any] | None = None
-        """Called before each, with its number."""
+        """Called before each transaction, with its number."""
         self._fails_at = fails_at
         self._database = store._database
         self._write = store._database.write
@@ -319,7 +319,7 @@ def on_sqlite(store: Store) -> bool:
 
 
 async def asked(store: Store) -> Kind:
-    """Ask in the session as a client does that sends two messages; return what the request is taken for."""
+    """Send a request with two messages in the session; return its context kind."""
     said = [each.message for each in long_talk(2)]
     names, contents = fingerprints(ROOT, said)
     incoming = Incoming(names=names, contents=contents, replies=[1])
@@ -433,7 +433,7 @@ async def exported(store: Store) -> list[Any]:
 
 
 def content_of(records: list[Any]) -> list[Any]:
-    """Return what of an export an import keeps."""
+    """Return the part of an export that an import preserves."""
     kept = [dict(record) for record in records if record["record"] not in {"exchange", "form"}]
     own = ("id", "tenant", "requests", "tokens_sent", "tokens_saved", "exchange", "recorded", "cost", "scale")
     for record in kept:

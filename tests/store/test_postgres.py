@@ -231,7 +231,7 @@ async def test_an_idle_connection_is_tried_out_before_a_write(
 
 @asynccontextmanager
 async def forwarded(url: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """Give the URL of what stands before a server, and what makes all connections silent that are open by then."""
+    """Yield the URL of a forwarder to a server, and a function that makes its open connections unresponsive."""
     folder = make_url(url).query.get("host")
     if folder is None:
         pytest.skip("the server that is named has no socket in a folder")

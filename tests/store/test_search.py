@@ -1,4 +1,4 @@
-"""The full-text index: its words, and what it finds, forgets and leaves to those who look into the texts."""
+"""The full-text index: its words, what it finds and forgets, and what it leaves to a scan of the texts."""
 
 from __future__ import annotations
 

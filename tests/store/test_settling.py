@@ -416,7 +416,7 @@ def result(number: str, text: str = "done") -> Body:
 
 
 async def finish(talk: Talk, *messages: Body, **changes: Any) -> Settled:
-    """Have a request answered with a reply that is stored already."""
+    """Answer a request with a reply that is already stored."""
     base = changes.get("base")
     exchange = await talk.begin(*messages, **({} if base is None else {"base": base}))
     said = {"finished": True, "status": Status.COMPLETE, "tokens_before": 0, "tokens_sent": 0}
@@ -521,7 +521,7 @@ async def test_what_a_stored_reply_answers_without_being_a_result_goes_where_it_
 
 
 async def test_a_reply_that_comes_late_is_added_once(store: Store) -> None:
-    """Its messages are nodes already; the head follows unless the session went on, or the reply is none."""
+    """Its messages are nodes already. The head moves unless the session has continued or there is no reply."""
     talk = Talk(store=store)
     await talk.say("one", "1")
     for goes_on, replies in ((False, ("2",)), (True, ("2",)), (False, ())):
@@ -593,7 +593,7 @@ async def test_costs_add_up_whatever_came_of_the_request(store: Store) -> None:
 
 
 class Counted:
-    """A connection that takes down what is executed on it."""
+    """A connection that records the statements executed on it."""
 
     def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection
@@ -620,7 +620,7 @@ async def statements(store: Store, unit: Callable[[StoreConnection], object]) ->
 
 
 async def test_what_nobody_uses_costs_no_statement(store: Store) -> None:
-    """A turn in which nothing was hidden is settled by as many statements as before anything could be."""
+    """Settling a turn without hidden rounds takes no more statements than before hidden rounds existed."""
     talk = Talk(store=store)
     await talk.say("one", "1")
 

@@ -1,4 +1,4 @@
-"""The spool: durable, in order, whole whatever byte it was cut off at, shared by processes."""
+"""The spool: durable, in order, readable after truncation at any byte, shared by processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def another(spool: Spool) -> Spool:
-    """The same spool as another process has it."""
+    """The same spool as opened by another process."""
     again = Spool(spool._path.parent, "s", MOST)
     again.open()
     return again

@@ -64,7 +64,7 @@ def names(connection: StoreConnection) -> list[str]:
 
 
 class Held:
-    """Keeps the writer busy for a moment, so that what is asked for meanwhile must wait."""
+    """Keeps the writer busy for a moment, so that other writes must wait."""
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
@@ -287,7 +287,7 @@ async def test_a_transaction_that_cannot_be_committed_is_told_and_harms_no_later
 
 
 class Where:
-    """Writes, and notes in which thread."""
+    """Writes, and records the thread."""
 
     def __init__(self) -> None:
         self.threads: dict[str, str] = {}
@@ -388,7 +388,7 @@ async def _failure(database: SqliteDatabase, unit: Unit[None]) -> str:
 
 
 def put_all(connection: StoreConnection, names: Sequence[str]) -> list[int]:
-    """Store several callers' names; each hears how many were stored with its own."""
+    """Store the names of several callers; return to each how many were stored together."""
     if "bad" in names:
         raise ValueError("bad")
     for name in names:
@@ -417,7 +417,7 @@ async def test_an_item_that_fails_takes_no_other_one_with_it(path: Path) -> None
 
 
 async def _threads(database: SqliteDatabase, *sizes: float) -> list[str]:
-    """Return where items of these sizes run that one transaction takes."""
+    """Return the threads that run items of these sizes in one transaction."""
     async with Held(database):
         started = [database.submit(_thread_of_each, "a", size=size) for size in sizes]
         await asyncio.sleep(0)
@@ -601,7 +601,8 @@ async def test_a_short_read_that_fails_leaves_the_others_their_state(path: Path)
 
 @contextmanager
 def away(path: Path) -> Generator[None]:
-    """Put a folder in the place of the file for a moment."""
+    """Replace the file with a folder for a moment."""
+
     elsewhere = path.rename(path.with_name("elsewhere.db"))
     path.mkdir()
     yield

@@ -28,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def options_of(model: Any) -> dict[str, str]:
-    """Return what a model's name asks for: `long:9+fault:drop` is {long: 9, fault: drop}."""
+    """Return the options in a model's name: `long:9+fault:drop` is {long: 9, fault: drop}."""
     parts = (part.partition(":") for part in model.split("+")) if isinstance(model, str) else ()
     return {key: value for key, _, value in parts}
 
@@ -96,7 +96,7 @@ OVERFLOWS: dict[str, tuple[int, dict[str, Any]]] = {
             "code": 400,
         },
     ),
-    "stopped": (  # it counts until it is too many, and no further
+    "stopped": (  # a server that stops counting at the limit
         400,
         {
             "message": "This model's maximum context length is {window} tokens. However, you requested 0 "
@@ -132,11 +132,11 @@ OVERFLOWS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
 }
-"""By who says it: status and error of a request that is too long."""
+"""Status and error for a request that is too long, by provider."""
 
 
 def overflow_body(whose: str, window: int, asked: int) -> tuple[int, bytes]:
-    """Return status and body with which a request of `asked` tokens is refused."""
+    """Return the status and body that refuse a request of `asked` tokens."""
     status, error = OVERFLOWS[whose]
     numbers = {"window": window, "asked": asked, "more": window + 1}
     told = {name: value.format(**numbers) if isinstance(value, str) else value for name, value in error.items()}
@@ -145,13 +145,13 @@ def overflow_body(whose: str, window: int, asked: int) -> tuple[int, bytes]:
 
 
 def tokens_of(body: dict[str, Any], does: dict[str, str]) -> int:
-    """Return the tokens of a request: a fourth of its bytes, or as many times more as it is told."""
+    """Return the tokens of a request: a quarter of its bytes, multiplied by the option `times`."""
     said = len(orjson.dumps(body["messages"])) + (len(orjson.dumps(body["tools"])) if "tools" in body else 0)
     return int(said // 4 * float(does.get("times", "1")))
 
 
 def usage_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return usage figures that depend on what was sent and nothing else."""
+    """Return usage figures that depend only on the request."""
     does = options_of(body["model"])
     prompt = tokens_of(body, does)
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7}
@@ -159,7 +159,7 @@ def usage_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def choice_of(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return the message of choice `index`: each says something else."""
+    """Return the message of choice `index`; each choice has a different text."""
     return (
         message
         if index == 0 or not message.get("content")
@@ -168,9 +168,9 @@ def choice_of(message: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def deltas_of(message: dict[str, Any], does: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the deltas of a streamed message, those of parallel calls taking turns.
+    """Yield the deltas of a streamed message; those of parallel calls alternate.
 
-    `does` may say in which order: see `order` and `names` in `tests.support.upstream`.
+    `does` may set the order: see `order` and `names` in `tests.support.upstream`.
     """
     does = does or {}
     yield {"role": "assistant", "content": None if message.get("content") is None else "", "refusal": None}
@@ -185,7 +185,7 @@ def deltas_of(message: dict[str, Any], does: Mapping[str, str] | None = None) ->
     order = does.get("order", "text-first")
     if order == "calls-first":
         yield from called + said
-    elif order == "between":  # the text lies between a call's name and its arguments
+    elif order == "between":  # the text comes between a call's name and its arguments
         half = len(called) // 2
         yield from called[:half] + said + called[half:]
     else:
@@ -210,7 +210,7 @@ def _call_deltas(calls: list[dict[str, Any]], names: str) -> Iterator[dict[str, 
 
 
 class Answering:
-    """The way back to whoever asked the stand-in."""
+    """Sends the answer to the client of the stand-in."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Answering:
         self._receive = receive
         self._gate = gate
         self.done = False
-        """Whether the answer has ended as it should."""
+        """Whether the answer ended normally."""
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the status and the headers."""
@@ -244,16 +244,16 @@ class Answering:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def abort(self, *, flushed: bool = False) -> None:
-        """Break the connection; `flushed` sends first what was written."""
+        """Break the connection; with `flushed`, send what was written first."""
         transport = self._receive.__self__.transport  # type: ignore[attr-defined]  # uvicorn's own: ASGI has no word for it
         if flushed:
             transport.close()
         else:
             transport.abort()
-        await anyio.sleep_forever()  # until the server notices, and cancels
+        await anyio.sleep_forever()  # until the server notices and cancels this task
 
     async def wait_for_gate(self) -> None:
-        """Wait until the test lets it go on."""
+        """Wait until the test opens the gate."""
         while not self._gate.is_set():  # noqa: ASYNC110 - a test's thread sets it, and cannot set anyio's
             await anyio.sleep(0.005)
 
@@ -268,7 +268,7 @@ class Answering:
         tongue: Tongue = CHAT,
         seal: str = "",
     ) -> None:
-        """Answer a chat completion, in the API that it was asked for in; `seal` is that of its reasoning."""
+        """Answer a chat completion in the API of the request; `seal` is the seal of its reasoning."""
         await anyio.sleep(int(does.get("delay", "0")) / 1000)
         if "hold" in does:
             await self.wait_for_gate()

@@ -1,7 +1,7 @@
 """What the Chat Completions API refuses, for the stand-in provider of the tests.
 
-It is written from the API's reference and from its real error messages, apart from the package under
-test: a fault in the one must not hide behind the same fault in the other.
+It is written from the API's reference and its real error messages, independently of the package under
+test, so that the two do not share a mistake.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Refused(Exception):
 def check(body: Any, *, plain: bool, lenient: bool, strict: str = "") -> None:
     """Raise `Refused` where the API would.
 
-    `plain` refuses what some compatible servers do not know; `lenient` lets unknown roles and fields
-    pass, as others do; `strict` names an order of roles that the templates of some models insist on.
+    `plain` refuses features that some compatible servers do not support. `lenient` accepts unknown roles and
+    fields, as others do. `strict` names an order of roles that some models' templates require.
     """
     if not isinstance(body, dict):
         raise Refused("We could not parse the JSON body of your request.")

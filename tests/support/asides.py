@@ -1,4 +1,4 @@
-"""What stands beside the messages of a store: summaries by a model, rounds that a client was not shown."""
+"""What a store holds beside messages: summaries by a model, and rounds that are hidden from the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def summary(name: str, node: str, until: int, **changes: Any) -> SummaryRow:
 
 
 def failed(name: str, node: str, until: int, **changes: Any) -> SummaryRow:
-    """Return an attempt that came to nothing."""
+    """Return a failed attempt at a summary."""
     said = {"status": SummaryStatus.FAILED, "reason": "it did not answer", "text": "", "state": {}}
     return summary(name, node, until, **(said | changes))
 
@@ -57,7 +57,7 @@ HIDDEN = Hidden(
     after=(message("tool", "so it is", tool_call_id="c2"),),
     tokens=31,
 )  # fmt: skip
-"""A round of a tool before a reply, and a result after it; texts that only a copy to the byte keeps."""
+"""A tool round before a reply, and a result after it. Only a byte-for-byte copy preserves the texts."""
 
 
 def reply(text: str, hidden: Hidden | None = None, **fields: Any) -> Reply:
@@ -66,13 +66,13 @@ def reply(text: str, hidden: Hidden | None = None, **fields: Any) -> Reply:
 
 
 async def settle(talk: Talk, exchange: str, *messages: Body, replies: tuple[Reply, ...], **changes: Any) -> Settled:
-    """Settle an exchange with replies of which there is more to say than their texts."""
+    """Settle an exchange with replies that consist of more than their texts."""
     mine = {"tenant": talk.tenant, "session": talk.session, "base": talk.bases[exchange]}
     plain = settlement(exchange, *messages, status=Status.COMPLETE, **(mine | changes))
     return await talk.store.settle(replace(plain, replies=replies))
 
 
 async def say(talk: Talk, text: str, *replies: Reply, **changes: Any) -> Settled:
-    """Ask one thing at the head, and have it answered by these replies."""
+    """Send a user message at the head, and settle it with these replies."""
     asked = body("user", text)
     return await settle(talk, await talk.begin(asked), asked, replies=replies, **changes)

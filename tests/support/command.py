@@ -1,4 +1,4 @@
-"""The command line in this process, which is faster than a new one."""
+"""Runs the command line in this process, which is faster than starting a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example configurations, served as they are: only provider, store and counting are the test's own."""
+"""Serves the example configurations unchanged, except for the provider, the store and token counting."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 
 
 def example_settings(name: str, upstream: Upstream, folder: Path, **sections: Any) -> Settings:
-    """Return the settings of an example, as the command line would lay `sections` over the file.
+    """Return the settings of an example, with `sections` overriding the file as on the command line.
 
-    Tokens are estimated, and not scaled to what the stand-in provider says that it counted.
+    Tokens are estimated and not calibrated to the usage that the stand-in provider reports.
     """
     overrides: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
@@ -29,5 +29,5 @@ def example_settings(name: str, upstream: Upstream, folder: Path, **sections: An
 
 
 def serving(name: str, upstream: Upstream, folder: Path, **sections: Any) -> Proxy:
-    """Return a proxy with these settings, to be entered."""
+    """Return a proxy with these settings, as a context manager that is not entered yet."""
     return Proxy(example_settings(name, upstream, folder, **sections))

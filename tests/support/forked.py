@@ -1,7 +1,7 @@
-"""Programs in processes of their own, forked from one that has imported what they need.
+"""Runs programs in child processes, forked from a fork server that has already imported the modules they need.
 
-A new interpreter imports this program for more than a second of processor time, and tests start a hundred of them.
-The one that they are forked from has one thread and no connections; it ends with the process of the tests.
+Importing the proxy in a new interpreter takes more than a second of CPU time, and tests start about a hundred. The fork
+server has one thread and no connections. It ends with the test process.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _FORKSERVER.set_forkserver_preload(
 
 
 class Forked:
-    """A process that does some work; it has what tests need of `subprocess.Popen`."""
+    """A forked process. It has the part of the interface of `subprocess.Popen` that tests need."""
 
     def __init__(self, work: Callable[..., None], *arguments: object) -> None:
-        """Start it. The function is one of a module, which the process imports."""
+        """Start it. `work` is a module-level function; the process imports its module."""
         self._process = _FORKSERVER.Process(target=work, args=arguments)
         self._process.start()
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process id."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -52,14 +52,14 @@ class Forked:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait until it ends; return its exit code."""
         self._process.join(timeout)
         ended = self._process.exitcode
         assert ended is not None, f"process {self.pid} has not ended within {timeout} s"
         return ended
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
+        """Send it a signal if it is running."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -71,13 +71,13 @@ class Forked:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """End it, whatever became of the test."""
+        """End it, even if the test failed."""
         self.kill()
         self._process.join()
 
 
 def run_palimpsest(arguments: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:
-    """Be what `python -m proxy ARGUMENTS > LOG 2>&1` is."""
+    """Do what `python -m proxy ARGUMENTS > LOG 2>&1` does."""
     os.environ.clear()  # noqa: TID251 - of this process alone
     os.environ.update(environment)  # noqa: TID251 - likewise
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -91,6 +91,6 @@ def run_palimpsest(arguments: tuple[str, ...], log: Path, environment: Mapping[s
 
 
 def run_program(program: str, *arguments: str) -> None:
-    """Be what `python -c PROGRAM ARGUMENTS` is."""
+    """Do what `python -c PROGRAM ARGUMENTS` does."""
     sys.argv = ["-c", *arguments]
     exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own

@@ -1,7 +1,7 @@
-"""Imported last by the process that others are forked from: what it has imported is no garbage of theirs.
+"""The fork server imports this module last. It excludes the imported modules from garbage collection.
 
-The program looks for garbage once when it starts, and then no more in what it has imported. That takes a fifth of a
-second of processor time, which each process would spend on the same modules.
+The proxy does the same when it starts: one collection, after which the modules are frozen. That takes 0.2 seconds of
+CPU time, which each forked process would otherwise spend on the same modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that name no session, each with a habit of its own of sending the conversation back."""
+"""Clients that name no session. Each changes the conversation in its own way when it resends it."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def as_it_is(said: list[Data]) -> list[Data]:
 
 
 def with_examples(said: list[Data]) -> list[Data]:
-    """Begin with assistant messages that no model wrote."""
+    """Begin with few-shot assistant messages, which no model wrote."""
     return [*EXAMPLES, *said]
 
 
 def with_reminder(said: list[Data]) -> list[Data]:
-    """Put a reminder on the newest user message, for one request."""
+    """Add a reminder to the newest user message, for one request only."""
     newest = max(place for place, message in enumerate(said) if message["role"] == "user")
     reminded = {**said[newest], "content": said[newest]["content"] + REMINDER}
     return [*said[:newest], reminded, *said[newest + 1 :]]
 
 
 def without_earlier_calls(said: list[Data]) -> list[Data]:
-    """Leave out the tool calls and results of all turns but the newest."""
+    """Leave out the tool calls and results of all turns except the newest."""
     newest = max(place for place, message in enumerate(said) if message["role"] == "user")
     earlier = [m for m in said[:newest] if m["role"] != "tool" and not (m.get("tool_calls") and not m["content"])]
     return [{k: v for k, v in m.items() if k != "tool_calls"} for m in earlier] + said[newest:]
 
 
 def with_parts(said: list[Data]) -> list[Data]:
-    """Send replies as parts with keys of the SDK's own."""
+    """Send replies as parts with keys that the SDK adds."""
     return [
         {**m, "content": [{"type": "text", "text": m["content"], "annotations": [], "id": f"part_{place}"}]}
         if m["role"] == "assistant" and m["content"]
@@ -70,20 +70,20 @@ def with_trimmed_space(said: list[Data]) -> list[Data]:
 
 
 def in_a_window(said: list[Data]) -> list[Data]:
-    """Send the last nine messages at most, beginning with a question."""
+    """Send at most the last nine messages, beginning with a question."""
     begins = [place for place, message in enumerate(said) if message["role"] == "user"]
     return said[next((place for place in begins if len(said) - place <= 9), begins[-1]) :]
 
 
 def with_cleared_results(said: list[Data]) -> list[Data]:
-    """Clear the text of all tool results but the last two."""
+    """Clear the text of all tool results except the last two."""
     results = [place for place, message in enumerate(said) if message["role"] == "tool"]
     cleared = set(results[:-2])
     return [{**m, "content": "[cleared]"} if place in cleared else m for place, m in enumerate(said)]
 
 
 class Talker:
-    """Holds one conversation, and sends all of it at each request in its own manner."""
+    """Holds one conversation, and resends all of it with each request, with its habit applied."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Talker:
         self.headers = {**tongue.headers, **({} if session is None else {"x-session-id": session})}
         self.body = dict(body or {})
         self.said: list[Data] = []
-        self.sessions: list[str] = []  # of each request
+        self.sessions: list[str] = []  # the session of each request
         self.answers: list[httpx.Response] = []
 
     def ask(self, text: str) -> Data:
-        """Say something; answer every call that comes back. Returns the reply."""
+        """Send a user message, then a result for every call in the reply. Returns the final reply."""
         self.said.append({"role": "user", "content": text})
         calls = self.tools
         while True:
@@ -124,7 +124,7 @@ class Talker:
             calls = False
 
     def begun_elsewhere(self, turns: int) -> None:
-        """Have a past that the proxy was not there for."""
+        """Add a history that did not go through the proxy."""
         for number in range(turns):
             self.said.append({"role": "user", "content": f"What did we say at first, in part {number}?"})
             self.said.append({"role": "assistant", "content": f"We spoke of the rivers of continent {number}."})

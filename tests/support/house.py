@@ -1,4 +1,4 @@
-"""An exchange without HTTP before it: all that it needs, open, and a client that notes what it is told."""
+"""Runs exchanges without an HTTP server: the services that they need, and a client that records the answer."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LONG = [
         {"role": "assistant", "content": "noted"},
     )
 ] + [{"role": "user", "content": "and now?"}]
-"""A conversation of 81 messages, some 4,500 tokens."""
+"""A conversation of 81 messages, about 4,500 tokens."""
 
 
 class Heard:
-    """Whoever asked, and what it is told."""
+    """The client of an exchange; records the answer."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -67,7 +67,7 @@ class Heard:
 
 
 class House:
-    """All that an exchange needs, open."""
+    """The services that an exchange needs, open."""
 
     def __init__(self, settings: Settings, store: Store, spool: Spool) -> None:
         self.settings = settings
@@ -77,7 +77,7 @@ class House:
         self.background = Background()
         counter = TokenCounter(settings.tokens.method)
         loader = HistoryLoader(store, counter, settings.upstream.reasoning)
-        seconds = count(1_000)  # each later than the last, so that there is a newest one
+        seconds = count(1_000)  # a clock that advances with every call, so that there is a newest one
         knowledge = Knowledge(counter, Catalogue(settings.models), self.upstream, None, lambda: float(next(seconds)))
         summarizer = Summarizer(settings.summarizer, self.upstream)
         outage = Outage(store, spool, loader, forwards=settings.store.on_failure == "forward")

@@ -1,4 +1,4 @@
-"""A uvicorn server in a thread, on a port of its own."""
+"""A uvicorn server in a thread, on a free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_SECONDS = 30
 
 
 class Listening:
-    """A server that listens from the beginning of a `with` block to its end."""
+    """A server that listens during a `with` block."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         self._server = uvicorn.Server(config)

@@ -1,7 +1,7 @@
-"""A folder in memory, where the machine has one: on a disk each commit waits, and each file costs more.
+"""A folder in memory, if the machine has one. On a disk each commit waits, and each file costs more.
 
-No test takes the power away, and what a killed process has written is there as it is on a disk. What tests leave that
-were killed themselves stays in memory until somebody removes it, or the machine starts again.
+No test simulates a loss of power, and what a killed process wrote survives as it does on a disk. If the test run itself
+is killed, its files stay in memory until someone removes them or the machine restarts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 4_000_000_000
-"""Bytes that must be free there: what tests and their databases have at a time, with room to spare."""
+"""Bytes that must be free there: the peak use of the tests and their databases, with a margin."""
 
 
 def memory_folder() -> Path | None:
-    """Return a folder in memory that has room; None without one."""
+    """Return a folder in memory with enough free space, or None if there is none."""
     has_room = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
     return _MEMORY if has_room else None

@@ -1,7 +1,7 @@
-"""A provider of all three APIs that meters what it answers: what it was asked for, and what that costs.
+"""A provider with all three APIs that counts requests and tokens, and what they cost.
 
-Half of a longer prompt comes from its cache. Where it is offered `recall_context` and the newest message asks for it
-("look it up"), it calls that first. What it is asked to sum up it sums up.
+Half of a longer prompt comes from its cache. If `recall_context` is offered and the newest message asks for it
+("look it up"), it calls that first. It answers a request for a summary with a summary.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SAID = "The parcel was moved to the other shelf."
 
 
 class Bill:
-    """What was asked for under one path."""
+    """The requests and tokens of one API, or of all summaries."""
 
     def __init__(self) -> None:
         self.requests = self.input = self.cached = self.written = self.output = 0
 
     @property
     def dollars(self) -> float:
-        """What that costs."""
+        """The cost at `PRICES`."""
         fresh = self.input - self.cached - self.written
         parts = {"input": fresh, "cached_read": self.cached, "cache_write": self.written, "output": self.output}
         return sum(tokens * PRICES[name] for name, tokens in parts.items()) / 1_000_000
@@ -42,12 +42,12 @@ class Metered(PlainProvider):
         super().__init__()
         self.bills = {"chat": Bill(), "responses": Bill(), "messages": Bill(), "summaries": Bill()}
         self.refuses: bytes = b"\0"
-        """A request in which this does not stand is refused; so long as it is set to anything."""
+        """If set, a request that does not contain these bytes is refused, unless it is for a summary."""
         self._lock = threading.Lock()
 
     @property
     def headers(self) -> list[dict[str, str]]:
-        """Those of each request."""
+        """The headers of each request."""
         return [asked.headers for asked in self.got]
 
     def answer(self, asked: Asked) -> Told:
@@ -131,7 +131,7 @@ def _response_events(answer: dict[str, Any]) -> bytes:
 
 
 def _message_events(answer: dict[str, Any]) -> bytes:
-    """Return an answer of Messages as a stream: what its end says of the output is the whole of it."""
+    """Return an answer of Messages as a stream. The output tokens at its end are the total."""
     (block,) = answer["content"]
     begun = {**answer, "content": [], "stop_reason": None, "usage": answer["usage"] | {"output_tokens": 1}}
     delta = {"stop_reason": answer["stop_reason"], "stop_sequence": None}

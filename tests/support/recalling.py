@@ -1,4 +1,4 @@
-"""Questions about a conversation that went straight into a store."""
+"""History queries about a conversation that was written directly into a store."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def cut_with(position: int, *gaps: Gap) -> Cut:
 
 
 async def long_talk(talk: Talk, turns: int) -> list[str]:
-    """Talk for some turns; a cut at the question of the last one keeps it and the first message."""
+    """Store some turns, with a cut that keeps only the first message and the last question; return the nodes."""
     nodes: list[str] = []
     for number in range(turns - 1):
         settled = await talk.say(f"q{number}", f"a{number}")

@@ -1,4 +1,4 @@
-"""One request as it reached the stand-in provider, to the byte."""
+"""One request as it reached the stand-in provider, byte for byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Received:
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self.method: str = scope["method"]
         self.target: str = scope["raw_path"].decode("latin-1")
-        """The path as it was quoted."""
+        """The path, still percent-encoded."""
         self.path: str = scope["path"]
         self.query: str = scope["query_string"].decode("latin-1")
         self.headers: list[tuple[str, str]] = [
@@ -24,12 +24,12 @@ class Received:
         ]
         self.body = b""
         self.refused: str | None = None
-        """Why it was answered with an error of the protocol."""
+        """Why the stand-in refused it as invalid, if it did."""
         self.dropped_reasoning = self.kept_reasoning = 0
-        """Blocks of reasoning that came back behind another prefix, and behind the same."""
+        """Numbers of reasoning blocks that came back after a changed prefix, and after an unchanged one."""
 
     async def pieces(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, keeping it."""
+        """Yield the pieces of the body as they arrive, and keep them."""
         more = True
         while more:
             message = await receive()
@@ -39,7 +39,7 @@ class Received:
             yield piece
 
     def header(self, name: str) -> str | None:
-        """Return the only header of this lower-case name; None where there is none."""
+        """Return the only header with this lower-case name, or None if there is none."""
         values = [value for key, value in self.headers if key == name]
         assert len(values) < 2, f"{name} came {len(values)} times"
         return values[0] if values else None
@@ -56,7 +56,7 @@ class Received:
 
     @property
     def chat(self) -> list[dict[str, Any]]:
-        """What it says in its API, as chat messages."""
+        """The conversation, translated from its API to chat messages."""
         return BY_PATH[self.path].chat(self.json)
 
     @property

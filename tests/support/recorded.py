@@ -1,7 +1,7 @@
-"""What an SDK sent and was answered, to the byte, as tests/sdks/record.py wrote it down.
+"""What an SDK sent and received, byte for byte, as recorded by tests/sdks/record.py.
 
 A file is JSON Lines in LZMA: first `{name, packages}`, then one `{headers, request, response}` for each
-exchange. Every request holds the whole history once more, and packs to next to nothing for it.
+exchange. Every request repeats the whole history, which compresses to almost nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Exchange:
     """One request and its answer."""
 
     headers: list[tuple[str, str]]
-    """Those of the request that say something of the SDK."""
+    """The request headers that the SDK determines."""
     request: bytes
     response: bytes
 
@@ -45,7 +45,7 @@ class Exchange:
 
     @property
     def tongue(self) -> Tongue:
-        """The API that it is of."""
+        """Its API."""
         if "input" in self.body:
             return RESPONSES
         return MESSAGES if any(name == "anthropic-version" for name, _ in self.headers) else CHAT
@@ -60,7 +60,7 @@ class Exchange:
 
     @property
     def reply(self) -> Message:
-        """The message that answers it; that of a stream is put together from its deltas."""
+        """The message of the answer; for a stream it is assembled from the deltas."""
         if not self.streams:
             message: Message = json.loads(self.response)["choices"][0]["message"]
             return message
@@ -75,7 +75,7 @@ class Recorded:
 
     name: str
     packages: list[str]
-    """The SDK and what it stands on, with their versions."""
+    """The SDK and its dependencies, with their versions."""
     exchanges: list[Exchange]
 
     @classmethod
@@ -103,12 +103,12 @@ class Recorded:
         return path.write_bytes(lzma.compress(text.encode(), preset=9))
 
     def beginning(self, exchanges: int) -> Recorded:
-        """Return its first exchanges alone."""
+        """Return a recording of the first exchanges only."""
         return replace(self, exchanges=self.exchanges[:exchanges])
 
     @property
     def conversation(self) -> list[Message]:
-        """What was said, each message once: the replies, and all else as it was first sent."""
+        """All messages, each once: replies as received, and the others as they were first sent."""
         said: list[Message] = []
         for exchange in self.exchanges:
             said += exchange.history[len(said) :]
@@ -117,7 +117,7 @@ class Recorded:
 
 
 def told(message: Message) -> Message:
-    """Return what a message says, without what is empty in it and without how it is said."""
+    """Return the content of a message in a normal form, without empty fields."""
     text = message.get("content") or ""
     if isinstance(text, list):
         text = "".join(part["text"] for part in text)

@@ -1,7 +1,7 @@
-"""A recorded conversation, asked again through the proxy: what a client sends, and what must hold.
+"""Replays a recorded conversation through the proxy: what a client sends, and what must be true afterwards.
 
-Each reply of the recording becomes one request, which the provider answers with that very reply. A
-client resends the whole past or appends what is new. It knows neither servers nor stores.
+Each reply of the recording becomes one request, which the provider answers with exactly that reply. A
+client resends the whole history or appends what is new. This module does not depend on servers or stores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 INSTRUCTIONS = ("system", "developer")
 STREAMED = ("role", "content", "reasoning_content", "tool_calls")
-"""The fields of a reply that the deltas of a stream have a place for."""
+"""The fields of a reply that the deltas of a stream can carry."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Recording:
         return cls(path.stem, data["messages"], data.get("tools") or [])
 
     def streamable(self) -> Recording:
-        """Return it with replies that hold nothing but what a stream can carry."""
+        """Return a copy whose replies have only the fields that a stream can carry."""
         return Recording(name=self.name, messages=[_streamable(message) for message in self.messages], tools=self.tools)
 
     @property
     def lead(self) -> int:
-        """The number of instructions before everything else."""
+        """The number of leading instructions."""
         roles = [message["role"] for message in self.messages]
         return next((place for place, role in enumerate(roles) if role not in INSTRUCTIONS), len(roles))
 
     @property
     def replies(self) -> list[int]:
-        """The places of the replies: every assistant message that something precedes."""
+        """The positions of the replies: every assistant message that has a message before it."""
         places = range(self.lead + 1, len(self.messages))
         return [place for place in places if self.messages[place]["role"] == "assistant"]
 
     @property
     def appendable(self) -> bool:
-        """Whether each reply is followed by something new to send, and not by new instructions."""
+        """Whether each reply is followed by a new message, which is not an instruction."""
         return all(
             self.messages[place + 1]["role"] not in {"assistant", *INSTRUCTIONS}
             for place in self.replies
@@ -69,7 +69,7 @@ class Recording:
         )
 
     def turns(self, *, append: bool) -> Iterator[ExchangeContext]:
-        """Yield the requests in order; after what follows the last reply, one reply is made up."""
+        """Yield the requests in order. Messages after the last reply get an invented reply."""
         start = 0
         for place in self.replies:
             yield ExchangeContext(messages=self.messages[start:place], reply=self.messages[place])
@@ -79,7 +79,7 @@ class Recording:
 
 
 def difference(stored: Sequence[Message], recording: Recording) -> str | None:
-    """Say how the stored log differs from the recording; None where it does not."""
+    """Describe how the stored messages differ from the recording; return None if they are equal."""
     expected = recording.messages[recording.lead :]
     if expected and expected[-1]["role"] != "assistant":
         expected = [*expected, {"role": "assistant", "content": "(the end)"}]
@@ -97,7 +97,7 @@ def raw_messages(body: bytes) -> list[bytes]:
 
 
 def unsteady(requests: Sequence[bytes], receipts: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say which request does not begin with all of the one before, though the cut stood; None where none."""
+    """Describe the first request that does not extend the previous one although the cut stayed, or return None."""
     before: list[bytes] = []
     for number, (body, receipt) in enumerate(zip(requests, receipts, strict=True)):
         messages = raw_messages(body)
@@ -123,5 +123,5 @@ def _streamable(message: Message) -> Message:
 
 
 def _told(message: Message) -> Message:
-    """Return what a message says, without what is empty in it."""
+    """Return a message without its empty fields."""
     return {name: value for name, value in message.items() if value}

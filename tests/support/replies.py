@@ -1,8 +1,8 @@
-"""Replies with calls, as a provider streams them or sends them whole, from a notation of one line.
+"""Replies with calls, streamed or whole, written in a one-line notation.
 
     Let me look. | >recall_context a | >weather b | Done.
 
-Texts and calls stand in the order of their coming; a call is `>name id`, or `>name id arguments`.
+Texts and calls are in the order in which they arrive. A call is `>name id`, or `>name id arguments`.
 """
 
 from __future__ import annotations

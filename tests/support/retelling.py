@@ -1,7 +1,7 @@
-"""What clients and proxies in between do to a history from turn to turn, meaning nothing by it or something.
+"""Changes that clients and intermediate proxies make to a history from turn to turn, with or without a meaning.
 
-Each takes the messages of a request as an SDK sent them and the number of the turn, and returns them as
-they would then arrive.
+Each function takes the messages of a request as an SDK sent them and the number of the turn, and returns the
+messages that arrive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Retelling = Callable[[list[Message], int], list[Message]]
 
 
 def retold(recorded: Recorded, retelling: Retelling) -> Recorded:
-    """Return a recording whose requests were told otherwise; the answers stay."""
+    """Return a recording with changed requests and the same answers."""
     return replace(
         recorded,
         exchanges=[_retold(exchange, retelling, turn) for turn, exchange in enumerate(recorded.exchanges, start=1)],
@@ -31,7 +31,7 @@ def _retold(exchange: Exchange, retelling: Retelling, turn: int) -> Exchange:
 
 
 def moving_cache_marks(messages: list[Message], turn: int) -> list[Message]:
-    """Mark the instructions and the two newest questions or results, as clients made for Claude do."""
+    """Put cache marks on the instructions and the two newest questions or results, as clients made for Claude do."""
     del turn
     places = [place for place, message in enumerate(messages) if message["role"] in {"user", "tool"}][-2:]
     marked = {0, *places}
@@ -44,7 +44,7 @@ def _marked(message: Message) -> Message:
 
 
 def marks_on_calls(messages: list[Message], turn: int) -> list[Message]:
-    """Mark the newest reply itself and its last call, and count the marks' time to live anew."""
+    """Put cache marks on the newest reply and on its last call, and change the marks' time to live."""
     place = max((n for n, message in enumerate(messages) if message["role"] == "assistant"), default=None)
     if place is None:
         return messages
@@ -69,19 +69,19 @@ def time_in_the_first_question(messages: list[Message], turn: int) -> list[Messa
 
 
 def index_on_calls(messages: list[Message], turn: int) -> list[Message]:
-    """Number the calls, as in the deltas that they came in."""
+    """Give the calls an `index`, as in the deltas of a stream."""
     del turn
     return _with_calls(messages, lambda made, place: {"index": place, **made})
 
 
 def nulls_dropped(messages: list[Message], turn: int) -> list[Message]:
-    """Leave out every field that is null."""
+    """Drop every field that is null."""
     del turn
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
 def nulls_added(messages: list[Message], turn: int) -> list[Message]:
-    """Write every field that a closed model of a reply knows."""
+    """Write every field of a reply, with null if it is absent, as strict data models do."""
     fields = ("name", "refusal", "audio", "function_call", "tool_calls", "reasoning_content")
     return [
         {**dict.fromkeys(fields if message["role"] == "assistant" and turn % 2 else ()), **message}
@@ -90,7 +90,7 @@ def nulls_added(messages: list[Message], turn: int) -> list[Message]:
 
 
 def arguments_rewritten(messages: list[Message], turn: int) -> list[Message]:
-    """Parse the arguments of calls and write them again: sorted or not, indented or not, escaped or not."""
+    """Parse the arguments of calls and serialize them again: sorted or not, indented or not, escaped or not."""
 
     def rewrite(made: dict[str, Any], _: int) -> dict[str, Any]:
         function = made["function"]
@@ -104,7 +104,7 @@ def arguments_rewritten(messages: list[Message], turn: int) -> list[Message]:
 
 
 def developer_for_system(messages: list[Message], turn: int) -> list[Message]:
-    """Call the instructions those of the developer, at every second turn."""
+    """Use the role `developer` instead of `system`, at every second turn."""
     return [
         {**message, "role": "developer" if turn % 2 else "system"} if message["role"] in INSTRUCTIONS else message
         for message in messages
@@ -112,13 +112,13 @@ def developer_for_system(messages: list[Message], turn: int) -> list[Message]:
 
 
 def instructions_amid(messages: list[Message], turn: int) -> list[Message]:
-    """Say something as the system or the developer, by turns, behind the first question."""
+    """Insert a system or a developer message after the first question, alternating by turn."""
     amid = {"role": "developer" if turn % 2 else "system", "content": "Be friendly."}
     return [*messages[:2], amid, *messages[2:]]
 
 
 def text_parts(messages: list[Message], turn: int) -> list[Message]:
-    """Write texts as one part of text, at every second turn."""
+    """Write each text as one text part, at every second turn."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if turn % 2 and isinstance(message.get("content"), str) and message["content"]
@@ -128,12 +128,12 @@ def text_parts(messages: list[Message], turn: int) -> list[Message]:
 
 
 def names_on_results(messages: list[Message], turn: int) -> list[Message]:
-    """Say on each result which tool it comes from, at every second turn."""
+    """Add the tool's name to each result, at every second turn."""
     return [{**message, "name": "tool"} if turn % 2 and message["role"] == "tool" else message for message in messages]
 
 
 def parsed_beside_texts(messages: list[Message], turn: int) -> list[Message]:
-    """Keep beside a reply what its text was parsed into, as `parse` with a response format does."""
+    """Add `parsed` to a reply, as the SDK's `parse` with a response format does."""
     del turn
     return [
         {**message, "parsed": {"answer": message["content"]}}

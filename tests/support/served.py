@@ -1,4 +1,4 @@
-"""`palimpsest serve`: a process of its own, which can be killed."""
+"""`palimpsest serve` in its own process, which can be killed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
-"""How long a process may take to start or to end, on a machine that is busy with other things."""
+"""How long a process may take to start or to end, on a busy machine."""
 
 LONG_RUN = bool(os.environ.get("PALIMPSEST_TEST_LONG"))  # noqa: TID251 - a setting of the tests, not of the program
-"""Whether the load is three times, the kills twice what every run has."""
+"""Whether to run with three times the load and twice the kills."""
 
 _ADDRESS = re.compile(r"use it: +OPENAI_BASE_URL=(http\S+)/v1 ")
 _WORKER = re.compile(r"Started server process \[(\d+)\]")
 
 
 class HasAddress(Protocol):
-    """An upstream, whatever it does."""
+    """Any upstream."""
 
     @property
     def base_url(self) -> str: ...
 
 
 def config_file(folder: Path, upstream: HasAddress, store_url: str, /, **sections: Any) -> Path:
-    """Write a configuration that leads to `upstream` and keeps at `store_url`."""
+    """Write a configuration with this upstream and this store."""
     data: dict[str, Any] = {
         "server": {"port": 0},
         "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
@@ -49,18 +49,18 @@ def config_file(folder: Path, upstream: HasAddress, store_url: str, /, **section
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for a child: this one, without settings of the proxy."""
+    """Return the environment for a child process: this one, without settings of the proxy."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PALIMPSEST_")}  # noqa: TID251 - a child's environment
     return kept | {"PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
 
 
 class Served:
-    """A proxy on the command line, which is dead at the end of the `with` block in one way or another."""
+    """A proxy that runs as a command. It is always ended at the end of the `with` block."""
 
     def __init__(self, config: Path, *arguments: str, new_interpreter: bool = False) -> None:
-        """Start it; `wait` returns once it serves. Its log goes to a file, so that no pipe runs full.
+        """Start it; `wait` returns once it serves. Its log goes to a file, so that no pipe fills up.
 
-        `new_interpreter`: start it as operators do. It serves a second later than one that is forked.
+        `new_interpreter`: start it as operators do. That takes a second longer than forking it.
         """
         number = len(list(config.parent.glob("serve-*.log")))
         self._log = config.parent / f"serve-{number}.log"
@@ -78,7 +78,7 @@ class Served:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Its log so far."""
         return self._log.read_text()
 
     @property
@@ -90,7 +90,7 @@ class Served:
 
     @property
     def workers(self) -> list[int]:
-        """Ids of all processes that ever served, in the order of their start."""
+        """Ids of all worker processes so far, in the order of their start."""
         return [int(found) for found in _WORKER.findall(self.log)]
 
     def wait(self) -> Self:
@@ -104,7 +104,7 @@ class Served:
         return self
 
     def kill(self) -> None:
-        """End it as a loss of power would."""
+        """Kill it without warning, like a loss of power."""
         self.process.kill()
         self.process.wait()
 
@@ -121,19 +121,19 @@ class Served:
 
 
 def peak(process: int) -> int:
-    """Return the most bytes of memory that a process ever had (Linux)."""
+    """Return a process's peak memory in bytes (Linux)."""
     status = Path(f"/proc/{process}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
 
 
 def resident(process: int) -> int:
-    """Return the bytes of memory that a process has (Linux)."""
+    """Return a process's resident memory in bytes (Linux)."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def children(process: int) -> list[int]:
-    """Return the processes that a process has started (Linux)."""
+    """Return the ids of a process's children (Linux)."""
     tasks = Path(f"/proc/{process}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 

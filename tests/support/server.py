@@ -1,4 +1,4 @@
-"""The proxy itself, served by uvicorn as `palimpsest serve` serves it, on a port and a store of its own."""
+"""The proxy, served by uvicorn in the same way as by `palimpsest serve`, with its own port and store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.upstream import Upstream
 
 
 def settings_for(upstream: Upstream, folder: Path, sections: Mapping[str, Any]) -> Settings:
-    """Return settings that lead to `upstream`, with a store in `folder`; the sections are laid over them."""
+    """Return settings with this upstream and a store in `folder`; `sections` override them."""
     data: dict[str, Any] = {
         "upstream": {"base_url": upstream.base_url, "anthropic_base_url": upstream.base_url},
         "store": {"spool": str(folder / "spool")},
@@ -52,9 +52,9 @@ class Proxy:
         self._listening.__exit__(*problem)
 
     def chat(self, session: str | None, messages: list[Any] | str, model: str = "echo", **given: Any) -> httpx.Response:
-        """Ask for a chat completion; text stands for one user message.
+        """Send a chat completion. A string is sent as one user message.
 
-        `headers` go along, all else that is given stands in the body.
+        `headers` are sent as headers; all other keyword arguments are fields of the body.
         """
         headers = {**given.pop("headers", {}), **({} if session is None else {"x-session-id": session})}
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -64,7 +64,7 @@ class Proxy:
     def ask(
         self, tongue: Tongue, session: str | None, messages: list[Any], model: str = "echo", **given: Any
     ) -> httpx.Response:
-        """Ask in any of the APIs; chat messages are said in it. `headers` go along, all else stands in the body."""
+        """Send chat messages in any of the APIs. Keyword arguments except `headers` are fields of the body."""
         headers = {
             **tongue.headers,
             **given.pop("headers", {}),
@@ -74,13 +74,13 @@ class Proxy:
         return self.client.post(tongue.path, json=body, headers=headers)
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return what a route answers, which must be fine."""
+        """Return the JSON of a route; the answer must be a success."""
         answer = self.client.get(path, params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def messages(self, session: str) -> list[dict[str, Any]]:
-        """Return the stored messages on the branch where the session stands."""
+        """Return the stored messages of the session's current branch."""
         data: list[dict[str, Any]] = self.get(f"/sessions/{quote(session, safe='')}/messages")["data"]
         return data
 

@@ -1,4 +1,4 @@
-"""Empty SQLite stores: all migrations run once in each process, and their file is copied."""
+"""Empty SQLite stores. All migrations run once per process, and the resulting file is copied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from proxy.store.sqlite import sqlite_engine
 
 
 def empty_store(file: Path) -> str:
-    """Return the URL of a store in `file`, which gets the tables of an empty one if it is not there."""
+    """Return the URL of a store in `file`. If the file does not exist, it is created as an empty store."""
     if not file.exists():
         shutil.copy(_template(), file)
     return f"sqlite:///{file}"
@@ -29,7 +29,7 @@ def empty_store(file: Path) -> str:
 
 @contextmanager
 def another_process(url: str) -> Generator[StoreConnection]:
-    """Give a connection as another process has it, in a transaction that is committed at the end of the block."""
+    """Yield a connection like that of another process. Its transaction is committed at the end of the block."""
     address = address_of(url)
     if isinstance(address, SqliteFile):
         engine = sqlite_engine(address.path)
@@ -46,5 +46,5 @@ def _template() -> Path:
     file = folder / "palimpsest.db"
     with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
         thread.submit(lambda: asyncio.run(upgrade(f"sqlite:///{file}"))).result()
-    assert list(folder.iterdir()) == [file]  # nothing of it waits in a journal
+    assert list(folder.iterdir()) == [file]  # there is no journal with data of its own
     return file

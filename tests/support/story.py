@@ -1,4 +1,4 @@
-"""A session with something of everything, as the records of its export."""
+"""A session that contains every kind of record, as exported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUT = Cut(
     messages=1,
     tool_calls=0,
 )
-"""As it was stored before there were gaps."""
+"""A cut in the format from before gaps existed."""
 
 
 SUMMARY = Summary(
@@ -60,7 +60,7 @@ SHORTENED = Change(
 
 
 async def told(store: Store) -> list[JsonObject]:
-    """Tell a story with branches, and return its records."""
+    """Store a session with branches, and return its records."""
     talk = Talk(store=store, tenant="from", session="story")
     asked = Body(message=ChatMessage(b'{"role":"user",  "content":"one \\u0000"}'), tokens=4)
     exchange = await talk.begin(asked, instructions=(message("system", "x"),))

@@ -1,7 +1,7 @@
 """`docs/strategies.md`: one example per edit, computed from recorded sessions.
 
-`python -m tests.support.strategies` writes the page. tests/data/strategies/strategies.yaml says what is
-written about each edit and which part of which session is shown. All figures and texts are computed here.
+`python -m tests.support.strategies` writes the page. tests/data/strategies/strategies.yaml has the text about
+each edit and names the part of a session that is shown. All figures and outputs are computed here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ READ = 0.1
 LONGEST = 60
 """Characters shown of an original text."""
 LONGEST_AFTER = 200
-"""Characters shown of what an edit made."""
+"""Characters shown of an edit's output."""
 TAIL = 25
-"""Of these, characters from the end."""
+"""How many of these characters come from the end."""
 
 INTRO = """\
 # Strategies
@@ -66,9 +66,9 @@ class Shown:
     target: Mapping[str, Any] | None = None
     note: str = ""
     longest: int = LONGEST_AFTER
-    """Characters shown of what the edit made."""
+    """Characters shown of the edit's output."""
     told_by: str | None = None
-    """Show the session's calls as this agent would report them."""
+    """If set, show the session's calls as this agent would report them."""
     internal: tuple[int, ...] = ()
     """Positions that are marked as internal."""
     more: tuple[Mapping[str, Any], ...] = ()
@@ -81,7 +81,7 @@ class Shown:
 
     @property
     def policy(self) -> Policy:
-        """A policy with this edit alone, at every request."""
+        """A policy with only this edit, which runs at every request."""
         target = {} if self.target is None else {"target": self.target}
         edits = [{"type": self.edit, **self.settings}]
         keep = {"rounds": 1, "spans": 1}
@@ -141,7 +141,7 @@ class Effect:
 
     @property
     def paid_back(self) -> int:
-        """Requests after which it was cheaper than no trimming."""
+        """Number of requests after which the edit was cheaper than no trimming."""
         cost = self.rewritten - READ * (self.rewritten + self.freed)
         return max(1, math.ceil(cost / (READ * self.freed)))
 
@@ -151,7 +151,7 @@ class Effect:
             yield told(position, self.entries[position].message)
 
     def after(self, positions: Iterable[int]) -> Iterator[str]:
-        """Yield what is sent of them: changed messages, and runs of dropped and of unchanged ones."""
+        """Yield what is sent for them: changed messages, and runs of dropped and of unchanged ones."""
         summary = self.plan.summary
         if summary is not None:
             where = "in the instructions" if summary.role == "merge" else "first message"
@@ -170,7 +170,7 @@ class Effect:
 
 
 def shows() -> list[tuple[Mapping[str, Any], list[Shown]]]:
-    """Return what is written about each edit, and its examples."""
+    """Return the text about each edit, with its examples."""
     said = yaml.safe_load((DATA / "strategies.yaml").read_text("utf-8"))
     return [(each, [_shown(each["edit"], case) for case in each["shown"]]) for each in said]
 
@@ -192,7 +192,7 @@ LOST = {
     "CSV": "rows",
     "base64": "bytes",
 }
-"""What goes of each output where all methods are allowed."""
+"""What is removed from each output if all methods are allowed."""
 
 
 def _outputs() -> str:

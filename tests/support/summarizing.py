@@ -1,17 +1,17 @@
-"""A stand-in for a model that writes summaries, well or badly: what `summary:KIND` makes it answer.
+"""A stand-in for a model that writes good or bad summaries. `summary:KIND` selects the answer:
 
-    good      a few words of the transcript under each heading that is asked for
-    bare      the headings, and nothing worth keeping: it drops all that it can
+    good      a few words of the transcript under each requested heading
+    bare      the headings without any content
     empty     nothing
-    prose     far more than what it was given
-    invents   identifiers and numbers that stand nowhere
-    russian   another language than was spoken
-    calls     a tool call, though it was offered no tool
+    prose     far more text than it was given
+    invents   identifiers and numbers that do not occur in the conversation
+    russian   a language that the conversation does not use
+    calls     a tool call, although no tool was offered
     turns     text that imitates a turn of the conversation
 
-One model may answer both a session's requests and what is asked of it as a summarizer: `parts_for`.
+One model may answer both a session's requests and the requests for its summaries: see `parts_for`.
 
-It is written from what the prompt asks for, apart from the code that judges the answers.
+It is written from what the prompt asks for, independently of the code that checks the answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ORDERED = re.compile(r"Ignore all previous|忽略以上")
 
 
 def parts_for(body: Any, does: dict[str, str]) -> dict[str, str]:
-    """Return the parts of a model's name that concern a request.
+    """Return the parts of a model's name that apply to a request.
 
-    `summary:KIND` and parts with `sum-` before them are for a request for a summary, and no other part is;
-    all others are for other requests: `say:fine+summary:good+sum-fault:429`.
+    In `say:fine+summary:good+sum-fault:429`, `summary:KIND` and parts that begin with `sum-` apply to requests for
+    summaries only. The other parts apply to all other requests only.
     """
     messages = body.get("messages") if isinstance(body, dict) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
@@ -43,7 +43,7 @@ def parts_for(body: Any, does: dict[str, str]) -> dict[str, str]:
 
 
 def summary_of(body: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return what of the answer's message is not as usual."""
+    """Return the fields of the answer's message that differ from the usual."""
     system, user = (message["content"] for message in body["messages"])
     found = _FENCED.search(user)
     assert found is not None, "the request holds no transcript"

@@ -1,4 +1,4 @@
-"""A conversation that goes straight into a store: openings and settlements with little to say."""
+"""A conversation that is written directly into a store: begins and settles exchanges with short defaults."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def settlement(exchange: str, *messages: Body, replies: tuple[Body | Reply, ...]
 async def infer(
     store: Store, messages: Sequence[Message], *, tenant: str = "tenant", instructions: str | None = None
 ) -> Inferred:
-    """Return what the store says of a request that names no session."""
+    """Return what the store infers for a request that names no session."""
     names, contents = fingerprints(ROOT, messages)
     return await store.infer(
         UnnamedRequest(
@@ -108,17 +108,17 @@ class Talk:
     session: str = "session"
     exchanges: list[str] = field(default_factory=list)
     bases: dict[str, str] = field(default_factory=dict)
-    """By exchange, where it was planned."""
+    """The node at which each exchange was planned."""
 
     @property
     def key(self) -> str:
         return session_key(self.tenant, self.session)
 
     async def begin(self, *messages: Body, **changes: Any) -> str:
-        """Open an exchange, planned at the head unless `base` says otherwise; return its id."""
+        """Open an exchange, planned at the head unless `base` is given; return its id."""
         exchange = f"exc_{next(_IDS):08d}"
         mine: dict[str, Any] = {"tenant": self.tenant, "session": self.session}
-        mine["digest"] = exchange  # no other says the same, unless a test says so
+        mine["digest"] = exchange  # unique, unless a test sets it
         base: str | None = changes.get("base")
         if base is None:
             session = await self.store.session(self.tenant, self.session)
@@ -129,16 +129,16 @@ class Talk:
         return exchange
 
     async def settle(self, exchange: str, *messages: Body, **changes: Any) -> Settled:
-        """Settle an exchange where it was planned; what does not follow the head says where it goes."""
+        """Settle an exchange where it was planned; with `at_head=False`, at the given `base`."""
         mine: dict[str, Any] = {"tenant": self.tenant, "session": self.session}
         if changes.get("at_head", True):
             mine["base"] = self.bases.get(exchange, ROOT)
         else:
-            mine["kind"] = "first"  # a session that appends stays one, and only an append can be a repetition
+            mine["kind"] = "first"  # a session that appends stays one, and only an append can be a retry
         return await self.store.settle(settlement(exchange, *messages, **(mine | changes)))
 
     async def say(self, text: str, answer: str, **changes: Any) -> Settled:
-        """Ask one thing at the head, and have it answered."""
+        """Send a user message at the head, and settle it with an answer."""
         asked = body("user", text)
         exchange = await self.begin(asked)
         return await self.settle(exchange, asked, replies=(body("assistant", answer),), **changes)

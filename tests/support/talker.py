@@ -1,7 +1,7 @@
-"""A client that talks to a proxy which may die at any moment, and knows of which replies it saw the end.
+"""A client of a proxy that may die at any moment. It records the replies whose end it saw.
 
-A reply's end is the last byte of a JSON body, or `[DONE]`. What was promised by it can be held against
-what the proxy's own API shows later: `Shown`.
+The end of a reply is the last byte of a JSON body, or `[DONE]`. A reply that ended is durable, so the proxy's API
+must show it later: see `Shown`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 from tests.support.api_rules import check
 
 Reply = tuple[str, tuple[str, ...]]
-"""Content and the arguments of the calls: what tells one reply of the stand-in from every other."""
+"""Content and the arguments of the calls: they identify a reply of the stand-in."""
 
 
 class CutOffError(Exception):
@@ -27,7 +27,7 @@ class CutOffError(Exception):
 
 @dataclass
 class Talker:
-    """One client in one session; `base` is where the proxy listens now."""
+    """One client in one session; `base` is the proxy's current address."""
 
     http: aiohttp.ClientSession
     base: str
@@ -35,7 +35,7 @@ class Talker:
     appends: bool
     """Whether it sends only what is new; otherwise it resends everything."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """What it holds of the conversation."""
+    """Its copy of the conversation."""
     seen: list[Reply] = field(default_factory=list)
     """The replies whose end it saw."""
 
@@ -43,7 +43,7 @@ class Talker:
         """Send one more message and take the reply; return the exchange's id.
 
         Raises:
-            CutOffError: the connection broke; the same may be said again with `retried`.
+            CutOffError: the connection broke; send the same message again with `retried`.
         """
         asked = [*self.history, message]
         body = {"model": model, "messages": asked[-1:] if self.appends else asked, "stream": stream}
@@ -64,13 +64,13 @@ class Talker:
 
 
 def reply_of(message: dict[str, Any]) -> Reply:
-    """Return what tells a reply from others."""
+    """Return what identifies a reply."""
     calls = message.get("tool_calls") or ()
     return message.get("content") or "", tuple(call["function"]["arguments"] for call in calls)
 
 
 def _streamed(raw: bytes) -> dict[str, Any]:
-    """Put a streamed reply together.
+    """Assemble a streamed reply.
 
     Raises:
         CutOffError: its end is missing.
@@ -95,7 +95,7 @@ def _streamed(raw: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shown:
-    """All that the API shows of a session."""
+    """Everything that the API shows of a session."""
 
     replies: Counter[Reply]
     """How many nodes hold each reply, on all branches together."""
@@ -103,12 +103,12 @@ class Shown:
     """How the exchanges ended."""
 
     def lacks(self, seen: Iterable[Reply]) -> dict[Reply, int]:
-        """Return the replies that are not stored exactly once, each with how often it is."""
+        """Return the replies that are not stored exactly once, with how often each is stored."""
         return {reply: self.replies[reply] for reply in seen if self.replies[reply] != 1}
 
 
 async def shown(http: aiohttp.ClientSession, base: str, session: str) -> Shown:
-    """Read a session by every route there is, and hold each branch against the provider's rules."""
+    """Read a session through every route, and check each branch against the provider's rules."""
     name = quote(session, safe="")
 
     async def get(path: str) -> Any:
@@ -137,7 +137,7 @@ async def shown(http: aiohttp.ClientSession, base: str, session: str) -> Shown:
 
 
 def _check_branch(messages: list[dict[str, Any]]) -> None:
-    """Raise `Refused` where the provider would not go on from here; calls may wait for their results."""
+    """Raise `Refused` if the provider would refuse to continue this branch. Calls may still lack results."""
     closed = messages[:-1] if messages[-1].get("tool_calls") else messages
     if closed:
         check({"model": "m", "messages": closed}, plain=False, lenient=True)

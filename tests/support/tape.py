@@ -18,7 +18,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Tape:
-    """What is still to be answered, and what was asked."""
+    """The answers that are left, and the requests that were received."""
 
     def __init__(self) -> None:
         self.received: list[Received] = []
@@ -36,7 +36,7 @@ class Tape:
         self._listening.__exit__(*problem)
 
     def play(self, exchanges: Sequence[Exchange]) -> None:
-        """Answer the next requests as these were answered; after the last, with 500."""
+        """Answer the next requests with the answers of these exchanges, and any further request with 500."""
         self._exchanges = deque(exchanges)
         self.received = []
 

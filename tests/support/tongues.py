@@ -1,10 +1,10 @@
 """One conversation in each of the three APIs: what a client sends, what the stand-in provider reads and answers.
 
-A conversation is given as chat messages. `CHAT`, `RESPONSES` and `MESSAGES` say it in their API (`entries`,
+A conversation is given as chat messages. `CHAT`, `RESPONSES` and `MESSAGES` translate it to their API (`entries`,
 `body`), read a body back (`chat_body`, with the rules that only this API has), and answer (`answer`, `events`).
-It is written from the references of the APIs, apart from the package under test.
+The module is written from the references of the APIs, independently of the package under test.
 
-Reasoning is sealed (`Seals`): a block holds a digest of what stood before it, as the newer models have it.
+Reasoning is sealed (`Seals`): like those of newer models, a block holds a digest of everything before it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.support.api_rules import Refused
 
 Data = dict[str, Any]
 SEALED: Final = "sealed"
-"""The field of a chat message in which the seals of its reasoning stand, in order."""
+"""The field of a chat message that holds the seals of its reasoning, in order."""
 INSTRUCTIONS: Final = ("system", "developer")
 
 
 class Seals:
-    """Reasoning that is bound to its prefix: a block's seal says what stood before it, and which block was last."""
+    """Reasoning that is bound to its prefix: a block's seal depends on what came before it, and on the last block."""
 
     def __init__(self, body: Data) -> None:
         """Read a request; `dropped` and `kept` count its blocks."""
@@ -42,14 +42,14 @@ class Seals:
                 else:
                     self.dropped += 1
             said = {name: message.get(name) or "" for name in ("role", "tool_calls", "tool_call_id")}
-            content = text_or_parts(_unmarked(parts_of(message.get("content"))))  # a mark for the cache changes nothing
+            content = text_or_parts(_unmarked(parts_of(message.get("content"))))  # cache marks change nothing
             self._digest.update(orjson.dumps({**said, "content": content}))
 
     def _here(self) -> str:
         return self._digest.hexdigest()[:16]
 
     def seal(self, number: int) -> str:
-        """Return the seal of a block that is made now."""
+        """Return the seal of a new block."""
         return f"{self._here()}-{number}.{self._last}"
 
 
@@ -64,10 +64,10 @@ class Tongue(ABC):
 
     @abstractmethod
     def entries(self, messages: Sequence[Data]) -> list[Data]:
-        """Return chat messages as this API lists them; those that it has another place for are left out."""
+        """Return chat messages as entries of this API, without those that it puts elsewhere in the body."""
 
     def body(self, messages: Sequence[Data], model: str, *, tools: Sequence[Data] = (), **fields: Any) -> Data:
-        """Return the request that says this; chat messages may be mixed with entries of the API's own."""
+        """Return the request with these messages: chat messages, entries of the API, or both."""
         return {"model": model, self.listed: self.entries(messages), **self._tools(tools), **fields}
 
     def _tools(self, tools: Sequence[Data]) -> Data:
@@ -75,22 +75,22 @@ class Tongue(ABC):
 
     @abstractmethod
     def reply(self, content: bytes, *, stream: bool) -> list[Data]:
-        """Return the entries that an answer says, as they are sent back."""
+        """Return the entries of an answer, as a client sends them back."""
 
     @abstractmethod
     def chat_body(self, body: Data) -> Data:
-        """Return a request as a chat completion's; raise `Refused` where this API refuses what that would take."""
+        """Return a request as a chat completion. Raise `Refused` where only this API would refuse it."""
 
     @abstractmethod
     def answer(self, body: Data, message: Data, usage: Data) -> Data:
-        """Return the answer that says a chat message."""
+        """Return the answer with this chat message."""
 
     @abstractmethod
     def events(self, body: Data, message: Data, usage: Data) -> Iterator[bytes]:
-        """Yield the same as a stream."""
+        """Yield the same answer as a stream."""
 
     def said(self, content: bytes, *, stream: bool) -> Data:
-        """Return the chat message that an answer says, without reasoning."""
+        """Return the chat message of an answer, without reasoning."""
         return self.told([{"role": "user", "content": "-"}, *self.reply(content, stream=stream)])[-1]
 
     def told(self, entries: Sequence[Data]) -> list[Data]:
@@ -100,7 +100,7 @@ class Tongue(ABC):
         return [{name: value for name, value in message.items() if name != SEALED} for message in found]
 
     def chat(self, body: Data) -> list[Data]:
-        """Return what a body says as chat messages without what is empty or sealed."""
+        """Return a body as chat messages, without empty fields and without seals."""
         return [
             {name: value for name, value in message.items() if value and name != SEALED}
             for message in self.chat_body(body)["messages"]
@@ -119,7 +119,7 @@ def parts_of(content: Any) -> list[Data]:
 
 
 def text_or_parts(parts: list[Data]) -> Any:
-    """Return text parts as a string where there is but one of them, and nothing else beside."""
+    """Return the parts, or a string if there is only one part and it has only text."""
     if len(parts) == 1 and parts[0].keys() <= {"type", "text", "annotations", "logprobs"} and "text" in parts[0]:
         return parts[0]["text"]
     return parts or None
@@ -257,7 +257,7 @@ class _Responses(Tongue):
                 raise Refused("Item of type 'reasoning' was provided without its required following item.", "input")
 
     def _say(self, turn: Data, kind: str, item: Data) -> None:
-        """Add to a reply what an item of the model's says."""
+        """Add the content of an item by the model to a reply."""
         if kind == "reasoning":
             turn.setdefault(SEALED, []).append(item["encrypted_content"])
         elif kind == "function_call":
@@ -268,7 +268,7 @@ class _Responses(Tongue):
 
     @staticmethod
     def _text(content: Any) -> Any:
-        """Return content as chat completions have it."""
+        """Return content in the form of chat completions."""
         if isinstance(content, str):
             return content
         return text_or_parts([{**part, "type": "text"} if "text" in part else part for part in content])
@@ -424,7 +424,7 @@ class _Messages(Tongue):
 
     @staticmethod
     def _check_thinking(body: Data) -> None:
-        """With thinking enabled, the last reply of a tool loop begins with thinking."""
+        """Check that with thinking enabled, the last reply of a tool loop begins with thinking."""
         replies = [message for message in body["messages"] if message["role"] == "assistant"]
         if (body.get("thinking") or {}).get("type") != "enabled" or not _holds_results(body["messages"][-1]):
             return
@@ -432,7 +432,7 @@ class _Messages(Tongue):
             raise Refused("Expected `thinking` or `redacted_thinking`, but found `tool_use`.")
 
     def _chat(self, place: int, message: Data) -> Iterator[Data]:
-        """Yield what one message says as chat messages: its results, and then the rest."""
+        """Yield one message as chat messages: its results first, then the rest."""
         said: Data = {"role": message["role"], "content": None}
         rest: list[Data] = []
         blocks = (
@@ -523,7 +523,7 @@ def _holds_results(entry: Data) -> bool:
 
 
 def _is_native(message: Data) -> bool:
-    """Tell whether a user's message holds results already."""
+    """Tell whether a user message already holds results in this API's form."""
     return _holds_results(message)
 
 
@@ -532,7 +532,7 @@ def _unmarked(blocks: Sequence[Data]) -> list[Data]:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Return a text in pieces, as a stream says it."""
+    """Split a text into pieces, as in a stream."""
     return [text[start : start + 12] for start in range(0, len(text), 12)]
 
 

@@ -1,9 +1,9 @@
-"""A second dialect with quite another JSON shape. It shows what the rest of the house may ask of an API.
+"""A dialect with a very different JSON shape. It shows what the rest of the proxy may require of a dialect.
 
     {"who": "rules", "says": ["Be brief."]}                                   instructions
     {"who": "human", "says": ["Look at this.", {"picture": "cat.png"}]}       a user message
     {"who": "bot", "says": [], "asks": [{"key": "a", "tool": "look", "with": {"at": 1}}]}
-    {"who": "result", "key": "a", "tool": "look", "says": ["a cat"]}          what a tool gave
+    {"who": "result", "key": "a", "tool": "look", "says": ["a cat"]}          a tool result
 
 `says` may be one text instead of a list. Each entry of `asks` is followed by one result with its `key`.
 
@@ -12,7 +12,7 @@
     event: piece / data: {"add": "text"}, event: over / data: {"why": ..., "spent": ...}    the same as a stream
     {"wrong": "too big: 900 of 800"}                                          an error
 
-Tools of the proxy's own are offered where an answer comes in one piece.
+The proxy's own tools are offered only if the answer is not a stream.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class _ToyRound(Struct, frozen=True, kw_only=True):
 
 
 class _BodyFilter(BodyFilter[_ToyRound]):
-    """One reply, whose rounds each come in one piece."""
+    """One reply that is not streamed, with its rounds."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -338,7 +338,7 @@ class _BodyFilter(BodyFilter[_ToyRound]):
 
 
 def _stream_filter(names: Collection[str], hides_usage: bool) -> StreamFilter[Any]:
-    raise AssertionError((names, hides_usage))  # none are offered there
+    raise AssertionError((names, hides_usage))  # no tools are offered in a stream
 
 
 def _answer(said: Message, why: str) -> bytes:
@@ -427,7 +427,7 @@ class ToyDialect(Dialect):
         return tuple(spans)
 
     def walk(self, messages: Sequence[Message]) -> RulesWalk:
-        """Put in a text for each result that is missing; leave out each result that answers nothing."""
+        """Insert a text for each missing result; drop each result without a call."""
         walk = RulesWalk()
         for span in self.spans(messages):
             waiting = [call.id for call in messages[span.start].calls]

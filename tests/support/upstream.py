@@ -1,19 +1,19 @@
 """A strict stand-in for an OpenAI-compatible provider, served by uvicorn on a real port.
 
-The request's `model` says how it behaves, in parts joined by `+`; unknown parts say nothing, so
-that a test can make a model's name its own:
+The request's `model` selects the behaviour, in parts joined by `+`. Unknown parts are ignored, so
+that a test can make its model names unique:
 
-    echo               answers "echo: <last user text>" (this is what it does anyway)
+    echo               answers "echo: <last user text>" (the default)
     say:TEXT           answers TEXT
     long:N             answers N words
     tool:NAME          calls NAME, and answers in text after its result
     tools:A,B          calls A and B in one message
-    script:ID          answers the next message that `load` queued under ID; one with a `fault` does that
+    script:ID          answers the next message that `load` queued under ID; one with `fault` is a fault instead
     order:HOW          streams `calls-first`, or the text `between` the names of calls and their arguments
     names:HOW          streams the names of calls in `pieces`, or `late`, after their ids
-    summary:KIND       writes a summary, well or badly, where one is asked for; `sum-delay:MS` and the like
-                       are for such requests alone: see `summarizing.py`
-    finish:REASON      says that it ended for this reason
+    summary:KIND       writes a good or bad summary if one is asked for; `sum-delay:MS` and the like
+                       apply to such requests only: see `summarizing.py`
+    finish:REASON      sets the finish reason
     reason             puts `reasoning_content` before the content
     prefix:HOW         seals reasoning, and checks what comes back behind a changed prefix: `drop` leaves it out and
                        counts it in the log, `400` refuses it
@@ -22,21 +22,21 @@ that a test can make a model's name its own:
     gate               waits in the middle of a stream until `gate` is set
     strict:RULE        refuses an order of roles: one-system (a system message anywhere but first), or
                        alternate (two user messages in a row); both with a comma
-    needs:TEXT         refuses a request in which this text does not stand; status:N with this status
-    quotes             refuses `metadata`, in its own words
+    needs:TEXT         refuses a request that does not contain this text; status:N sets the status
+    quotes             refuses `metadata`, and repeats the client's value in the error
     plain[:STATUS]     refuses `stream_options` with 422, and a request's `cache_control`
     vague              refuses a request's `cache_control` without naming it
-    lenient            takes unknown fields and roles
-    ctx:N              takes N tokens at most, and refuses more in the words of `words:WHOSE` (see OVERFLOWS)
-    times:X            counts X times as many tokens; discreet does not say how many its cache held
-    gzip               compresses whatever it answers
+    lenient            accepts unknown fields and roles
+    ctx:N              accepts N tokens at most, and refuses more with the error of `words:WHOSE` (see OVERFLOWS)
+    times:X            counts X times as many tokens; discreet does not report cached tokens
+    gzip               compresses every answer
     fault:KIND         429 | 429-once | 500 | hang | html | bad-json | no-content
                        drop-before (no answer at all)
                        drop | stall | error-event (in the middle of a stream) | no-done | crlf |
                        split-utf8 (byte by byte) | empty-choices | dup-usage | bad-event
 
-Ids and times are fixed: the same request is answered with the same bytes, so that what came through
-the proxy can be compared with what was sent. It answers in the three APIs of `tongues.py`. Under other paths
+Ids and times are fixed: the same request always gets the same bytes, so that tests can compare what came
+through the proxy with what was sent. It answers in the three APIs of `tongues.py`. On other paths
 it is a mirror: see `mirror.py`.
 """
 
@@ -70,19 +70,19 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), *ALWAYS]
 
 
 class Upstream:
-    """What the stand-in saw and does; the test's thread reads it, the server's thread writes it."""
+    """The stand-in's state. The test's thread reads it, the server's thread writes it."""
 
     def __init__(self) -> None:
         self.log: list[Received] = []
         """Every request, in the order of arrival."""
         self.gate = threading.Event()
-        """Lets what waits at a gate go on."""
+        """When set, answers that wait at a gate continue."""
         self.open = 0
         """Requests under way."""
         self.left = 0
-        """Requests whose client went away before their end."""
+        """Requests whose client disconnected before their end."""
         self.uploaded = 0
-        """Bytes of request bodies that have come so far, bodies under way included."""
+        """Bytes of request bodies received so far, including incomplete bodies."""
         self.scripts: dict[str, deque[dict[str, Any]]] = {}
         self._seen: set[str] = set()
         self._listening: Listening | None = None
@@ -92,7 +92,7 @@ class Upstream:
         self.scripts[script] = deque(messages)
 
     def forget(self) -> None:
-        """Forget what came before."""
+        """Reset the state."""
         self.log.clear()
         self._seen.clear()
         self.gate.clear()
@@ -105,7 +105,7 @@ class Upstream:
 
     @property
     def base_url(self) -> str:
-        """What `upstream.base_url` must be to reach it."""
+        """The value of `upstream.base_url` for this stand-in."""
         assert self._listening is not None
         return f"{self._listening.url}/v1"
 
@@ -179,7 +179,7 @@ class Upstream:
 
     @staticmethod
     def _seal(received: Received, body: dict[str, Any], does: dict[str, str]) -> str:
-        """Check the reasoning that came back; return the seal of what is thought now, "" without any."""
+        """Check the reasoning that came back; return the seal of the new reasoning, or "" if there is none."""
         if "prefix" not in does:  # then nothing is sealed
             return ""
         seals = Seals(body)
@@ -191,12 +191,12 @@ class Upstream:
         return seals.seal(len(body["messages"])) if "reason" in does else ""
 
     def _scripted(self, does: dict[str, str]) -> dict[str, str]:
-        """Return what to do where the next message of a script is a fault."""
+        """Return the options, with the fault of the script's next message if it is one."""
         queue = self.scripts.get(does.get("script", ""))
         return {**does, "fault": queue.popleft()["fault"]} if queue and "fault" in queue[0] else does
 
     async def _overflow(self, body: dict[str, Any], does: dict[str, str], out: Answering) -> bool:
-        """Refuse a request that is too long; tell whether it is."""
+        """Refuse a request that is too long; return whether it was."""
         asked = tokens_of(body, does)
         if "ctx" not in does or asked <= int(does["ctx"]):
             return False
@@ -205,7 +205,7 @@ class Upstream:
         return True
 
     async def _fault(self, kind: str, body: dict[str, Any], out: Answering) -> bool:
-        """Do what `fault:` says instead of an answer; tell whether that was all."""
+        """Produce the fault instead of an answer; return whether the request is finished."""
         if kind == "429-once" and body["model"] not in self._seen:
             self._seen.add(body["model"])
             kind = "429"
@@ -235,7 +235,7 @@ class Upstream:
 
 
 async def _leave(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Stop the answer when nobody waits for it any more."""
+    """Cancel the answer when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()

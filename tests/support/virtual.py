@@ -1,4 +1,4 @@
-"""An upstream with its answers in a row, tools of the proxy's own, and a client: relaying without HTTP."""
+"""Relaying without HTTP: an upstream with a list of answers, the proxy's own tools, and a client."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.replies import USAGE, body_of, events_of
 OWN = frozenset({"recall_context", "compress_chat_history"})
 USER = {"role": "user", "content": "hi"}
 NEVER = 1000.0
-"""An interval in which nothing happens."""
+"""An interval that never passes during a test."""
 
 
 class Answer:
-    """What upstream says: a body in pieces, and then perhaps a fault."""
+    """An answer of upstream: a body in pieces, optionally followed by a fault."""
 
     def __init__(
         self, body: bytes, *, size: int = 1 << 20, status: int = 200, fault: PalimpsestError | None = None
@@ -38,13 +38,13 @@ class Answer:
         self.status, self.fault, self.readable, self.closed = status, fault, True, False
         self._chunks = self._said()
         self.ended = False
-        """Whether it is known that all of it was taken."""
+        """Whether the reader knows that the body is complete."""
         self.gate: anyio.Event | None = None
-        """What it waits for before its last piece."""
+        """The event that it waits for before its last piece."""
         self.tells = True
-        """Whether its end is known with its last piece; else it must be waited for."""
+        """Whether the last piece says that it is the last; otherwise the reader must wait for the end."""
         self.at_end: Callable[[], None] = lambda: None
-        """What is done when its end is waited for, all of it being taken."""
+        """Called when the reader waits for the end after the last piece."""
 
     async def chunk(self, *, plain: bool = False) -> bytes:
         assert plain is self.readable
@@ -71,18 +71,18 @@ class Answer:
 
 
 class World:
-    """An upstream with its answers in a row, the proxy's tools, and a client."""
+    """An upstream with a list of answers, the proxy's tools, and a client."""
 
     def __init__(self, *answers: Answer | PalimpsestError) -> None:
         self.first, self.rest = answers[0], list(answers[1:])
         self.relay: StreamRelay | WholeRelay
         self.asked: list[list[dict[str, Any]]] = []
-        """What was added to the view, each time that upstream was asked again."""
+        """The messages added to the view, for each further request to upstream."""
         self.calls: list[Call] = []
         self.answering: anyio.Event | None = None
-        """What the tools wait for."""
+        """The event that the tools wait for."""
         self.slow = ""
-        """The id of a call that is never answered."""
+        """The id of a call that gets no answer."""
         self.status, self.headers, self.got, self.ended = 0, list[tuple[bytes, bytes]](), b"", False
         self.answered: Answered | None = None
         self.seen_at_settling = b""
@@ -129,7 +129,7 @@ class World:
         assert self.answered is None
         self.answered, self.seen_at_settling = answered, self.got
 
-    # what a test does with all that
+    # for tests
 
     def open(self, *, stream: bool, hides_usage: bool = False, interval: float = NEVER) -> StreamRelay | WholeRelay:
         first: Any = self.first
@@ -156,7 +156,7 @@ class World:
         return self.answered
 
     def next_view(self) -> list[dict[str, Any]]:
-        """Return the messages of the next request: every call of the client is answered."""
+        """Return the messages of the next request, in which every call of the client has a result."""
         answered = self.settled()
         [(reply, partial)] = answered.replies
         view: list[Message] = [ChatMessage.of(USER)]
@@ -172,7 +172,7 @@ class World:
 
 
 async def until_true(true: Callable[[], object]) -> None:
-    """Let the others go on until `true()` holds."""
+    """Yield to other tasks until `true()` holds."""
     with anyio.fail_after(10):
         while not true():
             await anyio.lowlevel.checkpoint()
@@ -192,7 +192,7 @@ def chunks_of(got: bytes) -> list[dict[str, Any]]:
 
 
 def by_sdk(got: bytes) -> Any:
-    """Return the reply as OpenAI's SDK puts it together."""
+    """Return the reply as OpenAI's SDK assembles it."""
     state = ChatCompletionStreamState()
     for chunk in chunks_of(got):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
@@ -200,7 +200,7 @@ def by_sdk(got: bytes) -> Any:
 
 
 def times(number: int) -> dict[str, Any]:
-    """Return the usage of so many rounds."""
+    """Return the total usage of this many rounds."""
     details = {name: value * number for name, value in USAGE["prompt_tokens_details"].items()}  # type: ignore[attr-defined]  # it is an object
     return {
         name: details if isinstance(value, dict) else value * number  # type: ignore[operator]  # the others are numbers
