@@ -80,7 +80,8 @@ class Exchange:
         services = self._services
         services.counts.values[services.counts.under_way] += 1
         if self._stored and not self._waits:
-            self._opening = services.store.begin(opening_of(self.prepared, services.knowledge.now))
+            opening = opening_of(self.prepared, services.knowledge.now)
+            self._opening = services.store.begin(opening, self.prepared.packing)
 
     async def opened(self) -> None:
         """Wait until the new messages are stored. If the store is away, the exchange is stored later."""

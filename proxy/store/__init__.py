@@ -41,7 +41,7 @@ from proxy.store.history import Branches, Lineage, recall
 from proxy.store.masking import CONTENT, MARK, Masker, Withholder, is_withheld, require_content
 from proxy.store.migrate import downgrade, upgrade
 from proxy.store.packing import sanitize
-from proxy.store.portions import AT_FIRST
+from proxy.store.portions import AT_FIRST, Packing
 from proxy.store.records import (
     FAILURES,
     Body,

@@ -39,6 +39,8 @@ _ROW_BYTES: Final = 1_000
 
 TextRow: TypeAlias = dict[str, Any]
 """A row of `bodies`, with its text packed."""
+Packing: TypeAlias = asyncio.Future[list[TextRow]]
+"""The packed texts of a request, once they are ready."""
 Stored = TypeVar("Stored")
 
 
@@ -69,10 +71,10 @@ def size_of(item: Exchange) -> int:
 # ------------------------------------------------------------------------------------------------------ begin
 
 
-async def begin_long(database: Database, opening: Opening) -> None:
-    """Store a long request with its new messages; see `exchanges.begin`."""
+async def begin_long(database: Database, opening: Opening, packing: Packing | None = None) -> None:
+    """Store a long request with its new messages; see `exchanges.begin`. `packing` gives their packed rows."""
     key = session_key(opening.tenant, opening.session, opening.dialect)
-    rows = await asyncio.to_thread(packed_rows, key, opening.messages)
+    rows = await (packing or asyncio.to_thread(packed_rows, key, opening.messages))
     made_at: int | None = None
     for some in portions_of(rows, lambda row: len(row["text"]), in_order=database.in_order):
         made_at = await database.write(partial(_keep_texts, opening=opening, rows=some, made_at=made_at), durable=False)

@@ -23,7 +23,16 @@ from proxy.store.history import Branches, Lineage, lineage_of, recall
 from proxy.store.masking import Masker, is_withheld
 from proxy.store.migrate import MOST_BYTES, current, make_search_index, probe, require_current, upgrade
 from proxy.store.packing import is_plain, require_plain, sanitize
-from proxy.store.portions import AT_FIRST, PORTION_BYTES, begin_long, delete_sessions, next_count, settle_long
+from proxy.store.portions import (
+    AT_FIRST,
+    PORTION_BYTES,
+    Packing,
+    begin_long,
+    delete_sessions,
+    next_count,
+    packed_rows,
+    settle_long,
+)
 from proxy.store.records import (
     Body,
     BranchRow,
@@ -586,8 +595,17 @@ class Store:
 
     # --------------------------------------------------------------------------------- exchanges
 
-    def begin(self, opening: Opening) -> asyncio.Future[None]:
-        """Store a request with its new messages. Idempotent. The future completes when they are stored."""
+    def pack(self, key: str, messages: Sequence[Body]) -> Packing | None:
+        """Begin to pack the messages of a long request, for `begin`. None if `begin` packs them itself."""
+        if self.masker is not None or not is_long(messages):
+            return None
+        return self._tasks.start(asyncio.to_thread(packed_rows, key, messages))
+
+    def begin(self, opening: Opening, packing: Packing | None = None) -> asyncio.Future[None]:
+        """Store a request with its new messages. Idempotent. The future completes when they are stored.
+
+        `packing` is the result of `pack`.
+        """
         named = ("session", "tenant", "exchange", "model", "agent", "policy")
         try:
             require_plain(**{name: getattr(opening, name) for name in named})
@@ -598,7 +616,7 @@ class Store:
         if self.masker is not None:
             opening = self.masker.opening(opening)
         if is_long(opening.messages):
-            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening))
+            future: asyncio.Future[None] = self._tasks.start(begin_long(self._database, opening, packing))
         else:
             future = self._start(opening)
         future.add_done_callback(_noticed)  # the failure may be reported another way, by `settle`
