@@ -124,8 +124,8 @@ def test_older_versions_named_messages_in_another_form_otherwise() -> None:
     spaced = ChatMessage(b'{"role":"assistant","content":"hello "}')
     stripped = ChatMessage(b'{"role":"assistant","content":"hello"}')
     assert chain(ROOT, [ASK, spaced, OTHER]) == chain(ROOT, [ASK, stripped, OTHER])
-    strict, older = earlier_names(ROOT, [ASK, spaced, OTHER])
-    assert strict == chain(ROOT, [ASK, spaced, OTHER])
+    private, strict, older = earlier_names(ROOT, [ASK, spaced, OTHER])
+    assert private == strict == chain(ROOT, [ASK, spaced, OTHER])
     assert older[0] == node_id(ROOT, ASK)
     assert not set(older[1:]) & set(chain(ROOT, [ASK, spaced, OTHER]))
-    assert list(earlier_names(ROOT, [ASK, stripped])) == [chain(ROOT, [ASK, stripped])] * 2
+    assert list(earlier_names(ROOT, [ASK, stripped])) == [chain(ROOT, [ASK, stripped])] * 3
