@@ -202,7 +202,7 @@ class Preparer:
         )
 
     def _pack(self, call: ClientRequest, history: History) -> Packing | None:
-        """Begin to pack the new messages of a long request. With 7 MB of them, the client waits 0.1 s less."""
+        """Begin to pack the new messages of a long request in another thread, while the request is planned."""
         if history.id is None or history.unplaced is not None:
             return None
         return self._services.store.pack(session_key(call.tenant, history.id, call.dialect.name), history.fresh)
