@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import httpx2
 import pytest
+from hypothesis import HealthCheck, settings
 
 from proxy.dialects import Call
 from proxy.dialects.chat.message import ChatMessage
@@ -64,6 +65,11 @@ LONG = (
     "tests/e2e/test_cache_marks.py",
 )
 """The slowest files. They start first, so that no long file runs alone at the end of a parallel run."""
+
+
+settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Machines are shared: no example fails because it took long."""
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import unescape
-from itertools import groupby, islice
-from operator import eq, itemgetter
+from itertools import groupby, islice, repeat
+from operator import eq
+from string import ascii_letters
 from typing import Any, Final
 
 import re2  # type: ignore[import-untyped]  # the package ships no types
@@ -42,8 +44,8 @@ _WORDS: Final = (
 )
 """Literals or nearly so, which makes a search one pass."""
 _WORD: Final = re.compile(_WORDS)
-_WORD_IN_LINES: Final = _RE2.compile(_WORDS.encode())
-"""The same for long texts, where RE2 takes a tenth of the time; for short ones it is slower."""
+_REST_OF_LINE: Final = _RE2.compile(f"(?:{_WORDS})[^\n]*".encode())
+"""The same for long texts, to the end of the line. RE2 takes a tenth of the time there; for short ones it is slower."""
 
 
 def has_alarm(text: str) -> bool:
@@ -54,13 +56,12 @@ def has_alarm(text: str) -> bool:
 def alarming_lines(text: str) -> Iterator[int]:
     """Yield the number of each line with an alarm word, counted from 0."""
     told = text.lower().encode("utf-8", "surrogatepass")
-    number = start = 0
-    while (found := _WORD_IN_LINES.search(told, start)) is not None:
-        number += told.count(b"\n", start, found.start())
+    number = last = 0
+    for found in _REST_OF_LINE.finditer(told):
+        start = found.start()
+        number += told.count(b"\n", last, start)
+        last = start
         yield number
-        start = told.find(b"\n", found.start())
-        if start < 0:
-            return
 
 
 _TOLD_LINES: Final = 3  # lines with an alarm word that are kept of an omission
@@ -146,20 +147,24 @@ _SAMPLE: Final = 2000
 _RUN: Final = re.compile(rf"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{{{SMALLEST},}}={{0,2}}")
 _SHORTEST_WRAPPED: Final = 60
 # The last line may be short, so that a match always ends; otherwise each line would be tried in vain.
-_WRAPPED: Final = re.compile(r"(?:^[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2}(?=\r?$)", re.MULTILINE)
+_WRAPPED: Final = re.compile(r"\n((?:[A-Za-z0-9+/]{60,80}\r?\n){3,}[A-Za-z0-9+/]{1,80}={0,2})(?=\r?$)", re.MULTILINE)
 
 
 def without_blobs(text: str) -> str:
     """Return the text with a mark in place of each run of encoded bytes."""
-    longest = max(map(len, text.split()), default=0)  # usually no word is long enough
+    # Usually no word is long enough.
+    lines = [line for line in text.split("\n") if len(line) >= _SHORTEST_WRAPPED]
+    longest = max(map(len, "\n".join(lines).split()), default=0)
     if longest >= SMALLEST:
-        text = _RUN.sub(_marked, text)
-    return _WRAPPED.sub(_marked, text) if longest >= _SHORTEST_WRAPPED and "\n" in text else text
+        text = _RUN.sub(lambda found: _marked(found[0]), text)
+    if longest >= _SHORTEST_WRAPPED and "\n" in text:
+        text = _WRAPPED.sub(lambda found: f"\n{_marked(found[1])}", f"\n{text}")[1:]
+    return text
 
 
-def _marked(found: re.Match[str]) -> str:
-    kind = _kind_of_bytes("".join(found[0][:_SAMPLE].split()))
-    return found[0] if kind is None else omission_mark(f"{len(found[0])} characters of {kind}")
+def _marked(run: str) -> str:
+    kind = _kind_of_bytes("".join(run[:_SAMPLE].split()))
+    return run if kind is None else omission_mark(f"{len(run)} characters of {kind}")
 
 
 def _kind_of_bytes(sample: str) -> str | None:
@@ -177,15 +182,18 @@ FEWEST: Final = 3  # the shortest run of lines that a mark replaces
 
 # Tried only at the beginning of a word. Letters and digits are disjoint classes, so a search is one pass.
 _NUMBERED: Final = re.compile(r"\b[^\W\d]*+\d\w*+")
-_NUMBERED_IN_ASCII: Final = re.compile(_NUMBERED.pattern, re.ASCII)  # the same for ASCII, in half the time
+_REST_OF_NUMBER: Final = re.compile(r"\d\w*+", re.ASCII)
+_LETTERS: Final = f"{ascii_letters}_"
 _DIGIT: Final = re.compile(r"\d")
 _STEP: Final = re.compile(
-    r"^([ \t]{0,8}(?:Collecting|Downloading|Using cached|Requirement already satisfied|Installing collected|Obtaining"
+    r"\n([ \t]{0,8}(?:Collecting|Downloading|Using cached|Requirement already satisfied|Installing collected|Obtaining"
     r"|Preparing|Unpacking|Setting up|Selecting previously|Building wheel|Created wheel|Stored in|Uninstalling"
-    r"|npm (?:http|timing|sill|verb|info)|Compiling|Downloaded|Fetching|Resolving|Get:#)\b)[^\n]*",
-    re.MULTILINE,
+    r"|npm (?:http|timing|sill|verb|info)|Compiling|Downloaded|Fetching|Resolving|Get:#)\b)[^\n]*"
 )
-"""A step of an installer. Such lines differ only in the name of a package, so they are of one kind."""
+"""A step of an installer. Such lines differ only in the name of a package, so they are of one kind.
+
+The pattern begins with a literal line end, which makes the search fast.
+"""
 _SHORTEST_KIND: Final = 3
 _KINDS_TOLD: Final = 3
 _KIND_SHOWN: Final = 60
@@ -198,26 +206,26 @@ def condense_log(text: str, keep: int) -> str:
     lines = text.split("\n")
     if len(lines) < 2 * keep + FEWEST:
         return text
-    numbered = _NUMBERED_IN_ASCII if text.isascii() else _NUMBERED
-    kinds = _STEP.sub(r"\1 #", numbered.sub("#", text)).split("\n") if _DIGIT.search(text) else lines
+    kinds = _kinds(text) if _DIGIT.search(text) else lines
     repeated = _repeated(lines, kinds, keep)
     told = frozenset(alarming_lines(text))
     for place in told:
         repeated[place] = 0
-    kept: list[str] = []
-    place = 0
-    in_trace = False
-    while place < len(lines):
-        line = lines[place]
-        in_trace = place in told or (in_trace and line.startswith(_TRACE))
-        if repeated[place] and not in_trace:
-            start = place
-            place = _end(repeated, start)
-            kept += _told(start, place, lines, kinds)
-        else:
-            kept.append(line)
-            place += 1
-    return "\n".join(kept)
+        inside = place + 1  # a stack trace
+        while inside < len(lines) and inside not in told and lines[inside].startswith(_TRACE):
+            repeated[inside] = 0
+            inside += 1
+    return _replaced(lines, repeated, partial(_told, kinds))
+
+
+def _kinds(text: str) -> list[str]:
+    """Return the kind of each line: the line with `#` for each word that holds a digit."""
+    if text.isascii():  # the same in half the time
+        *befores, last = _REST_OF_NUMBER.split(text)
+        text = "#".join([*map(str.rstrip, befores, repeat(_LETTERS)), last])
+    else:
+        text = _NUMBERED.sub("#", text)
+    return _STEP.sub(r"\n\1 #", f"\n{text}").split("\n")[1:]
 
 
 def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
@@ -245,6 +253,18 @@ def _repeated(lines: list[str], kinds: list[str], keep: int) -> bytearray:
     return repeated
 
 
+def _replaced(lines: list[str], flags: bytearray, mark: Callable[[int, int], str]) -> str:
+    """Return the text with a mark in place of each long run of flagged lines, made from its start and its end."""
+    kept: list[str] = []
+    place = 0
+    while (start := flags.find(1, place)) >= 0:
+        stop = _end(flags, start)
+        kept += lines[place:start]
+        kept += [mark(start, stop)] if stop - start >= FEWEST else lines[start:stop]
+        place = stop
+    return "\n".join([*kept, *lines[place:]])
+
+
 def _end(flags: bytes | bytearray, start: int) -> int:
     stop = flags.find(0, start)
     return stop if stop >= 0 else len(flags)
@@ -255,13 +275,11 @@ def _is_numbered(kind: str) -> bool:
     return "#" in kind and len(kind.strip()) >= _SHORTEST_KIND
 
 
-def _told(start: int, stop: int, lines: list[str], kinds: list[str]) -> list[str]:
-    """Return the mark that replaces a run of lines, or the lines themselves if they are few."""
-    if stop - start < FEWEST:
-        return lines[start:stop]
+def _told(kinds: list[str], start: int, stop: int) -> str:
+    """Return the mark that replaces a run of lines."""
     counts = Counter(kinds[start:stop]).most_common(_KINDS_TOLD)
     told = ", ".join(f"{count} x {_short(kind)}" for kind, count in counts)
-    return [omission_mark(f"{stop - start} lines", told)]
+    return omission_mark(f"{stop - start} lines", told)
 
 
 def _short(kind: str) -> str:
@@ -275,40 +293,39 @@ UNDER: Final = "== "
 """The prefix of a heading. Each line below it began with the rest of the heading, up to the next heading."""
 
 _SHARED: Final = re.compile(
-    r"^(?:([^\s:=][^:\n]{0,400}+:)(?=\d+[:-])"  # grep: the file of a match
-    r"|([-bcdlps](?:[-r][-w][-xsStT]){3}[.+@]? +\d+ +\S+ +\S+)(?= ))",  # ls -l: everything before the size
-    re.MULTILINE,
+    r"\n(?:([^\s:=][^:\n]{0,400}+:)(?=\d+[:-])"  # grep: the file of a match
+    r"|([-bcdlps](?:[-r][-w][-xsStT]){3}[.+@]? +\d+ +\S+ +\S+)(?= ))"  # ls -l: everything before the size
 )
 _FEWEST_GROUPED: Final = 4  # lines of the shortest list that is grouped
 
 
 def group_lines(text: str) -> str:
     """Return the text with the shared beginnings of `grep -n` or `ls -l` lines as headings. Lossless."""
-    if f"\n{UNDER}" in f"\n{text}":
+    lines = f"\n{text}"  # each line begins with its line end
+    if f"\n{UNDER}" in lines:
         return text
-    kept: list[str] = []
-    under, stop, found = "", -1, 0
-    for each in _SHARED.finditer(text):
-        found += 1
-        start, behind = each.span()
-        if start > stop + 1:
-            kept += ([UNDER] if under else []) + [text[stop + 1 : start - 1]]  # lines without a shared beginning
-            under = ""
-        if each[0] != under:
-            under = each[0]
+    first, *parts = _SHARED.split(lines)
+    files, listings, rests = parts[::3], parts[1::3], parts[2::3]
+    if len(rests) < _FEWEST_GROUPED:
+        return text
+    kept = [first[1:]] if first else []
+    under = ""
+    for file, listing, rest in zip(files, listings, rests, strict=True):
+        shared = file or listing
+        if shared != under:
+            under = shared
             kept.append(UNDER + under)
-        stop = text.find("\n", behind)
-        stop = stop if stop >= 0 else len(text)
-        kept.append(text[behind:stop])
-    if found < _FEWEST_GROUPED:
-        return text
-    if stop < len(text):
-        kept += ([UNDER] if under else []) + [text[stop + 1 :]]
+        own, follows, others = rest.partition("\n")
+        kept.append(own)
+        if follows:  # lines without a shared beginning
+            kept += [UNDER, others]
+            under = ""
     whole = "\n".join(kept)
     return whole if len(whole) < len(text) else text
 
 
-_CONTEXT: Final = 1  # context lines that stay beside each change
+_UNCHANGED: Final = frozenset({" ", ""})  # the beginnings of a context line
+_OF_HUNK: Final = _UNCHANGED | {"+", "-", "\\"}
 _HUNK: Final = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.MULTILINE)
 _LIBRARY: Final = re.compile(
     r"[/\\](?:site-packages|dist-packages|node_modules|lib[/\\]python3?[\d.]*)[/\\]|\(?node:internal/|<frozen "
@@ -323,41 +340,38 @@ _FRAME: Final = re.compile(r"^\s+(?:at \S|File \"[^\"]*\", line \d)")
 def fold_lines(text: str) -> str:
     """Return the text without the middle of a diff's context, and without library frames of stack traces."""
     if "@@ -" in text and _HUNK.search(text):
-        text = _fold(text, _contexts)
-    if not any(sign in text for sign in _LIBRARY_SIGNS) or not _LIBRARY.search(text):
-        return text
-    return _fold(text, _library_frames)
+        lines = text.split("\n")
+        text = _replaced(lines, _contexts(lines), partial(_counted, "lines of context"))
+    if any(sign in text for sign in _LIBRARY_SIGNS) and _LIBRARY.search(text):
+        lines = text.split("\n")
+        text = _replaced(lines, _library_frames(lines), partial(_counted, "lines of libraries"))
+    return text
 
 
-def _contexts(lines: Sequence[str]) -> tuple[list[bool], str]:
-    """Return for each line whether it is in the middle of a diff's context."""
-    inside, of_context = False, list[bool]()
+def _counted(what: str, start: int, stop: int) -> str:
+    return omission_mark(f"{stop - start} {what}")
+
+
+def _contexts(lines: Sequence[str]) -> bytearray:
+    """Return a flag for each line: 1 in the middle of a diff's context. One line beside each change stays."""
+    inside, of_context = False, bytearray()
     for line in lines:
-        inside = line.startswith("@@ ") or (inside and line[:1] in {" ", "+", "-", "\\", ""})
-        of_context.append(inside and line[:1] in {" ", ""})
-    middle = [all(of_context[max(0, at - _CONTEXT) : at + _CONTEXT + 1]) for at in range(len(lines))]
-    return middle, "lines of context"
+        first = line[:1]
+        inside = (inside and first in _OF_HUNK) or line.startswith("@@ ")
+        of_context.append(inside and first in _UNCHANGED)
+    before, after = b"\1" + of_context[:-1], of_context[1:] + b"\1"
+    return bytearray(map(min, before, of_context, after))
 
 
-def _library_frames(lines: Sequence[str]) -> tuple[list[bool], str]:
-    """Return for each line whether it is a library frame or the code line of one."""
-    frames: list[bool] = []
+def _library_frames(lines: Sequence[str]) -> bytearray:
+    """Return a flag for each line: 1 for a library frame or the code line of one."""
+    frames = bytearray()
+    inside = False
     for line in lines:
         is_frame = _FRAME.match(line) is not None
-        follows = bool(frames) and frames[-1] and not is_frame and line.startswith("    ")
-        frames.append((is_frame and _LIBRARY.search(line) is not None) or follows)
-    return frames, "lines of libraries"
-
-
-def _fold(text: str, which: Callable[[Sequence[str]], tuple[list[bool], str]]) -> str:
-    """Return the text with a mark in place of each long run of lines that `which` flags."""
-    lines = text.split("\n")
-    flags, what = which(lines)
-    kept: list[str] = []
-    for folds, group in groupby(zip(flags, lines, strict=True), key=itemgetter(0)):
-        run = [line for _, line in group]
-        kept += [omission_mark(f"{len(run)} {what}")] if folds and len(run) >= FEWEST else run
-    return "\n".join(kept)
+        inside = _LIBRARY.search(line) is not None if is_frame else inside and line.startswith("    ")
+        frames.append(inside)
+    return frames
 
 
 # ----------------------------------------------------------------------------------------------- pages
@@ -413,23 +427,20 @@ def is_markup(text: str) -> bool:
 def page_text(text: str) -> str:
     """Return the visible text of a page, a line for each block."""
     title = _TITLE.search(text)
-    text = _visible(text)
     lines: list[str] = [_SPACE.sub(" ", _entities(title[1])).strip()] if title is not None else []
-    line: list[str] = []
-    last = 0
-    for tag in _TAG.finditer(text):
-        start, stop = tag.span()
-        if start > last:
-            line.append(_entities(text[last:start]))
-        last = stop
-        closes, name = bool(tag[1]), tag[2].lower()
+    first, *parts = _TAG.split(_visible(text))
+    line = [_entities(first)]
+    for closes, tag, rest, after in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
+        name = tag.lower()
         if name in _BLOCKS:
-            _end_line(line, lines)
+            if line:
+                _end_line(line, lines)
         elif name in _CELLS:
             line.append("" if closes else " | ")
         if name in _SHOWN:
-            line.append(_kept_tag(closes, name, tag[3]))
-    line.append(_entities(text[last:]))
+            line.append(_kept_tag(bool(closes), name, rest))
+        if line or after.strip():
+            line.append(_entities(after))
     _end_line(line, lines)
     return "\n".join(_once(lines))
 

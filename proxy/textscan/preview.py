@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from proxy.textscan.document import JsonValue, Members, Number, is_items, is_members
-from proxy.textscan.plaintext import FULL_OUTPUT, has_alarm, omission_mark, without_blobs
+from proxy.textscan.plaintext import FULL_OUTPUT, alarming_lines, has_alarm, omission_mark, without_blobs
 
 COMPRESSED: Final = "compressed"
 PREVIEW: Final = "_preview"
@@ -45,6 +46,7 @@ _FEWEST_FIELDS: Final = 2  # fields that are kept of an item without key fields
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
+_STATUS: Final = frozenset({"status", "code", "status_code", "statuscode"})
 _HTTP_ERROR: Final = re.compile("[45][0-9]{2}")
 _SUCCESS: Final = frozenset({"ok", "success", "succeeded", "successful", "passed", "valid"})
 _NOTHING: Final = frozenset({"", "0", "none", "null", "false", "no"})
@@ -94,7 +96,7 @@ class _Preview(Struct, kw_only=True):
             for place, (name, value) in enumerate(members)
             if not isinstance(value, (tuple, list)) and _TELLING.search(name)
         ]
-        wrong = [place for place, member in enumerate(members) if _tells_of_trouble((member,))]
+        wrong = _troubled([(member,) for member in members])
         return chosen | set(scalars[:_MEMBERS]) | set(wrong[:_ALARMS])
 
     def is_long(self, items: Sequence[JsonValue]) -> bool:
@@ -109,7 +111,7 @@ class _Preview(Struct, kw_only=True):
             return [self.item(item) for item in items]
         self.lost = True
         ends = {*range(self.keep), *range(len(items) - self.keep, len(items))}
-        wrong = [place for place, item in enumerate(items) if place not in ends and _is_trouble(item)]
+        wrong = [place for place in _troubled([_shallow(item) for item in items]) if place not in ends]
         unlike = [place for place in _outliers(items) if place not in ends]
         chosen = ends | set(wrong[:_ALARMS]) | set(unlike[:_OUTLIERS])
         untold = len([place for place in wrong if place not in chosen])
@@ -188,27 +190,46 @@ def preview(
     return made if ref is None else (*made, (FULL_OUTPUT, ref))
 
 
-def _is_trouble(item: JsonValue) -> bool:
-    if is_members(item) and item:
-        inner = [member for _, held in item if is_members(held) for member in held]
-        return _tells_of_trouble(item) or _tells_of_trouble(inner)
-    return isinstance(item, str) and len(item) <= _SHORT and has_alarm(item)
+def _shallow(item: JsonValue) -> Members:
+    """Return the members of an item and those of the objects in it; of a text the text."""
+    if is_members(item):
+        return item + tuple([member for _, held in item if is_members(held) for member in held])
+    return (("", item),) if isinstance(item, str) else ()
 
 
-def _tells_of_trouble(members: Sequence[tuple[str, JsonValue]]) -> bool:
+def _troubled(items: Sequence[Members]) -> list[int]:
+    """Return the indexes of the objects that tell of trouble, by a member or by an alarm word in a short text."""
+    # All texts are searched at once, those of an object on one line.
+    texts = ["\0".join([v for _, v in each if isinstance(v, str) and len(v) <= _SHORT]) for each in items]
+    told = set(alarming_lines("\n".join([text.replace("\n", "\0") if "\n" in text else text for text in texts])))
+    return [place for place, members in enumerate(items) if place in told or _has_verdict(members)]
+
+
+def _has_verdict(members: Members) -> bool:
+    """Tell whether a member says that something failed: `"ok": false`, `"error": "…"`, `"status": 500`."""
     for name, value in members:
-        if value is False and name.lower() in _SUCCESS:
-            return True
-        if value is None or value is False or value in ([], ()):
+        meaning = _meaning(name)
+        if not meaning:
             continue
-        if _VERDICT.search(name) and (isinstance(value, (tuple, list)) or str(value).lower() not in _NOTHING):
-            return True
-        if isinstance(value, Number):
-            if name.lower() in {"status", "code", "status_code", "statuscode"} and _HTTP_ERROR.fullmatch(value):
+        if value is False:
+            if meaning == "success":
                 return True
-        elif isinstance(value, str) and len(value) <= _SHORT and has_alarm(value):
+        elif meaning == "failure":
+            # Not null and not empty.
+            if value not in (None, [], ()) and (isinstance(value, (tuple, list)) or str(value).lower() not in _NOTHING):
+                return True
+        elif meaning == "status" and isinstance(value, Number) and _HTTP_ERROR.fullmatch(value):
             return True
     return False
+
+
+@lru_cache(maxsize=4096)
+def _meaning(name: str) -> Literal["success", "failure", "status", ""]:
+    """Return what a member of this name tells."""
+    if _VERDICT.search(name):
+        return "failure"
+    lower = name.lower()
+    return "success" if lower in _SUCCESS else "status" if lower in _STATUS else ""
 
 
 def _outliers(items: Sequence[JsonValue]) -> list[int]:

@@ -143,7 +143,8 @@ quotation mark: the text up to the next one is read twice.
 _RUNS: Final = re.compile(rf"[{CJK}]++|[^{_BREAKS}{CJK}]++")
 _BORDERS: Final = (re.compile(r"\s"), re.compile(rf"[{_BREAKS}]"))  # where a text may be cut, the preferred place first
 _PLAIN: Final = re.compile(r"[A-Za-z]?[a-z]*+[.:!?]*+")
-_QUOTES: Final = frozenset("\"'`")
+_QUOTING: Final = "\"'`"
+_QUOTES: Final = frozenset(_QUOTING)
 _PADDING: Final = " \t\\"  # allowed between a quotation mark and its string (JSON inside of JSON)
 _JOINING: Final = frozenset(":=")
 _EDGES_OF_PATHS: Final = ".:!?=&@$^+"
@@ -434,7 +435,11 @@ def _label(text: str, start: int) -> str:
     """Return the key before a position on its line, else the word before it; empty if there is neither."""
     line = text[max(0, start - _LABEL_REACH) : start].rpartition("\n")[2]
     key = max(line.rfind(":"), line.rfind("="))
-    found: list[str] = _LABELS.findall(line, 0, key if key > 0 else len(line))
+    before = line[:key] if key > 0 else line
+    word = before.rpartition(" ")[2].strip(_QUOTING)
+    if word.isascii() and word.isidentifier():  # usually
+        return word
+    found: list[str] = _LABELS.findall(before)
     return found[-1] if found else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.conversation.spans import Round, open_calls, rounds, span_start, spans
@@ -100,7 +100,6 @@ ANY = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ANY)
 def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(messages: list[Message]) -> None:
     parts, turns = spans(messages), rounds(messages)
@@ -111,7 +110,6 @@ def test_spans_and_rounds_cover_every_position_once_and_spans_lie_in_rounds(mess
         assert around.start <= part.start < part.stop <= around.stop
 
 
-@settings(deadline=None)
 @given(ANY)
 def test_the_start_of_a_span_is_found_from_any_place_in_it(messages: list[Message]) -> None:
     for part in spans(messages):
@@ -120,7 +118,6 @@ def test_the_start_of_a_span_is_found_from_any_place_in_it(messages: list[Messag
         )
 
 
-@settings(deadline=None)
 @given(ANY, ANY)
 def test_spans_of_a_longer_history_begin_with_those_of_the_shorter(
     messages: list[Message], more: list[Message]

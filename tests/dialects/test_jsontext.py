@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.jsontext import (
@@ -110,7 +110,6 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(s
 
 
 @given(VALUES, st.booleans())
-@settings(deadline=None)
 def test_written_json_reads_back_by_either_way(value: Any, sort_keys: bool) -> None:
     assert orjson.loads(write(value, sort_keys=sort_keys)) == value
     assert orjson.loads(_write_anything(value, sort_keys=sort_keys)) == value

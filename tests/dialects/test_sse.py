@@ -52,7 +52,7 @@ def cut(data: bytes, places: Iterable[int]) -> Iterator[bytes]:
 @example(b"data: a\r\r\ndata: b\r\r", [9])
 @example(b"data: a\r\n\r\n", [10])
 @example(b"\r\n\r\r\n\n\r", [1, 2, 3, 4, 5, 6])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(data: bytes, places: list[int]) -> None:
     whole = decode([data])
 
@@ -63,7 +63,7 @@ def test_any_cut_of_the_bytes_gives_the_same_events_and_no_byte_is_lost(data: by
 
 
 @given(MIXED)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_cut_gives_the_same_events_where_some_are_read_fast_and_some_are_not(
     events: list[tuple[bytes, bool, int]],
 ) -> None:
@@ -80,7 +80,6 @@ def test_any_cut_gives_the_same_events_where_some_are_read_fast_and_some_are_not
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
     st.sampled_from([b"", b" "]),
 )
-@settings(deadline=None)
 def test_data_reads_back_whatever_ends_the_lines(lines: list[bytes], end: bytes, space: bytes) -> None:
     text = b"".join(b"data:" + space + line + end for line in lines) + end
     data = b"\n".join(lines if space else [line.removeprefix(b" ") for line in lines])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
@@ -135,7 +135,6 @@ def test_values_are_percent_encoded_utf8(text: str, raw: bytes) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
 @example("\u2028\ufeff\U0010ffff%41")
-@settings(deadline=None)
 def test_an_encoded_value_is_visible_ascii_and_reads_back(text: str) -> None:
     raw = encode_value(text)
 

@@ -184,7 +184,7 @@ LINE = st.lists(PART, min_size=1, max_size=5)
     st.sampled_from(["whole", "late", "pieces"]),
     st.integers(1, 60),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_reply_in_any_pieces(lines: list[list[str]], order: str, names: str, size: int) -> None:
     rounds, text, calls = list[str](), "", list[str]()
     for number, parts in enumerate(lines):

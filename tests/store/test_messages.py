@@ -118,7 +118,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(story=requests, session=st.uuids())
 async def test_whatever_is_branched_each_leaf_is_a_branch_and_each_path_its_messages(
     store: Store, story: list[tuple[int, str, list[str]]], session: UUID

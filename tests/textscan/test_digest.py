@@ -439,21 +439,24 @@ def test_what_was_said_again_is_kept_where_others_are_not_worth_their_characters
     assert digest_of("K77 K88 K99", 300, mentions=mentions) == "K77,K88,K99"
 
 
-def test_the_chance_of_a_value_is_that_of_its_features() -> None:
-    text = json.dumps({"order_id": "HAT136", "path": "src/main.c", "note": "two words", "port": 8080})
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_the_chance_of_a_value_is_that_of_its_features(is_argument: bool) -> None:
+    text = json.dumps(
+        {"order_id": "HAT136", "path": "src/main.c", "note": "two words", "port": 8080, "ports": [8080, 8081]}
+    )
     said = Mentions()
     said.add("user", "order HAT136", [])
     said.add("assistant", "I read src/main.c", ['{"path": "src/main.c"}'])
+    candidates = reading_of(text, is_argument=is_argument).candidates
     digests = [
-        digest_of(text, 1000, mentions=said, least=share * 1.0001 if is_above else share * 0.9999)
-        for candidate in reading_of(text).candidates
-        for share in [chance_of(features_of(candidate, said, is_argument=False)) / (len(candidate.text) + 2)]
-        for is_above in (False, True)
+        digest_of(text, 1000, mentions=said, least=share * limit, is_argument=is_argument)
+        for candidate in candidates
+        for share in [chance_of(features_of(candidate, said, is_argument=is_argument)) / (len(candidate.text) + 2)]
+        for limit in (0.9999, 1.0001)
     ]
-    values = [candidate.text for candidate in reading_of(text).candidates]
-    for at, value in enumerate(values):
-        assert value in digests[2 * at]
-        assert value not in digests[2 * at + 1]
+    for at, candidate in enumerate(candidates):
+        assert candidate.text in digests[2 * at]
+        assert candidate.text not in digests[2 * at + 1]
 
 
 def test_a_very_long_text_is_not_remembered() -> None:

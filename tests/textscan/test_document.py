@@ -168,7 +168,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(JSON) | st.dictionaries(st.text(), JSON), st.sampled_from([None, 2]), st.booleans())
 def test_any_document_keeps_its_values(value: Any, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
@@ -296,7 +296,7 @@ def test_what_was_a_line_each_is_told() -> None:
     assert found.is_lines
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([LINE, PRETTY, "{", "[", '"', ": ", "\n", "x", f"={PYTHON}", "='", "\\", "="])))
 def test_the_pieces_are_the_text(parts: list[str]) -> None:
     told("".join(parts))

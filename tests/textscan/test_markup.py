@@ -84,7 +84,7 @@ def test_hostile_pages(page: str) -> None:
     assert len(page_text(page)) <= len(page) + 1000
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["<p>", "</p>", "<a href=x>", "word ", "&lt;", "<b>", "</td>", '"', "\n"])))
 def test_no_word_is_lost(parts: list[str]) -> None:
     text = page_text("".join(parts))

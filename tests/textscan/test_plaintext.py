@@ -62,7 +62,7 @@ def test_what_goes(text: str, tidy: str) -> None:
     assert strip_noise(tidy) == tidy
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(alphabet=st.sampled_from("ab1%\r\n \t#\x1b[m]0;8")))
 def test_no_letter_is_lost(text: str) -> None:
     tidy = strip_noise(text)
@@ -224,7 +224,7 @@ def test_what_stays(text: str) -> None:
     assert condense_log(text, 2) == text
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from(["a 1", "a 2", "a 33", "b 1 x", "b 2 x", "error 1", "  at 1", "  at 2", "same", ""]),
@@ -284,7 +284,7 @@ _SAID = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(_SAID, max_size=20).map("".join))
 def test_which_lines_tell_of_something_gone_wrong(text: str) -> None:
     assert list(alarming_lines(text)) == [number for number, line in enumerate(text.split("\n")) if has_alarm(line)]
@@ -369,7 +369,7 @@ def test_what_is_no_list_or_looks_like_a_grouped_one_stays(text: str) -> None:
     assert group_lines(text) == text
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(["a.py:1:x", "a.py:2:", "b/c.py:7:== y", "== z", "", "-rw-r--r-- 1 a b 3 x", "w"])))
 def test_a_grouped_list_is_read_back(lines: list[str]) -> None:
     text = "\n".join(lines)

@@ -192,7 +192,7 @@ def leaves(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(VALUES, max_size=30) | st.dictionaries(NAMES, VALUES), st.integers(1, 4))
 def test_what_is_shown_is_verbatim_or_marked(value: Any, keep: int) -> None:
     made = page_text(value, keep, ref="node_1")

@@ -332,7 +332,7 @@ DOCUMENTS = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(DOCUMENTS)
 def test_any_document_can_be_read_back(value: Any) -> None:
     text = json.dumps(value)

@@ -249,7 +249,7 @@ JSON = st.recursive(
         JSON | st.sampled_from(["assistant", "image_url", "text"]),
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_json_object_can_be_counted(data: dict[str, Any]) -> None:
     assert COUNTER.message(ChatMessage.of(data), MODEL) >= MESSAGE_TOKENS
 

@@ -116,7 +116,7 @@ def test_hostile_texts_are_counted(text: str, caplog: pytest.LogCaptureFixture) 
 
 
 @given(st.lists(st.sampled_from([" ", "\n", "\t", "\u00a0", "a", "中", " " * 998, " " * 999, " " * 1000, "\n" * 2500])))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_text_is_divided_only_within_long_white_space(parts: list[str]) -> None:
     text = "".join(parts)
     pieces = vocabulary._pieces(text)
@@ -129,7 +129,7 @@ def test_a_text_is_divided_only_within_long_white_space(parts: list[str]) -> Non
 
 
 @given(st.lists(st.sampled_from([" ", "\n", "a", "b" * 9_999, "中" * 10_000, "c" * 20_001, "d" * 45_000])))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_text_is_divided_within_long_runs_without_white_space(parts: list[str]) -> None:
     text = "".join(parts)
     pieces = vocabulary._pieces(text)

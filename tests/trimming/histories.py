@@ -16,7 +16,7 @@ from proxy.conversation import open_calls
 from proxy.dialects import Message
 from proxy.dialects.chat.message import ChatMessage
 
-TRIED = settings(deadline=None, max_examples=60)
+TRIED = settings(max_examples=60)
 """Each history is many messages, so that few of them try a lot. Nothing is timed."""
 
 IDS = st.sampled_from(["a", "b", "c", "d"])

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.canonical import REPLY_FIELDS, canonical, first_canonical, has_random_calls
@@ -342,7 +342,6 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(NAMES, ANYTHING))
-@settings(deadline=None)
 def test_any_json_in_any_place_has_a_form_that_is_its_own(data: Data) -> None:
     form = canonical(data)
 
@@ -425,13 +424,11 @@ def rewritten(data: Data, rng: random.Random) -> Data:
 
 
 @given(MESSAGES, st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_a_message_is_recognised_whatever_the_client_did_to_it(data: Data, rng: random.Random) -> None:
     assert canonical(rewritten(data, rng)) == canonical(data)
 
 
 @given(MESSAGES, MESSAGES)
-@settings(deadline=None)
 def test_two_messages_are_not_taken_for_one(one: Data, other: Data) -> None:
     def plain(data: Data) -> str:
         copy = deepcopy(data)

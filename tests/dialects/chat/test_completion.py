@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.chat import CHAT
@@ -162,7 +162,6 @@ ODD = st.recursive(
 
 
 @given(st.lists(ODD, max_size=5))
-@settings(deadline=None)
 def test_no_chunks_make_it_fail(chunks: list[Any]) -> None:
     folded = accumulate(*chunks)
 
@@ -510,7 +509,6 @@ ODD_VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(DELTA_NAMES, ODD_VALUES, max_size=4), max_size=6))
-@settings(deadline=None)
 def test_no_deltas_make_it_fail(deltas: list[Data]) -> None:
     built = message(*deltas)
 
@@ -548,7 +546,6 @@ def pieces(data: st.DataObject, text: str) -> list[str]:
 
 
 @given(MESSAGES, st.data(), st.booleans())
-@settings(deadline=None)
 def test_the_deltas_of_a_message_amount_to_it(whole: Data, data: st.DataObject, with_index: bool) -> None:
     tracks: list[list[Data]] = []  # deltas that must keep their order among themselves
     for name, value in whole.items():

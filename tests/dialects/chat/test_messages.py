@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import Attachment, Call, Facts
@@ -165,7 +165,6 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(st.dictionaries(NAMES, st.none() | TEXT | st.lists(st.integers(-(2**53), 2**53))), NAMES, TEXT)
-@settings(deadline=None)
 def test_changing_a_message_is_changing_its_data(data: dict[str, Any], name: str, value: str) -> None:
     message = ChatMessage(orjson.dumps(data, option=orjson.OPT_INDENT_2))
 

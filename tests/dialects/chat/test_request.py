@@ -347,7 +347,6 @@ EXTRA = st.dictionaries(
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=5), EXTRA, st.booleans(), st.sampled_from([None, 2]), st.booleans())
-@settings(deadline=None)
 def test_a_request_goes_out_as_it_came_but_for_our_own_fields(
     messages: list[dict[str, Any]], extra: dict[str, Any], at_the_end: bool, indent: int | None, add_usage: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.completion import Deltas
@@ -496,7 +496,6 @@ KINDS = st.sampled_from(["function", "custom"])
 
 
 @given(KINDS, st.lists(st.tuples(INDEXES, IDS, TOLD, ARGUMENTS), max_size=8))
-@settings(deadline=None)
 def test_calls_are_those_that_the_message_has(kind: str, deltas: list[tuple[int | None, Any, Any, Any]]) -> None:
     """Whatever is said in whichever order: what is shown and what is answered must be of one mind."""
     calls, message = StreamedCalls(names=CALLED), Deltas()

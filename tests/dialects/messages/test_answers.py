@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.messages import DIALECT as MESSAGES
@@ -402,7 +402,6 @@ _BLOCKS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(_BLOCKS, min_size=1, max_size=5), st.sampled_from(["end_turn", "tool_use", "max_tokens"]))
 def test_bodies_and_streams_are_filtered_alike(blocks: Iterable[dict[str, Any]], stop: str) -> None:
     answer = message(*blocks, stop=stop)

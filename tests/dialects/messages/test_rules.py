@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import Message
@@ -196,7 +196,6 @@ def any_message(draw: st.DrawFn) -> MessagesMessage:
     return {"user": USER, "reply": REPLY, "system": SYSTEM}[kind]
 
 
-@settings(deadline=None)
 @given(st.lists(any_message(), max_size=8))
 def test_whatever_is_repaired_keeps_the_rules(messages: list[Message]) -> None:
     repaired = MESSAGES.repair(messages)

@@ -121,7 +121,7 @@ _ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(_ENTRIES, max_size=8))
 def test_a_repair_leaves_nothing_to_repair(talk: list[Item]) -> None:
     repaired = API.repair(talk)

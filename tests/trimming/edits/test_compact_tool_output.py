@@ -199,7 +199,7 @@ EDITS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(EDITS, TEXTS)
 def test_it_gets_shorter_the_same_each_time_and_its_own_work_stays(edit: CompactToolOutput, text: str) -> None:
     original = result(text)
@@ -425,7 +425,7 @@ def test_an_image_stays_where_parts_of_text_are_left_out() -> None:
     st.lists(st.text(max_size=300) | st.integers(0, 2000).map(lambda size: PROSE[:size]), max_size=9),
     st.integers(0, 300),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_part_gets_longer_but_by_the_line_that_says_so(texts: list[str], limit: int) -> None:
     message = result([{"type": "text", "text": text} for text in texts])
     edit = CompactToolOutput(over_tokens=limit, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.chat.message import ChatMessage
@@ -40,7 +40,6 @@ EDITS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(EDITS, TEXTS)
 def test_limits_hold_but_for_the_mark(edit: TruncateToolOutput, text: str) -> None:
     message = result(text)
@@ -57,7 +56,6 @@ def test_limits_hold_but_for_the_mark(edit: TruncateToolOutput, text: str) -> No
         assert message.text == text
 
 
-@settings(deadline=None)
 @given(EDITS, EDITS, TEXTS)
 def test_its_own_work_is_left_alone_and_cut_again_where_limits_are_narrower(
     first: TruncateToolOutput, second: TruncateToolOutput, text: str
