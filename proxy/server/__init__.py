@@ -3,6 +3,7 @@
 app              the ASGI application: opens all services and routes each request to its endpoint
 authentication   credentials and tenants
 endpoint         completions in every dialect; the entry point of a request
+encoding         bodies with a Content-Encoding
 passthrough      every other path under /v1/, relayed unchanged
 limits           limits on incoming bytes: heads, pace, connections, memory
 budgets          limits on use by tenants and keys, counted over all workers

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.dialects import LONG_BODY, Dialect, dialect_named
 from proxy.dialects.jsontext import RawFields, with_field, write
-from proxy.errors import ClientLeft, Forbidden, InvalidRequest, PalimpsestError, Stopping, TooLarge
+from proxy.errors import ClientLeft, Forbidden, PalimpsestError, Stopping, TooLarge
 from proxy.pipeline import Background, ClientRequest, ExchangeHandler, compute, headers
 from proxy.pipeline.context import Headers
 from proxy.server.dependencies import Services
@@ -228,13 +228,12 @@ class DialectEndpoint:
         caller = services.authenticator.admit(connection.first, connection.method, connection.headers)
         if caller.admin:
             raise Forbidden("The admin key owns no sessions. Ask models with a tenant's key.")
-        encoding = connection.first.get(b"content-encoding") or b"identity"
-        if encoding.lower() != b"identity":
-            raise InvalidRequest("Send the request body without Content-Encoding.", param="Content-Encoding")
         services.authenticator.check_content_type(connection.first)
         if services.budgets.in_force:
             await services.budgets.admit(caller)
         body = await connection.body(services.settings.server.max_body_bytes, memory)
+        if b"content-encoding" in connection.first:
+            body = await self._decoded(connection, body, memory)
         short = len(body) <= self._countable  # too short to hold too many values or messages
         if short:
             memory.add(0, body.count(b"{"))
@@ -248,6 +247,16 @@ class DialectEndpoint:
             admit=None if short else partial(self._admit, body, memory),
             charge=memory.add_stored,
         )
+
+    async def _decoded(self, connection: ClientConnection, body: bytes, memory: Reservation) -> bytes:
+        """Return the body without its encoding, and forget that it had one: the upstream gets it plain."""
+        encoding = connection.first[b"content-encoding"].strip().lower()
+        connection.headers = [header for header in connection.headers if header[0] != b"content-encoding"]
+        if encoding in {b"", b"identity"}:
+            return body
+        from proxy.server.encoding import decoded  # noqa: PLC0415 - few clients encode
+
+        return await bounded(decoded(body, encoding), None, self._services.settings.server.max_body_bytes, memory)
 
     async def _admit(self, body: bytes, memory: Reservation, messages: int, size: int) -> None:
         """Refuse a body that holds too many values or messages; raises what `check` and `Reservation.add` raise.

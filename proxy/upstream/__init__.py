@@ -8,5 +8,15 @@ aiohttp's errors become this project's in `client`.
 
 from __future__ import annotations
 
-from proxy.upstream.client import HELD_BYTES, MAX_REPLY_VALUES, Answer, Destination, Upstream, check_values, too_large
+from proxy.upstream.client import (
+    HELD_BYTES,
+    MAX_REPLY_VALUES,
+    READABLE,
+    Answer,
+    Destination,
+    Inflater,
+    Upstream,
+    check_values,
+    too_large,
+)
 from proxy.upstream.connections import trusting

@@ -38,7 +38,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # characters that a 
 _NOT_ASCII: Final = re.compile("[\x80-\xff]")
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
-_READABLE: Final = _GZIP | {b"deflate"}  # content encodings that can be decoded
+READABLE: Final = _GZIP | {b"deflate"}  # content encodings that can be decoded
 _GZIP_BITS: Final = 31  # zlib's `wbits`
 _ZLIB_BITS: Final = 15
 _RAW_BITS: Final = -15
@@ -78,7 +78,7 @@ class Inflater:
     """Decodes a body piece by piece: gzip with one or more members, deflate with or without a zlib header."""
 
     def __init__(self, encoding: bytes) -> None:
-        """Begin a body in one of the `_READABLE` encodings."""
+        """Begin a body in one of the `READABLE` encodings."""
         self._gzip = encoding in _GZIP
         self._input = b""
         self._stream: _Decompress | None = None
@@ -216,7 +216,7 @@ class Answer:
     @property
     def readable(self) -> bool:
         """Whether `chunk(plain=True)` can decode the content encoding."""
-        return not self.encoding or self.encoding in _READABLE
+        return not self.encoding or self.encoding in READABLE
 
     @property
     def ended(self) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
+import os
 import weakref
+import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
 import orjson
 import pytest
+import zstandard
 
 from proxy.config import Settings
 from proxy.errors import ClientLeft, TooLarge, UpstreamTimeout
@@ -289,7 +293,7 @@ async def test_the_exchange_gets_the_request_as_it_came() -> None:
         ((), 403),
         (((b"host", b"evil.example"),), 403),
         ((LOCAL, (b"authorization", b"Bearer key-of-the-admin")), 403),
-        ((LOCAL, (b"content-encoding", b"gzip")), 400),
+        ((LOCAL, (b"content-encoding", b"br")), 400),
         ((LOCAL, (b"content-length", b"11")), 413),
     ],
 )
@@ -299,6 +303,56 @@ async def test_who_is_turned_away(headers: tuple[tuple[bytes, bytes], ...], stat
     told, body = await _served(chat, _piece(b"{}"), headers=headers, **sections)
     assert (told, chat.calls) == (status, [])
     assert body.startswith(b'{"error":')
+
+
+_BODY: Final = b'{"model": "m", "messages": [%s]}' % b", ".join([b'{"role": "user", "content": "hi"}'] * 9)
+_RAW_DEFLATE: Final = zlib.compressobj(wbits=-15)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encoded"),
+    [
+        (b"gzip", gzip.compress(_BODY)),
+        (b"gzip", gzip.compress(_BODY[:9]) + gzip.compress(_BODY[9:])),
+        (b"X-GZip", gzip.compress(_BODY)),
+        (b"deflate", zlib.compress(_BODY)),
+        (b"deflate", _RAW_DEFLATE.compress(_BODY) + _RAW_DEFLATE.flush()),
+        (b"zstd", zstandard.compress(_BODY)),
+        (b"zstd", zstandard.compress(_BODY[:9]) + zstandard.compress(_BODY[9:])),
+        (b"identity", _BODY),
+        (b"", _BODY),
+    ],
+)
+async def test_an_encoded_body_is_decoded(encoding: bytes, encoded: bytes) -> None:
+    chat = _Chat()
+    halves = _piece(encoded[:20], more=True), _piece(encoded[20:])
+    assert await _served(chat, *halves, headers=(LOCAL, (b"content-encoding", encoding))) == (200, b"fine")
+    (call,) = chat.calls
+    assert (call.body, call.headers) == (_BODY, [LOCAL])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encoded", "status", "says"),
+    [
+        (b"br", b"x", 400, b"Send the request body as gzip, deflate or zstd"),
+        (b"gzip, zstd", b"x", 400, b"Send the request body as gzip, deflate or zstd"),
+        (b"gzip", b"no gzip", 400, b"The request body is not gzip: "),
+        (b"gzip", gzip.compress(_BODY)[:-9], 400, b"it has no end"),
+        (b"zstd", b"no zstd", 400, b"The request body is not zstd: "),
+        (b"zstd", zstandard.ZstdCompressor(level=22).compress(os.urandom(9_000_000)), 400, b"is not zstd: "),
+        # A megabyte of nothing in a few bytes: no more of it is decoded than may be.
+        (b"gzip", gzip.compress(bytes(1_000_000)), 413, b"server.max_body_bytes"),
+        (b"zstd", zstandard.compress(bytes(1_000_000)), 413, b"server.max_body_bytes"),
+    ],
+)
+async def test_an_encoded_body_that_is_refused(encoding: bytes, encoded: bytes, status: int, says: bytes) -> None:
+    chat = _Chat()
+    limit = len(encoded) + 1000
+    told, body = await _served(
+        chat, _piece(encoded), headers=(LOCAL, (b"content-encoding", encoding)), server={"max_body_bytes": limit}
+    )
+    assert (told, chat.calls) == (status, [])
+    assert says in body
 
 
 async def test_a_client_that_leaves_before_it_has_asked() -> None:
