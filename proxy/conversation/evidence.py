@@ -120,15 +120,15 @@ def _rewritten(text: str) -> str:
 def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_root: bool, silent: bool = False) -> bool:
     """Tell whether a branch ends with these messages, allowing for what clients change.
 
-    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out calls, or
-    cleared results. The messages match if their replies have `TELLING` characters together. With two replies or more
-    the questions count too, if all short texts match word for word; one reply is not enough for that, because many
-    users ask the same question. Otherwise the branch must consist of these messages alone, and short ones must match
-    word for word.
+    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out one of
+    several messages of the user in a row, left out calls, or cleared results. The messages match if their replies have
+    `TELLING` characters together. With two replies or more the questions count too, if all short texts match word for
+    word; one reply is not enough for that, because many users ask the same question. Otherwise the branch must consist
+    of these messages alone, and short ones must match word for word.
 
     `from_root`: `branch` is the whole branch. `silent`: the model said nothing but calls, which the client left out.
     """
-    stored = ((message, text) for message in branch if (text := said(message)))
+    stored = ((each, words) for each in branch if (words := said(each)))
     there = next(stored, None)
     replies = spoken = asked = 0  # number of replies, their characters, and the questions' characters
     same = exact = more = False  # `more`: the messages extend beyond the branch
@@ -137,9 +137,11 @@ def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_ro
         if not text:
             continue
         while there is not None and not _is_same(there, message, text):
-            if not there[0].calls or not (silent or same):
+            older = next(stored, None)
+            in_a_row = older is not None and same and there[0].role == older[0].role == "user"
+            if not in_a_row and not (there[0].calls and (silent or same)):
                 return False
-            there = next(stored, None)
+            there = older
         if there is None:
             more = True
             break

@@ -116,6 +116,7 @@ BRANCH = [asked(f"{FIRST} (be brief)"), said("ok"), asked("look"), called("call_
         ([asked(FIRST), *BRANCH[1:]], True),  # the reminder was taken off
         ([asked("(be brief)"), *BRANCH[1:]], False),  # as short as what others say
         ([BRANCH[0], BRANCH[1], BRANCH[2], BRANCH[5]], True),  # the calls were left out
+        ([BRANCH[0], BRANCH[1], asked("other"), BRANCH[5]], False),  # before them another question
         ([asked(f"{FIRST} (be"), *BRANCH[1:]], True),
         ([asked(f"{FIRST} (b"), *BRANCH[1:]], False),  # in the middle of a word
         ([asked(f"{FIRST} (be brief) now"), *BRANCH[1:]], False),
@@ -128,6 +129,15 @@ BRANCH = [asked(f"{FIRST} (be brief)"), said("ok"), asked("look"), called("call_
 )
 def test_a_branch_goes_on_with_what_clients_change_of_it(messages: list[ChatMessage], found: bool) -> None:
     assert continues(messages, reversed(BRANCH), from_root=True) is found
+
+
+def test_one_of_several_messages_of_the_user_in_a_row_may_be_left_out() -> None:
+    now, question = asked("It is noon."), asked(f"{FIRST} (be brief)")
+    assert continues([question, said("ok")], [said("ok"), now, question], from_root=True)
+    assert continues([question, now, said("ok")], [said("ok"), now, question], from_root=True)
+    assert not continues([asked("brief?"), said("ok")], [said("ok"), now, question], from_root=True)
+    assert not continues([question, said("ok")], [said("ok"), now, said("yes"), question], from_root=True)
+    assert not continues([question, said("ok")], [said("ok"), now], from_root=True)
 
 
 def test_replies_at_the_end_of_a_branch_have_to_say_enough() -> None:
