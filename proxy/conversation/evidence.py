@@ -57,13 +57,19 @@ class Witness(Struct, frozen=True, kw_only=True):
         """Yield the evidence that does not depend on the message's place."""
         names = [name for name in message.ids if is_random(name)]
         for name in names:
-            yield self._evidence("id", name)
+            yield self._evidence("id", _plain(name))
         if message.role == "assistant":
             text = _spoken(message)
             if text:
                 yield self._evidence("text", text, tells=len(text) >= TELLING)
             elif not names and (text := said(message)):
                 yield self._evidence("text", text, tells=False)
+
+    def earlier(self, message: Message) -> Iterator[Evidence]:
+        """Yield the evidence of ids as older versions stored it."""
+        for name in message.ids:
+            if is_random(name):
+                yield self._evidence("id", name)
 
     def told(self, message: Message) -> Iterator[Evidence]:
         """Yield evidence of earlier replies that a client may have merged into this reply.
@@ -79,12 +85,17 @@ class Witness(Struct, frozen=True, kw_only=True):
                 yield self._evidence("text", text)
         for name in dict.fromkeys(_CALL_ID.findall(message.text)):
             if is_random(name):
-                yield replace(self._evidence("id", name), kind="text")
+                yield replace(self._evidence("id", _plain(name)), kind="text")
 
     def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
         named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")
         digest = blake2b(named, digest_size=8, person=b"palimpsest-evid").digest()
         return Evidence(piece=int.from_bytes(digest, "big", signed=True), kind=kind, tells=tells)
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of an id. OpenClaw leaves out the others."""
+    return "".join(filter(str.isalnum, name))
 
 
 def said(message: Message) -> str:

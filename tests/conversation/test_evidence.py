@@ -38,6 +38,12 @@ def test_a_reply_is_known_by_its_place_its_ids_and_its_text() -> None:
     assert kinds(said(None)) == ["place"]
 
 
+def test_an_id_is_known_by_its_letters_and_digits() -> None:
+    sent, kept = (said(None, name) for name in ("call_9f86d081884c7d659a2feaa0", "call9f86d081884c7d659a2feaa0"))
+    assert [*OURS.marks(sent)] == [*OURS.marks(kept)] == [*OURS.earlier(kept)] != [*OURS.earlier(sent)]
+    assert not list(OURS.earlier(said(None, "call_1")))
+
+
 def test_calls_without_a_random_id_are_a_text_that_tells_nothing_alone() -> None:
     made = [*OURS.marks(called("call_1", '{"a": 1, "b": 2}'))]
     assert [(evidence.kind, evidence.tells) for evidence in made] == [("text", False)]
