@@ -57,13 +57,19 @@ class Witness(Struct, frozen=True, kw_only=True):
         """Yield the evidence that does not depend on the message's place."""
         names = [name for name in message.ids if is_random(name)]
         for name in names:
-            yield self._evidence("id", name)
+            yield self._evidence("id", _plain(name))
         if message.role == "assistant":
             text = _spoken(message)
             if text:
                 yield self._evidence("text", text, tells=len(text) >= TELLING)
             elif not names and (text := said(message)):
                 yield self._evidence("text", text, tells=False)
+
+    def earlier(self, message: Message) -> Iterator[Evidence]:
+        """Yield the evidence of ids as older versions stored it."""
+        for name in message.ids:
+            if is_random(name):
+                yield self._evidence("id", name)
 
     def told(self, message: Message) -> Iterator[Evidence]:
         """Yield evidence of earlier replies that a client may have merged into this reply.
@@ -79,12 +85,17 @@ class Witness(Struct, frozen=True, kw_only=True):
                 yield self._evidence("text", text)
         for name in dict.fromkeys(_CALL_ID.findall(message.text)):
             if is_random(name):
-                yield replace(self._evidence("id", name), kind="text")
+                yield replace(self._evidence("id", _plain(name)), kind="text")
 
     def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
         named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")
         digest = blake2b(named, digest_size=8, person=b"palimpsest-evid").digest()
         return Evidence(piece=int.from_bytes(digest, "big", signed=True), kind=kind, tells=tells)
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of an id. OpenClaw leaves out the others."""
+    return "".join(filter(str.isalnum, name))
 
 
 def said(message: Message) -> str:
@@ -120,15 +131,15 @@ def _rewritten(text: str) -> str:
 def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_root: bool, silent: bool = False) -> bool:
     """Tell whether a branch ends with these messages, allowing for what clients change.
 
-    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out calls, or
-    cleared results. The messages match if their replies have `TELLING` characters together. With two replies or more
-    the questions count too, if all short texts match word for word; one reply is not enough for that, because many
-    users ask the same question. Otherwise the branch must consist of these messages alone, and short ones must match
-    word for word.
+    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out one of
+    several messages of the user in a row, left out calls, or cleared results. The messages match if their replies have
+    `TELLING` characters together. With two replies or more the questions count too, if all short texts match word for
+    word; one reply is not enough for that, because many users ask the same question. Otherwise the branch must consist
+    of these messages alone, and short ones must match word for word.
 
     `from_root`: `branch` is the whole branch. `silent`: the model said nothing but calls, which the client left out.
     """
-    stored = ((message, text) for message in branch if (text := said(message)))
+    stored = ((each, words) for each in branch if (words := said(each)))
     there = next(stored, None)
     replies = spoken = asked = 0  # number of replies, their characters, and the questions' characters
     same = exact = more = False  # `more`: the messages extend beyond the branch
@@ -137,9 +148,11 @@ def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_ro
         if not text:
             continue
         while there is not None and not _is_same(there, message, text):
-            if not there[0].calls or not (silent or same):
+            older = next(stored, None)
+            in_a_row = older is not None and same and there[0].role == older[0].role == "user"
+            if not in_a_row and not (there[0].calls and (silent or same)):
                 return False
-            there = next(stored, None)
+            there = older
         if there is None:
             more = True
             break

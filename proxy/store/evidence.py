@@ -232,7 +232,7 @@ class _Inference:
             message, node = self._request.messages[place], self._request.names[place]
             # The first message answers nothing. So it is not a relayed reply, and any conversation may begin with it.
             of = self._witness.of(message, node) if place else self._witness.marks(message)
-            found = self._pieces[place] = [*of, *self._witness.told(message)]
+            found = self._pieces[place] = [*of, *self._witness.earlier(message), *self._witness.told(message)]
             if place == self._newest:
                 found += [self._witness.place(end) for end in self._ends - {node}]
         return found

@@ -141,9 +141,20 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names."""
+    """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names.
+
+    If `keep` names a turn: a user message behind another one, or behind tool results, begins none, for what came before
+    is not answered yet. So the user message before it is protected too, and the newest spans of the turn. OpenClaw ends
+    each request with a user message about its tasks.
+    """
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
+    if keep.rounds:
+        waiting = {place + 1 for place, message in enumerate(messages) if message.role == "user" or message.is_result}
+        asked = max([place for place in users if place not in waiting], default=0)  # where the newest turn begins
+        single.update([place for place in users[-2:] if place >= asked])
+        inside = [span for span in spans if span.start >= asked]
+        whole.update(inside[max(0, len(inside) - keep.spans) :])
     if keep.first_user:
         single.update(users[:1])
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:

@@ -38,6 +38,12 @@ def test_a_reply_is_known_by_its_place_its_ids_and_its_text() -> None:
     assert kinds(said(None)) == ["place"]
 
 
+def test_an_id_is_known_by_its_letters_and_digits() -> None:
+    sent, kept = (said(None, name) for name in ("call_9f86d081884c7d659a2feaa0", "call9f86d081884c7d659a2feaa0"))
+    assert [*OURS.marks(sent)] == [*OURS.marks(kept)] == [*OURS.earlier(kept)] != [*OURS.earlier(sent)]
+    assert not list(OURS.earlier(said(None, "call_1")))
+
+
 def test_calls_without_a_random_id_are_a_text_that_tells_nothing_alone() -> None:
     made = [*OURS.marks(called("call_1", '{"a": 1, "b": 2}'))]
     assert [(evidence.kind, evidence.tells) for evidence in made] == [("text", False)]
@@ -116,6 +122,7 @@ BRANCH = [asked(f"{FIRST} (be brief)"), said("ok"), asked("look"), called("call_
         ([asked(FIRST), *BRANCH[1:]], True),  # the reminder was taken off
         ([asked("(be brief)"), *BRANCH[1:]], False),  # as short as what others say
         ([BRANCH[0], BRANCH[1], BRANCH[2], BRANCH[5]], True),  # the calls were left out
+        ([BRANCH[0], BRANCH[1], asked("other"), BRANCH[5]], False),  # before them another question
         ([asked(f"{FIRST} (be"), *BRANCH[1:]], True),
         ([asked(f"{FIRST} (b"), *BRANCH[1:]], False),  # in the middle of a word
         ([asked(f"{FIRST} (be brief) now"), *BRANCH[1:]], False),
@@ -128,6 +135,15 @@ BRANCH = [asked(f"{FIRST} (be brief)"), said("ok"), asked("look"), called("call_
 )
 def test_a_branch_goes_on_with_what_clients_change_of_it(messages: list[ChatMessage], found: bool) -> None:
     assert continues(messages, reversed(BRANCH), from_root=True) is found
+
+
+def test_one_of_several_messages_of_the_user_in_a_row_may_be_left_out() -> None:
+    now, question = asked("It is noon."), asked(f"{FIRST} (be brief)")
+    assert continues([question, said("ok")], [said("ok"), now, question], from_root=True)
+    assert continues([question, now, said("ok")], [said("ok"), now, question], from_root=True)
+    assert not continues([asked("brief?"), said("ok")], [said("ok"), now, question], from_root=True)
+    assert not continues([question, said("ok")], [said("ok"), now, said("yes"), question], from_root=True)
+    assert not continues([question, said("ok")], [said("ok"), now], from_root=True)
 
 
 def test_replies_at_the_end_of_a_branch_have_to_say_enough() -> None:

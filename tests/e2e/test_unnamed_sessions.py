@@ -28,6 +28,8 @@ SHAPES: dict[str, tuple[Habit, bool]] = {
     "examples": (habits.with_examples, False),
     "reminder": (habits.with_reminder, False),
     "reminder beside calls": (habits.with_reminder, True),
+    "status": (habits.with_status, False),
+    "status beside calls": (habits.with_status, True),
     "earlier calls left out": (habits.without_earlier_calls, True),
     "parts": (habits.with_parts, False),
     "other space": (habits.with_other_space, False),

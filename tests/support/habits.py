@@ -40,6 +40,18 @@ def with_reminder(said: list[Data]) -> list[Data]:
     return [*said[:newest], reminded, *said[newest + 1 :]]
 
 
+def with_status(said: list[Data]) -> list[Data]:
+    """Add a user message at the end, for one request only, and send ids of calls without their underscores."""
+
+    def plain(message: Data) -> Data:
+        if "tool_call_id" in message:
+            return message | {"tool_call_id": message["tool_call_id"].replace("_", "")}
+        calls = [call | {"id": call["id"].replace("_", "")} for call in message.get("tool_calls") or []]
+        return message | {"tool_calls": calls} if calls else message
+
+    return [*map(plain, said), {"role": "user", "content": "<status>Nothing else is running.</status>"}]
+
+
 def without_earlier_calls(said: list[Data]) -> list[Data]:
     """Leave out the tool calls and results of all turns except the newest."""
     newest = max(place for place, message in enumerate(said) if message["role"] == "user")
