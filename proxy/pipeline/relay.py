@@ -182,14 +182,14 @@ class StreamRelay:
         """Return what has arrived so far. `left` says that the client did not wait for more.
 
         A choice is complete if it has a `finish_reason`, or if the stream ended properly. A choice that broke off is
-        kept only if it has text.
+        kept only if it has text or a complete call, which the client may have answered.
         """
         reply, ended, found = self._reply, self._ended and not self._unread, self._reply.replies
         self._finish_reasons = found.finish_reasons
         kept: list[tuple[Message, bool]] = []
         for message, finish_reason in zip(found.messages, found.finish_reasons, strict=True):
             partial = not ended and finish_reason is None
-            if not partial or message.text:
+            if not partial or message.text or message.without_unfinished_calls().calls:
                 kept.append((message, partial))
         answered = _answered(found, kept, self._answer.status)
         if not kept and found.later:  # the same as for a reply requested without a stream

@@ -263,6 +263,17 @@ async def test_nothing_is_added_to_a_stream_that_cannot_be_read() -> None:
     assert client.answered.status is Status.FAILED
 
 
+@pytest.mark.parametrize(("arguments", "is_kept"), [("{}", True), ('{"a', False)])
+async def test_a_complete_call_of_a_stream_that_broke_is_kept(arguments: str, is_kept: bool) -> None:
+    """A client may have answered it: its result needs the call."""
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    chunk = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None, "tool_calls": [call]}}]}
+    client = await _relay(b"data: " + orjson.dumps(chunk) + b"\n\n", fault=UpstreamUnreachable("it broke"))
+    assert client.answered is not None
+    assert client.answered.status is (Status.PARTIAL if is_kept else Status.FAILED)
+    assert [(len(reply.calls), partial) for reply, partial in client.answered.replies] == [(1, True)] * is_kept
+
+
 async def test_what_follows_the_end_is_relayed_too() -> None:
     assert (await _relay(HELLO + STOP + DONE, b": bye\n\n")).got.endswith(DONE + b": bye\n\n")
 
