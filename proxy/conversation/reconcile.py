@@ -24,8 +24,9 @@ There, a request stands aside only if its tools differ too (or its model, if nei
 Equal text alone does not mean a retry: a user may send "continue" eight times. A request is a retry of another one if
 it says the same, and either announces itself as a retry, or the other one is the last and has no complete reply. In the
 latter case more messages may follow. (An empty reply, which no client sends back, counts as no reply, unless the
-request says that it appends.) A retry goes where the other one went. The head follows it only if nothing came after
-that.
+request says that it appends.) More may also follow a whole first request: the client threw its reply away, as a voice
+agent does that is interrupted before it speaks. A retry goes where the other one went. The head follows it only if
+nothing came after that.
 """
 
 from __future__ import annotations
@@ -225,10 +226,11 @@ def _append(incoming: Incoming, log: Log) -> Arrival:
 
 
 def _repeats(incoming: Incoming, last: Last) -> bool:
-    """Tell whether a request repeats `last`. If the answer to `last` broke off, more messages may follow."""
+    """Tell whether a request repeats `last`. If the client threw the answer away, more messages may follow."""
     if last.digest == incoming.digest:
         return incoming.retried or not last.complete
-    return not (last.complete or last.pending) and last.digest in incoming.names
+    resends = last.base == ROOT and incoming.mode is Mode.AUTO and incoming.manner is not None
+    return (resends or not last.complete) and not last.pending and last.digest in incoming.names
 
 
 def _windowed(incoming: Incoming, log: Log) -> Arrival | None:

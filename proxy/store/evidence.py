@@ -9,7 +9,7 @@ tried in this order, and so are the alternatives in a rule. The first that leave
 3. By texts alone: the session ends as the request does; or it has most of the request's messages; or its head is the
    request's newest reply, and answers the same question.
 4. By short texts: the session ends as the request does, and no other session holds all of the request.
-5. The session ends with a reply that broke off, and the client has the beginning of that reply.
+5. The session ends with a reply of which the client has only the beginning.
 
 Evidence is written with the reply, in one transaction, so any worker finds the conversation at its next request.
 """
@@ -207,7 +207,7 @@ class _Inference:
                     break
             if holders and places is near:
                 break
-        last = None if holders else self._brief() or self._broken_off()
+        last = None if holders else self._brief() or self._begun()
         if last is not None:
             return Inferred(session=last.id)
         return Inferred(relayed=self._relayed(holders), doubt=self._doubt(holders))
@@ -357,30 +357,39 @@ class _Inference:
         rivals = {key for key in same - ending if len(self._known(key, places)) == len(places)}
         return None if rivals else self._only_one(ending)
 
-    def _broken_off(self) -> _Session | None:
-        """Return the only session that ends with a reply that broke off and of which the client has the beginning.
+    def _begun(self) -> _Session | None:
+        """Return the only session that ends with a reply of which the client has the beginning.
 
-        A client that disconnects misses what was still on its way.
+        A client that disconnects misses what was still on its way. A client that speaks, and is interrupted, keeps what
+        it spoke. None if the request may belong to another session as well: one that ends so under other instructions,
+        or that has the same beginning and has moved on.
         """
         names, newest = self._request.names, self._request.messages[self._newest]
         text = said(newest)
         if newest.role != "assistant" or self._newest == 0 or len(text) < TELLING:
             return None
         found: set[str] = set()
-        for key in self._held_by_few([self._witness.place(names[0]).piece]):
+        for key in self._held([self._witness.place(names[0]).piece]):
+            if self._known(key, [self._newest]):
+                return None
             for head in tree.rows_of(self._connection, key, [self._sessions[key].head]):
-                if head.partial and head.parent == names[self._newest - 1] and said(head.message).startswith(text):
+                if head.parent == names[self._newest - 1] and said(head.message).startswith(text):
                     found.add(key)
-        return self._only_one(found)
+        only = self._only_one(found)
+        return only if only is not None and only.agrees else None
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
         """Return the sessions with the request's instructions that hold any of these pieces; empty if they are many."""
+        same = {key for key in self._held(pieces) if self._sessions[key].agrees}
+        return same if len(same) <= _TRIED else set()
+
+    def _held(self, pieces: Sequence[int]) -> set[str]:
+        """Return the sessions that hold any of these pieces; empty if they are very many."""
         keys: set[str] = {row.session for row in self._connection.execute(_HELD, {"pieces": pieces})}
         if len(keys) > _BRIEF:
             return set()
         self._read_sessions(keys)
-        same = {key for key in keys & self._sessions.keys() if self._sessions[key].agrees}
-        return same if len(same) <= _TRIED else set()
+        return keys & self._sessions.keys()
 
     def _has_all(self, key: str) -> bool:
         """Tell whether a session has all messages up to the newest reply.

@@ -97,6 +97,28 @@ def test_a_question_whose_answer_broke_off_may_be_followed_by_more(complete: boo
     assert placed == (Arrival(kind=Kind.APPEND, base="a1", known=0, at_head=True) if complete or pending else again)
 
 
+@pytest.mark.parametrize(
+    ("base", "mode", "named", "follows"),
+    [
+        (ROOT, Mode.AUTO, False, True),
+        (ROOT, Mode.APPEND, False, False),
+        (ROOT, Mode.AUTO, True, False),
+        ("a0", Mode.AUTO, False, False),
+    ],
+)
+def test_more_may_follow_a_first_request_whose_answer_nobody_heard(
+    base: str, mode: Mode, named: bool, follows: bool
+) -> None:
+    """A voice agent was interrupted before it spoke, and sends both questions."""
+    last = Last(digest="u1", kind="append", base=base, complete=True, replies=("a1",))
+    manner = None if named else Manner(instructions=None, tools=None, model="m")
+    placed = reconcile(
+        Incoming(names=["u1", "u2"], mode=mode, manner=manner), _log("u1", "a1", arrival="append", last=last)
+    )
+    again = Arrival(kind=Kind.APPEND, base=ROOT, known=0)
+    assert placed == (again if follows else Arrival(kind=Kind.APPEND, base="a1", known=0, at_head=True))
+
+
 def test_the_head_does_not_go_back_to_a_retry_that_comes_late() -> None:
     last = Last(digest="x", kind="append", base="a1", complete=True, replies=("a2",))
     log = _log("u1", "a1", "x2", "a2", "u3", "a3", arrival="append", last=last)

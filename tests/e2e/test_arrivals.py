@@ -73,6 +73,17 @@ def branches(proxy: Proxy, session: str) -> list[list[Any]]:
     return [texts(proxy.get(f"/sessions/{session}/messages", branch=head)["data"]) for head in heads]
 
 
+def test_a_first_answer_that_nobody_heard_is_not_sent(proxy: Proxy, upstream: Upstream, session: str) -> None:
+    """A voice agent that is interrupted before it speaks resends its questions without the answer."""
+    said = [user("Hello."), user("Wait, there is more."), user("And more.")]
+    for stop in (1, 2, 3):
+        reply(proxy, session, said[:stop])
+        assert upstream.last.messages == said[:stop]
+    reply(proxy, session, [*said, proxy.messages(session)[-1], user("Go on.")])
+    assert texts(proxy.messages(session))[:3] == texts(said)
+    assert sorted(map(len, branches(proxy, session))) == [2, 3, 6]
+
+
 def test_a_regenerated_and_an_edited_turn_are_branches(proxy: Proxy, session: str) -> None:
     said = converse(proxy, session, 2)
     regenerated = reply(proxy, session, said[:3], model="say:again")

@@ -345,12 +345,13 @@ async def test_nobody_looks_for_one_of_many_with_the_same_short_reply(
     assert (await infer(store, later)).session is None
 
 
-async def test_the_beginning_of_a_reply_that_broke_off_counts_where_one_session_ends_with_it(store: Store) -> None:
+@pytest.mark.parametrize("partial", [False, True])
+async def test_the_beginning_of_a_reply_counts_where_one_session_ends_with_it(store: Store, partial: bool) -> None:
     begun = LONG[:30]
-    await hold(store, "whole", *conversation("hi", LONG), instructions=BRIEF)
+    await hold(store, "other", *conversation("hi", LONG), *conversation("go", "on"), instructions=BRIEF)
     asked, same = conversation("hi", begun, "on"), version_of(BRIEF)
     assert (await infer(store, asked, instructions=same)).session is None
-    await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF, partial=True)
+    await hold(store, "a", *conversation("hi", LONG), instructions=BRIEF, partial=partial)
     assert (await infer(store, asked, instructions=same)).session == "a"
     assert (await infer(store, asked, instructions="v2")).session is None
     for other in (
@@ -360,7 +361,12 @@ async def test_the_beginning_of_a_reply_that_broke_off_counts_where_one_session_
         [said("user", "hi"), said("user", begun), said("assistant", "ok"), said("user", "on")],
     ):
         assert (await infer(store, other, instructions=same)).session is None
-    await hold(store, "b", *conversation("hi", LONG), instructions=BRIEF, partial=True)
+    more = conversation("hi", LONG[:40] + " ", "on", "and on")  # with a space, it has another name in older forms
+    assert (await infer(store, more[:3], instructions=same)).session == "a"
+    await hold(store, "b", *more)
+    assert (await infer(store, more[:3], instructions=same)).session is None
+    assert (await infer(store, asked, instructions=same)).session == "a"
+    await hold(store, "c", *conversation("hi", LONG), instructions=(message("system", "be long"),))
     assert (await infer(store, asked, instructions=same)).session is None
 
 
