@@ -143,16 +143,21 @@ def protected(
 ) -> frozenset[int]:
     """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names.
 
-    If `keep` names a turn: a user message behind another one, or behind tool results, does not begin it, since those
-    are not answered yet. So the user message before it is protected too, and so are the newest spans of the turn.
-    OpenClaw, for example, ends each request with a user message about its tasks.
+    If `keep` names a turn, what the latest user message stands behind is protected too as long as it is not answered:
+    another user message; or the newest tool results, and the question that led to them. OpenClaw, for example, ends
+    each request with a user message about its tasks.
     """
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
-    if keep.rounds:
-        asked = next((at for at in reversed(users) if not at or not _waits(messages[at - 1])), 0)
-        single.update([at for at in users[-2:] if at >= asked])
-        whole.update([span for span in spans[max(0, len(spans) - keep.spans) :] if span.start >= asked])
+    if keep.rounds and users:
+        first = users[-1]
+        while first and messages[first - 1].role == "user":
+            first -= 1
+        if first and messages[first - 1].is_result:
+            single.update([place for place in users if place < first][-1:])
+            whole.update([span for span in spans if span.start < first <= span.stop])
+        elif first < users[-1]:
+            single.add(users[-1] - 1)
     if keep.first_user:
         single.update(users[:1])
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:
@@ -163,11 +168,6 @@ def protected(
     if policy.pin:
         whole.update(span for span in spans if any(map(policy.pins, messages[span.start : span.stop])))
     return frozenset(single.union(*(range(span.start, span.stop) for span in whole)))
-
-
-def _waits(message: Message) -> bool:
-    """Tell whether a message waits for the model's answer."""
-    return message.role == "user" or message.is_result
 
 
 def _asking(messages: Sequence[Message], spans: Sequence[Span]) -> Iterator[Span]:
