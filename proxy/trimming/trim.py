@@ -141,23 +141,9 @@ def draft_of(
 def protected(
     messages: Sequence[Message], spans: Sequence[Span], rounds: Sequence[Round], policy: Policy
 ) -> frozenset[int]:
-    """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names.
-
-    If `keep` names a turn, what the latest user message stands behind is protected too as long as it is not answered:
-    another user message; or the newest tool results, and the question that led to them. OpenClaw, for example, ends
-    each request with a user message about its tasks.
-    """
+    """Return the protected places, mostly whole spans: pins, the latest user message, open calls, what `keep` names."""
     users = [place for place, message in enumerate(messages) if message.role == "user"]
     keep, single, whole = policy.keep, set(users[-1:]), set[Span]()
-    if keep.rounds and users:
-        first = users[-1]
-        while first and messages[first - 1].role == "user":
-            first -= 1
-        if first and messages[first - 1].is_result:
-            single.update([place for place in users if place < first][-1:])
-            whole.update([span for span in spans if span.start < first <= span.stop])
-        elif first < users[-1]:
-            single.add(users[-1] - 1)
     if keep.first_user:
         single.update(users[:1])
     for number in {each.number for each in rounds[max(0, len(rounds) - keep.rounds) :]}:

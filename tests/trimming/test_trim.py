@@ -598,23 +598,6 @@ def test_keep(keep: dict[str, Any], expected: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        pytest.param(["user status"], {10, 11}, id="behind a question"),
-        pytest.param(["assistant | d search", "tool d four", "user status"], {10, 11, 12, 13}, id="behind results"),
-        pytest.param(["user status", "user status"], {11, 12}, id="no more than two"),
-        pytest.param(["assistant done", "user status"], {12}, id="behind an answer"),
-    ],
-)
-def test_a_user_message_behind_what_is_not_answered_begins_no_turn(log: list[str], expected: set[int]) -> None:
-    talk = [*LOG[:9], *messages(["assistant done", "user third", *log])]
-    policy = Policy.model_validate({"keep": {"rounds": 1, "spans": 2}})
-    assert protected(talk, spans(talk), rounds(talk), policy) == expected
-    latest = Policy.model_validate({"keep": NOTHING})
-    assert protected(talk, spans(talk), rounds(talk), latest) == {len(talk) - 1}
-
-
-@pytest.mark.parametrize(
     ("pin", "expected"),
     [
         pytest.param({"regex": "never"}, {2, 3, 5}, id="a pin protects the whole span"),

@@ -77,11 +77,39 @@ def test_it_drops_no_more_than_it_must_and_its_own_work_is_left_alone(log: list[
         position for position, _ in after.remaining(0, len(after.messages)) if position not in draft.protected
     ]
     if changes:
-        newest = changes[-1].position
-        past = [turn for turn in draft.rounds[:-1] if turn.start <= newest < turn.stop]
-        start = past[0].start if past else next(span.start for span in draft.spans if newest < span.stop)
-        assert draft.after([change for change in changes if change.position < start]).total > target
+        groups = draft.rounds if changes[-1].reason == "its round was the oldest" else draft.spans
+        last = next(group for group in groups if changes[-1].position < group.stop)
+        assert draft.after([each for each in changes if not last.start <= each.position < last.stop]).total > target
     assert list(DropOldest().apply(after)) == []
+
+
+@pytest.mark.parametrize(
+    ("newest", "order"),
+    [
+        pytest.param(["user status"], [1, 2, 3, 4], id="behind a question"),
+        pytest.param(["user status", "user status"], [1, 2, 3, 4, 5], id="behind two of the user"),
+        pytest.param(["assistant | a f", "tool a 1", "user status"], [1, 2, 3, 4, 5, 6], id="behind results"),
+        pytest.param(
+            ["assistant | a f", "tool a 1", "assistant | b f", "tool b 2", "user status"],
+            [1, 2, 3, 5, 6, 4, 7, 8],
+            id="behind the results of the second call",
+        ),
+        pytest.param(["assistant a2", "user status"], [1, 2, 3, 4, 5], id="behind an answer"),
+    ],
+)
+def test_what_is_not_answered_goes_last(newest: list[str], order: list[int]) -> None:
+    before = ["user q1", "assistant | c f", "tool c 3", "assistant a1", "user q2", *newest]
+    draft = Case({"before": before, "target": 1}).draft()
+    changes = list(DropOldest().apply(replace(draft, protected=frozenset({0, len(before) - 1}))))
+    assert [change.position for change in changes] == order
+
+
+def test_where_there_is_room_for_it_what_is_not_answered_stays() -> None:
+    before = ["user q1", "assistant a1", "user q2", "assistant | a f", "tool a 1", "assistant | b f", "tool b 2"]
+    draft = Case({"before": [*before, "user status"], "target": 1}).draft()
+    left = sum(draft.tokens[at] for at in (2, 5, 6, 7)) + draft.fixed_tokens
+    changes = list(DropOldest().apply(replace(draft, target=left, protected=frozenset({7}))))
+    assert [change.position for change in changes] == [0, 1, 3, 4]
 
 
 # ----------------------------------------------------------------------------------- drop_internal
