@@ -204,7 +204,7 @@ class DropOldest(BaseEdit, frozen=True):
     Protected messages stay; the rest of their round is removed. The edit stops as soon as the view is within the
     target: its own, or else the policy's.
 
-    Where the latest user message stands behind another one, or behind tool results, these are not answered yet. They
+    Where a user message at the end stands behind another one, or behind tool results, these are not answered yet. They
     are of the current round, and go last, with their question. OpenClaw, for example, ends each request with a user
     message.
     """
@@ -236,39 +236,31 @@ class DropOldest(BaseEdit, frozen=True):
 
 def _groups(draft: Draft) -> Iterator[tuple[int, int, str]]:
     """Yield the groups that are dropped together as (start, stop, reason), in their order."""
-    current = max(len(draft.rounds) - 1, 0)
-    while current and _waits(draft, draft.rounds[current].start - 1):
-        current -= 1
-    for past in draft.rounds[:current]:
-        yield past.start, past.stop, "its round was the oldest"
     unanswered = _unanswered(draft)
-    of_round = [span for span in draft.spans if span.start >= draft.rounds[current].start]
+    current = min([*unanswered, *[last.start for last in draft.rounds[-1:]]], default=0)
+    for past in draft.rounds:
+        if past.start < current:
+            yield past.start, past.stop, "its round was the oldest"
+    of_round = [span for span in draft.spans if span.start >= current]
     for span in sorted(of_round, key=lambda span: span.start in unanswered):
         yield span.start, span.stop, "it was the oldest span of the current round"
 
 
 def _unanswered(draft: Draft) -> tuple[int, ...]:
-    """Return the starts of the spans that the latest user message stands behind, and that the model has not answered.
+    """Return the starts of the spans that a user message at the end stands behind and that the model has not answered.
 
     This is another user message, or tool results, with the question that led to them.
     """
-    latest = draft.rounds[-1].start if draft.rounds else 0
-    first = latest
-    while first and _asks(draft, first - 1):
+    messages = [entry.message for entry in draft.entries]
+    first = len(messages)
+    while first and messages[first - 1].role == "user":
         first -= 1
-    if first and draft.entries[first - 1].message.is_result:
-        question = [at for at in range(first) if _asks(draft, at)][-1:]
+    if first == len(messages):
+        return ()
+    if first and messages[first - 1].is_result:
+        question = [at for at in range(first) if messages[at].role == "user"][-1:]
         return (*question, *[span.start for span in draft.spans if span.start < first <= span.stop])
-    return (latest - 1,) if first < latest else ()
-
-
-def _asks(draft: Draft, place: int) -> bool:
-    return draft.entries[place].message.role == "user"
-
-
-def _waits(draft: Draft, place: int) -> bool:
-    """Tell whether a message waits for the model's answer."""
-    return _asks(draft, place) or draft.entries[place].message.is_result
+    return (len(messages) - 2,) if first < len(messages) - 1 else ()
 
 
 _MARKED: Final = "it is marked as internal"
