@@ -67,9 +67,11 @@ LONG = (
 """The slowest files. They start first, so that no long file runs alone at the end of a parallel run."""
 
 
-settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Machines are shared: no example fails because it took long."""
-settings.load_profile("patient")
+# Machines are shared: no example fails because it took long, whichever profile `--hypothesis-profile` names.
+for profile in ("default", "ci"):
+    settings.register_profile(
+        profile, settings.get_profile(profile), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 def pytest_configure() -> None:

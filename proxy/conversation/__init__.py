@@ -11,7 +11,7 @@ Pure: no I/O, no clock, no store.
 
 from __future__ import annotations
 
-from proxy.conversation.evidence import TELLING, Evidence, Witness, continues, is_longer, said, squeezed
+from proxy.conversation.evidence import TELLING, Evidence, Witness, continues, is_longer, is_unique, said, squeezed
 from proxy.conversation.ids import (
     ROOT,
     array_of,

@@ -26,6 +26,7 @@ TELLING: Final = 24  # characters of the shortest text that is conclusive alone
 EvidenceKind: TypeAlias = Literal["place", "id", "text"]
 
 _IN_WORDS: Final = "\nCalling tools:"  # how smolagents introduces calls written as text
+_COUNTED: Final = re.compile(r"[A-Za-z]+[0-9]+")
 _CALL_ID: Final = re.compile(r"\b(?:call_|toolu_|chatcmpl-tool-)[0-9A-Za-z-]{8,}")
 
 
@@ -55,7 +56,7 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     def marks(self, message: Message) -> Iterator[Evidence]:
         """Yield the evidence that does not depend on the message's place."""
-        names = [name for name in message.ids if is_random(name)]
+        names = [name for name in message.ids if is_unique(name)]
         for name in names:
             yield self._evidence("id", _plain(name))
         if message.role == "assistant":
@@ -68,7 +69,7 @@ class Witness(Struct, frozen=True, kw_only=True):
     def earlier(self, message: Message) -> Iterator[Evidence]:
         """Yield the evidence of ids as older versions stored it."""
         for name in message.ids:
-            if is_random(name):
+            if is_unique(name) and name != _plain(name):
                 yield self._evidence("id", name)
 
     def told(self, message: Message) -> Iterator[Evidence]:
@@ -84,13 +85,21 @@ class Witness(Struct, frozen=True, kw_only=True):
             if len(text) >= TELLING:
                 yield self._evidence("text", text)
         for name in dict.fromkeys(_CALL_ID.findall(message.text)):
-            if is_random(name):
+            if is_unique(name):
                 yield replace(self._evidence("id", _plain(name)), kind="text")
 
     def _evidence(self, kind: EvidenceKind, value: str, *, tells: bool = True) -> Evidence:
         named = f"{self.tenant}\x00{self.dialect}\x00{kind}\x00{value}".encode("utf-8", "surrogatepass")
         digest = blake2b(named, digest_size=8, person=b"palimpsest-evid").digest()
         return Evidence(piece=int.from_bytes(digest, "big", signed=True), kind=kind, tells=tells)
+
+
+def is_unique(name: str) -> bool:
+    """Tell whether no other conversation has this id.
+
+    A word and a number is not unique: OpenClaw makes "functionsexec12" of "functions.exec:12".
+    """
+    return is_random(name) and _COUNTED.fullmatch(name) is None
 
 
 def _plain(name: str) -> str:

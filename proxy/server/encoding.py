@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from io import BytesIO
 from typing import Final
 
 import zstandard
@@ -12,7 +13,9 @@ import zstandard
 from proxy.errors import InvalidRequest
 from proxy.upstream import READABLE, Inflater
 
-_FED_BYTES: Final = 262_144  # encoded bytes that are decoded in one step
+_FED_BYTES: Final = (
+    32_768  # encoded bytes that are decoded in one step: they may decode to nothing, and still take long
+)
 _PIECE_BYTES: Final = 1_048_576  # most decoded bytes of one piece
 _WINDOW_BYTES: Final = 8_388_608  # the largest window of zstd over HTTP (RFC 9659)
 
@@ -27,27 +30,61 @@ async def decoded(body: bytes, encoding: bytes) -> AsyncIterator[bytes]:
             "Send the request body as gzip, deflate or zstd, or without Content-Encoding.", param="Content-Encoding"
         )
     try:
-        for piece in _DECODERS[encoding](body, encoding):
-            yield piece
-            await asyncio.sleep(0)
+        parts: list[bytes] = []
+        size = 0
+        for part in _DECODERS[encoding](body, encoding):
+            parts.append(part)
+            size += len(part)
+            if not part or size >= _PIECE_BYTES:
+                if size:
+                    yield b"".join(parts)
+                parts, size = [], 0
+                await asyncio.sleep(0)
+        if size:
+            yield b"".join(parts)
     except (zlib.error, zstandard.ZstdError) as why:
         raise InvalidRequest(f"The request body is not {encoding.decode()}: {why}", param="Content-Encoding") from why
 
 
 def _inflated(body: bytes, encoding: bytes) -> Iterator[bytes]:
+    """Yield the decoded parts, and an empty one after each step."""
     inflater = Inflater(encoding)
     for start in range(0, len(body), _FED_BYTES):
         inflater.feed(body[start : start + _FED_BYTES])
-        while piece := inflater.take():
-            yield piece
+        while part := inflater.take():
+            yield part
+        yield b""
     if not inflater.complete:
         raise zlib.error("it has no end")
 
 
 def _from_zstd(body: bytes, _: bytes) -> Iterator[bytes]:
-    with zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(body, read_across_frames=True) as read:
-        while piece := read.read(_PIECE_BYTES):
-            yield piece
+    """Yield the decoded parts, and an empty one after each step."""
+    source = _Steps(body)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    with decompressor.stream_reader(source, read_size=_FED_BYTES, read_across_frames=True) as reader:
+        while True:
+            try:
+                part = reader.read1(_PIECE_BYTES)
+            except BlockingIOError:
+                yield b""
+                continue
+            if not part:
+                break
+            yield part
+
+
+class _Steps(BytesIO):
+    """A body that is read in steps. Between two of them `read` raises `BlockingIOError`."""
+
+    _pauses = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next step."""
+        self._pauses = not self._pauses
+        if not self._pauses:
+            raise BlockingIOError
+        return super().read(size)
 
 
 _DECODERS: Final = {b"zstd": _from_zstd, **dict.fromkeys(READABLE, _inflated)}

@@ -36,11 +36,12 @@ from proxy.conversation import (
     continues,
     earlier_names,
     is_longer,
+    is_unique,
     known_prefix,
     said,
     squeezed,
 )
-from proxy.dialects import Message, is_random
+from proxy.dialects import Message
 from proxy.store import tree
 from proxy.store.database import StoreConnection
 from proxy.store.records import NodeRow
@@ -163,7 +164,7 @@ def infer(connection: StoreConnection, request: UnnamedRequest) -> Inferred:
     found = _Inference(connection, request).session()
     is_reshaped = any(each.facts is None or each.facts.reshaped for each in messages)
     # The session may have begun under an older version, with other names. A random id would identify it anyway.
-    if found.session is None and is_reshaped and not any(is_random(name) for each in messages for name in each.ids):
+    if found.session is None and is_reshaped and not any(is_unique(name) for each in messages for name in each.ids):
         for names in earlier_names(ROOT, messages):
             if names != list(request.names):
                 before = _Inference(connection, replace(request, names=names)).session()
@@ -368,15 +369,15 @@ class _Inference:
         text = said(newest)
         if newest.role != "assistant" or self._newest == 0 or len(text) < TELLING:
             return None
-        found: set[str] = set()
-        for key in self._held([self._witness.place(names[0]).piece]):
-            if self._known(key, [self._newest]):
-                return None
+        keys, found = self._held([self._witness.place(names[0]).piece]), set[str]()
+        for key in keys:
             for head in tree.rows_of(self._connection, key, [self._sessions[key].head]):
                 if head.parent == names[self._newest - 1] and said(head.message).startswith(text):
                     found.add(key)
         only = self._only_one(found)
-        return only if only is not None and only.agrees else None
+        if only is None or not only.agrees or any(self._known(key, [self._newest]) for key in keys):
+            return None
+        return only
 
     def _held_by_few(self, pieces: Sequence[int]) -> set[str]:
         """Return the sessions with the request's instructions that hold any of these pieces; empty if they are many."""

@@ -46,6 +46,7 @@ _FEWEST_FIELDS: Final = 2  # fields that are kept of an item without key fields
 _VERDICT: Final = re.compile(
     r"^(?:is_?)?(?:error|errors|exception|failure|failed|fault|warning|warnings)$", re.IGNORECASE
 )
+_LONGEST_TELLING: Final = 16  # no name that tells of trouble is longer
 _STATUS: Final = frozenset({"status", "code", "status_code", "statuscode"})
 _HTTP_ERROR: Final = re.compile("[45][0-9]{2}")
 _SUCCESS: Final = frozenset({"ok", "success", "succeeded", "successful", "passed", "valid"})
@@ -208,7 +209,7 @@ def _troubled(items: Sequence[Members]) -> list[int]:
 def _has_verdict(members: Members) -> bool:
     """Tell whether a member says that something failed: `"ok": false`, `"error": "…"`, `"status": 500`."""
     for name, value in members:
-        meaning = _meaning(name)
+        meaning = _meaning(name) if len(name) <= _LONGEST_TELLING else ""  # a long name must not be remembered
         if not meaning:
             continue
         if value is False:

@@ -40,8 +40,16 @@ def test_a_reply_is_known_by_its_place_its_ids_and_its_text() -> None:
 
 def test_an_id_is_known_by_its_letters_and_digits() -> None:
     sent, kept = (said(None, name) for name in ("call_9f86d081884c7d659a2feaa0", "call9f86d081884c7d659a2feaa0"))
-    assert [*OURS.marks(sent)] == [*OURS.marks(kept)] == [*OURS.earlier(kept)] != [*OURS.earlier(sent)]
+    assert [*OURS.marks(sent)] == [*OURS.marks(kept)] != [*OURS.earlier(sent)] != []
+    assert not list(OURS.earlier(kept))  # it is stored as it was
     assert not list(OURS.earlier(said(None, "call_1")))
+
+
+@pytest.mark.parametrize("name", ["functionsexec12", "functionsreadFile0", "call00000001", "toolcall20260101"])
+def test_a_word_and_a_number_are_no_id_that_nobody_else_has(name: str) -> None:
+    """Other conversations count too: a client made it of "functions.exec:12" or "call_00000001"."""
+    assert [evidence.kind for evidence in OURS.marks(said(None, name))] == ["text"]
+    assert not list(OURS.earlier(said(None, name)))
 
 
 def test_calls_without_a_random_id_are_a_text_that_tells_nothing_alone() -> None:

@@ -117,6 +117,15 @@ async def test_a_text_alone_counts_only_where_the_session_has_all_assistant_mess
     assert strange.doubt == Doubt(session="a", differs=1)
 
 
+async def test_an_id_that_counts_is_none_without_its_separators_either(store: Store) -> None:
+    """A client leaves the separators out. What the reply calls is known, and no other conversation has it."""
+    await hold(store, "a", said("user", "hi"), said("assistant", "", "functions.exec:12"))
+    asked = [said("user", "hi"), said("assistant", "", "functionsexec12"), message("tool", "done")]
+    assert (await infer(store, asked)).session == "a"
+    await hold(store, "b", said("user", "hello"), said("assistant", "", "functionsexec12"))
+    assert (await infer(store, [said("user", "so"), *asked[1:]])).session is None
+
+
 async def test_a_random_id_needs_nothing_more(store: Store) -> None:
     name = "call_9f86d081884c7d659a2feaa0"
     await hold(store, "a", said("user", "hi"), said("assistant", "", name), instructions=BRIEF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from base64 import b64encode
 from hashlib import sha512
 from typing import Any
@@ -60,6 +61,13 @@ def test_a_list_by_itself_and_lists_inside() -> None:
 )
 def test_what_is_short_is_shown_whole(value: Any) -> None:
     assert page_text(value) is None
+
+
+def test_a_long_name_is_not_remembered() -> None:
+    name = "name" * 1000
+    before = sys.getrefcount(name)
+    assert preview([((name, 1),)] * 30, 2, 20) is not None
+    assert sys.getrefcount(name) == before
 
 
 @pytest.mark.parametrize(
