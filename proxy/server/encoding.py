@@ -13,9 +13,8 @@ import zstandard
 from proxy.errors import InvalidRequest
 from proxy.upstream import READABLE, Inflater
 
-_FED_BYTES: Final = (
-    32_768  # encoded bytes that are decoded in one step: they may decode to nothing, and still take long
-)
+_FED_BYTES: Final = 32_768
+"""Encoded bytes that are decoded in one step. They may decode to nothing, and take long all the same."""
 _PIECE_BYTES: Final = 1_048_576  # most decoded bytes of one piece
 _WINDOW_BYTES: Final = 8_388_608  # the largest window of zstd over HTTP (RFC 9659)
 
