@@ -70,7 +70,7 @@ def canonical(data: Mapping[str, Any], *, loosely: bool = True, private: bool = 
             if key not in _PLAIN and value not in _EMPTY:
                 break
         else:
-            said = _answer(content, loosely=loosely) if role == "assistant" else content
+            said = answer_form(content, loosely=loosely) if role == "assistant" else content
             if said:
                 return write({"content": said, "role": "system" if role == "developer" else role})
     form, reply = _fields(data, role, private=private or not loosely)
@@ -184,11 +184,11 @@ def _text(text: str, *, is_reply: bool, loosely: bool) -> tuple[str, dict[str, A
     """Return the form of a text, and for a reply that is nothing but reasoning a field that replaces the text."""
     if not is_reply:
         return text, {}
-    answer = _answer(text, loosely=loosely)
+    answer = answer_form(text, loosely=loosely)
     return answer, {"thoughts": text.strip()} if not answer and text.strip() else {}
 
 
-def _answer(text: str, *, loosely: bool) -> str:
+def answer_form(text: str, *, loosely: bool = True) -> str:
     """Return the text of a reply without its reasoning. `loosely`: normalise it if it is a JSON object."""
     answer = answer_of(text).strip()
     form = arguments_form(answer) if loosely and answer.startswith("{") else None

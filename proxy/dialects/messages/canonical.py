@@ -10,9 +10,9 @@ It leaves out exactly what clients change without changing the meaning:
                  white space). Otherwise numbers in the input are as in JavaScript
     results      a string content is one text block; `is_error: false` is ignored
     replies      how the text is split into blocks, their order relative to the calls, and white space at the ends.
-                 Items that the provider ran itself are ignored if text or calls remain, thinking (also as
-                 `<think>…</think>` before the text) if anything else remains, and text beside calls if all the calls
-                 have random ids
+                 A text that is a JSON object is compared as JSON. Items that the provider ran itself are ignored if
+                 text or calls remain, thinking (also as `<think>…</think>` before the text) if anything else remains,
+                 and text beside calls if all the calls have random ids
 
 Stored nodes keep the names that they got from an earlier form: `canonical` with `loosely=False`, or `first_canonical`.
 """
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects import OWN_FIELDS, JsonObject, answer_of, is_random
-from proxy.dialects.chat.canonical import arguments_form
+from proxy.dialects import OWN_FIELDS, JsonObject, is_random
+from proxy.dialects.chat.canonical import answer_form, arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.messages.message import HEADER, MARK, THINKING, UNFINISHED, blocks_of, is_call
 
@@ -33,7 +33,8 @@ _OF_MESSAGES: Final = frozenset({"role", "content", *OWN_FIELDS, MARK})
 def canonical(data: JsonObject, *, loosely: bool = True) -> bytes:
     """Return the canonical form of a message, given as its parsed JSON object: JSON with sorted keys. Never raises.
 
-    `loosely=False` gives the previous form: it includes the header, the input of all calls, and text beside any calls.
+    `loosely=False` gives the previous form: it includes the header, the input of all calls, and text beside any calls,
+    and compares a JSON object in a reply as text.
     """
     role, content = data.get("role"), data.get("content")
     if isinstance(content, str) or is_array(content) or content is None:
@@ -71,7 +72,7 @@ def _form(data: JsonObject, content: Any) -> bytes:
 def _reply(blocks: list[Any], *, loosely: bool) -> list[Any]:
     """Return the blocks of a reply that count, given the forms of all its blocks."""
     said = "".join([block["text"] for block in blocks if _is_text(block)])
-    text, calls = answer_of(said).strip(), [block for block in blocks if is_call(block)]
+    text, calls = answer_form(said, loosely=loosely), [block for block in blocks if is_call(block)]
     is_told = loosely and bool(calls) and all(is_random(str(call.get("id"))) for call in calls)
     calls = [_call(call) for call in calls] if loosely else calls
     if text and not is_told:

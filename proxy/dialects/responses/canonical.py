@@ -6,16 +6,19 @@ It leaves out what clients change without changing the meaning:
     content        a single text part is the same as its text; other fields of a text part are ignored
     role           `developer` is `system`
     turns          how texts are split into parts and messages, white space around them, and the order of texts and
-                   calls are ignored. Arguments are compared as JSON. Reasoning (also as `<think>…</think>` before the
-                   text), items that the provider ran itself, and references are ignored if text or calls remain
+                   calls are ignored. Arguments, and a text that is a JSON object, are compared as JSON. Reasoning (also
+                   as `<think>…</think>` before the text), items that the provider ran itself, and references are
+                   ignored if text or calls remain
+
+Stored nodes keep the names that they got from an earlier form: `canonical` with `loosely=False`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from proxy.dialects.base import OWN_FIELDS, Call, JsonObject, answer_of
-from proxy.dialects.chat.canonical import CACHE_MARKS, arguments_form
+from proxy.dialects.base import OWN_FIELDS, Call, JsonObject
+from proxy.dialects.chat.canonical import CACHE_MARKS, answer_form, arguments_form
 from proxy.dialects.jsontext import is_array, is_object, write
 from proxy.dialects.responses.items import TURN, Item, kind_of
 
@@ -24,11 +27,14 @@ _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _TEXTS: Final = ("input_text", "output_text", "text")
 
 
-def canonical(entry: Item) -> bytes:
-    """Return the canonical form: JSON with sorted keys. Equal bytes mean the same entry. Never raises."""
+def canonical(entry: Item, *, loosely: bool = True) -> bytes:
+    """Return the canonical form: JSON with sorted keys. Equal bytes mean the same entry. Never raises.
+
+    `loosely=False` gives the previous form, which compares a JSON object in a turn as text.
+    """
     data = entry.data
     if data.get("type") == TURN:
-        return write(_turn(entry), sort_keys=True)
+        return write(_turn(entry, loosely=loosely), sort_keys=True)
     return write(_item(data), sort_keys=True)
 
 
@@ -63,14 +69,14 @@ def _part(part: Any) -> Any:
     return {name: value for name, value in part.items() if name not in CACHE_MARKS and value not in _EMPTY}
 
 
-def _turn(entry: Item) -> JsonObject:
+def _turn(entry: Item, *, loosely: bool) -> JsonObject:
     refusals = [
         part["refusal"]
         for slot in entry.slots
         if is_object(part := slot.value) and isinstance(part.get("refusal"), str)
     ]
     form: JsonObject = {
-        "text": answer_of(entry.text).strip(),
+        "text": answer_form(entry.text, loosely=loosely),
         "refusals": refusals,
         "calls": [_call(call) for call in entry.calls],
     }

@@ -196,6 +196,9 @@ class ResponsesDialect(Dialect):
     def canonical(self, message: Message) -> bytes:
         return canonical(cast("Item", message))
 
+    def earlier_canonicals(self, message: Message) -> Sequence[bytes]:
+        return (canonical(cast("Item", message), loosely=False),)
+
     def spans(self, messages: Sequence[Message]) -> tuple[Span, ...]:
         # A span is a turn and everything up to its last result before the next turn.
         found: list[Span] = []

@@ -16,6 +16,7 @@ from proxy.dialects import (
     KnownMessages,
     Message,
     Request,
+    answer_of,
     body_id,
     hash_of,
 )
@@ -149,6 +150,7 @@ def _with_facts(raw: bytes) -> Item:
             has_calls=any(map(is_call, items)),
             content=hash_of(canonical(entry)),
             body=body_id(raw),
+            reshaped=entry.is_turn and answer_of(entry.text).lstrip().startswith("{"),
         )
         _KNOWN.put(raw, facts)
     return Item(facts.raw, data, facts)

@@ -347,6 +347,7 @@ RESHAPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         reply(use("Bash", "toolu_01A09q90qw90lq917835lq9")).data,
     ),
     (reply(text("<think>x</think>"), use("f", "a")).data, reply(use("f", "a")).data),
+    (reply(text(' {"b": 1.0, "a": 2}')).data, reply(text('{"a":2,"b":1}')).data),
 ]
 """Replies that were others in earlier versions."""
 

@@ -322,6 +322,17 @@ def test_turns_that_say_the_same_are_the_same(other: Item) -> None:
     assert API.canonical(other) == API.canonical(TURN)
 
 
+def test_a_turn_that_is_an_object_is_the_same_however_it_is_written() -> None:
+    """VoltAgent sends parsed replies back like this."""
+    written, again, plain = entries(said('{"b": 1.0, "a": 2}'), OUTPUT, said('{"a":2,"b":1}'), OUTPUT, said("I see."))[
+        ::2
+    ]
+    assert API.canonical(written) == API.canonical(again)
+    assert API.earlier_canonicals(written) != API.earlier_canonicals(again)
+    assert API.earlier_canonicals(plain) == (API.canonical(plain),)
+    assert [each.facts is not None and each.facts.reshaped for each in (written, plain)] == [True, False]
+
+
 def test_entries_that_say_other_things_differ() -> None:
     many = [
         TURN,
