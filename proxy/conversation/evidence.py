@@ -140,8 +140,8 @@ def _rewritten(text: str) -> str:
 def continues(messages: Sequence[Message], branch: Iterable[Message], *, from_root: bool, silent: bool = False) -> bool:
     """Tell whether a branch ends with these messages, allowing for what clients change.
 
-    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out one of
-    several messages of the user in a row, left out calls, or cleared results. The messages match if their replies have
+    `branch` runs from its end to its root. A client may have removed a reminder from a question, left out messages of
+    the user that stand behind another one, left out calls, or cleared results. The messages match if their replies have
     `TELLING` characters together. With two replies or more the questions count too, if all short texts match word for
     word; one reply is not enough for that, because many users ask the same question. Otherwise the branch must consist
     of these messages alone, and short ones must match word for word.

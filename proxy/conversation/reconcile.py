@@ -229,6 +229,7 @@ def _repeats(incoming: Incoming, last: Last) -> bool:
     """Tell whether a request repeats `last`. If the client threw the answer away, more messages may follow."""
     if last.digest == incoming.digest:
         return incoming.retried or not last.complete
+    # Not of a request that says that it appends, or of an agent by name: both send only what is new.
     resends = last.base == ROOT and incoming.mode is Mode.AUTO and incoming.manner is not None
     return (resends or not last.complete) and not last.pending and last.digest in incoming.names
 

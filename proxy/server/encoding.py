@@ -1,4 +1,4 @@
-"""Request bodies with a `Content-Encoding`, as Codex sends them: gzip, deflate, or zstd."""
+"""Request bodies with a `Content-Encoding`: gzip, deflate, or zstd."""
 
 from __future__ import annotations
 

@@ -233,8 +233,9 @@ _IDLE: Final = frozenset(
     | {"true", "false", "null", "none", "None", "True", "False"}
 )
 """Leaves that every tool's output holds: they describe a format."""
-_DEFINING: Final = ("class", "interface", "function", "def", "fn", "func", "struct", "enum", "trait", "impl")
-_DEFINES: Final = re.compile(rf"(?:{'|'.join(_DEFINING)})[ ]([A-Za-z_$][\w$]{{1,80}}+)")
+_DEFINES: Final = re.compile(
+    r"(?:class|interface|function|def|fn|func|struct|enum|trait|impl)[ ]([A-Za-z_$][\w$]{1,80}+)"
+)
 _DEFINES_SO: Final = re.compile(r"(?<![\w$])(?:(?:export|default|public|private|static|abstract|async|pub)[ ]){0,3}\Z")
 """Modifiers in front of it. One pattern for both would take twice as long, since it is tried at each character."""
 _DEFINES_SO_LONG: Final = 30  # characters of three modifiers
@@ -363,8 +364,6 @@ def _add_text(found: dict[str, Candidate], text: str, values: Iterable[Value]) -
 def _defined(text: str) -> dict[str, str]:
     """Return the definition (`def name`) of each name that a program defines, by name."""
     names: dict[str, str] = {}
-    if not any(f"{word} " in text for word in _DEFINING):  # usually
-        return names
     at = end = 0  # start of the search; end of the last definition
     while (found := _DEFINES.search(text, at)) is not None:
         at = found.start()

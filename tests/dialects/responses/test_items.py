@@ -324,9 +324,8 @@ def test_turns_that_say_the_same_are_the_same(other: Item) -> None:
 
 def test_a_turn_that_is_an_object_is_the_same_however_it_is_written() -> None:
     """VoltAgent sends parsed replies back like this."""
-    written, again, plain = entries(said('{"b": 1.0, "a": 2}'), OUTPUT, said('{"a":2,"b":1}'), OUTPUT, said("I see."))[
-        ::2
-    ]
+    replies = said('{"b": 1.0, "a": 2}'), said('{"a":2,"b":1}'), said("I see.")
+    written, again, plain = [entries(reply)[0] for reply in replies]
     assert API.canonical(written) == API.canonical(again)
     assert API.earlier_canonicals(written) != API.earlier_canonicals(again)
     assert API.earlier_canonicals(plain) == (API.canonical(plain),)
